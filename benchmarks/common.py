@@ -1,0 +1,63 @@
+"""What every benchmark needs: where it ran, how to write a result down, how to start workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the versions, so that a figure can be judged later."""
+    import torch
+
+    import farandole
+
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": platform.machine(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "farandole": farandole.__version__,
+        "load_average": [round(load, 1) for load in os.getloadavg()],
+    }
+
+
+def save(name: str, result: dict[str, Any]) -> None:
+    """Writes `results/<name>.json`, with the environment and the command."""
+    RESULTS.mkdir(exist_ok=True)
+    record = {
+        "command": shlex.join(["python", *sys.argv]),
+        "environment": environment(),
+        **result,
+    }
+    path = RESULTS / f"{name}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(record, indent=2) + "\n")
+    temporary.replace(path)
+    print(f"result: {path.relative_to(RESULTS.parent.parent)}")
+
+
+def restart_on_workers(workers: int) -> None:
+    """Runs this script again on `workers` workers and exits; returns in the workers themselves."""
+    if "FARANDOLE_JOB" in os.environ:
+        return
+    arguments = ["-m", "farandole", "run", "-n", str(workers), *sys.argv]
+    sys.exit(subprocess.call([sys.executable, *arguments]))
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    ordered = sorted(values)
+    at = [ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))] for q in (0.25, 0.5, 0.75)]
+    return {"quartile_1": at[0], "median": at[1], "quartile_3": at[2]}

@@ -1,0 +1,5 @@
+"""`python -m farandole` is `farandole`."""
+
+from farandole.cli import main
+
+main()

@@ -1,0 +1,34 @@
+"""The command line: one small file a command. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+import farandole
+from farandole.cli.bench import bench
+from farandole.cli.doctor import doctor
+from farandole.cli.race import race
+from farandole.cli.run import run
+from farandole.errors import FarandoleError, UserError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(farandole.__version__, prog_name="farandole")
+def commands() -> None:
+    """Train a PyTorch model on many workers by any scheme, and learn which reaches your accuracy
+    first."""
+
+
+for _command in (run, race, bench, doctor):
+    commands.add_command(_command)
+
+
+def main() -> None:
+    """The entry point: our own errors become one clear line instead of a traceback."""
+    try:
+        commands(prog_name="farandole")
+    except FarandoleError as error:
+        click.secho(f"farandole: {error}", fg="red", err=True)
+        sys.exit(2 if isinstance(error, UserError) else 1)

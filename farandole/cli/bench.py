@@ -1,0 +1,156 @@
+"""`farandole bench`: how fast this machine trains."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from farandole.cli.options import sync_option
+from farandole.errors import LaunchError, UserError
+
+if TYPE_CHECKING:
+    from farandole.launch.local import Outcome
+    from farandole.sync import Strategy
+
+_DDP_FIRST_BUCKET_MIB = 1.0  # PyTorch's compiler refuses buckets below DDP's first
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine."""
+
+
+@bench.command()
+@click.option("-n", "--workers", type=int, help="Workers on this host. [one per GPU, else 1]")
+@click.option("--model", default="resnet50", show_default=True, metavar="NAME", help="What trains.")
+@click.option("--batch-size", type=int, default=32, show_default=True, help="Images per worker.")
+@click.option("--image-size", type=int, help="Side of the square images. [the model's own]")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "tf32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="tf32 needs an NVIDIA GPU from Ampere on; bf16 is PyTorch's autocast.",
+)
+@click.option("--channels-last", is_flag=True, help="Keep a pixel's channels side by side.")
+@click.option("--compile", is_flag=True, help="Use torch.compile.")
+@sync_option()
+@click.option("--warmup-batches", type=int, default=10, show_default=True, help="Not timed.")
+@click.option("--batches-per-iteration", type=int, default=10, show_default=True)
+@click.option("--iterations", type=int, default=10, show_default=True)
+@click.option("--bare", is_flag=True, help="Alternate with a plain PyTorch loop; print the ratio.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write settings and figures to FILE.",
+)
+def train(workers: int | None, sync: str | None, json_path: Path | None, **options: Any) -> None:
+    """Train on random images and print images per second.
+
+    Warm-up batches first, then iterations of some batches each; the result is their mean, ± 1.96
+    standard deviations.
+
+    \b
+      farandole bench train -n 2 --model resnet18 --image-size 64
+      farandole bench train --model resnet50 --batch-size 256 --precision bf16 \\
+        --channels-last --compile --bare --json resnet50.json
+    """
+    if workers is not None and workers < 1:
+        raise UserError(f"-n {workers}: a benchmark needs at least 1 worker.")
+
+    import torch
+
+    from farandole.launch.local import Job, launch
+    from farandole.options import format_options
+    from farandole.sync import parse
+    from farandole.train import settings
+    from farandole.train.throughput import Workload
+
+    count = workers or torch.cuda.device_count() or 1
+    strategy = parse(sync) if sync else None
+    workload = Workload(**options)
+    workload.rehearse()
+    if workload.precision == "tf32":
+        _check_tf32()
+    if workload.compile:
+        _check_compile(strategy, count)
+    output = _check_output(json_path) if json_path else None
+    chosen = {settings.SCRIPT: "bench train", settings.SYNC: str(strategy) if strategy else ""}
+    command = ["-m", "farandole.train.throughput", format_options(workload)]
+    job = Job(
+        workers=count,
+        command=[*command, str(output)] if output else command,
+        environment=chosen,
+        rank0_owns_terminal=True,  # only rank 0 prints, so its lines need no prefix
+    )
+    _finish(launch(job))
+
+
+def _check_tf32() -> None:
+    import torch
+
+    if torch.cuda.device_count() == 0:
+        raise UserError(
+            "--precision tf32 is a mode of NVIDIA GPUs and there is none here. Use fp32 or bf16."
+        )
+    capability = torch.cuda.get_device_capability()
+    if capability < (8, 0):
+        raise UserError(
+            f"--precision tf32 needs a GPU of compute capability 8.0 (Ampere) or later; "
+            f"{torch.cuda.get_device_name()} has {'.'.join(map(str, capability))}. Use fp32."
+        )
+
+
+def _check_compile(strategy: Strategy | None, workers: int) -> None:
+    import torch
+
+    from farandole.launch.checks import check_compiler
+    from farandole.sync import AllReduce
+
+    found = check_compiler(gpu=torch.cuda.device_count() > 0)
+    if found.status != "ok":
+        raise UserError(
+            f"--compile needs a compiler that torch.compile can call: {found.value}. "
+            f"Try: {found.hint}, or leave --compile out."
+        )
+    small = isinstance(strategy, AllReduce) and strategy.bucket_mib < _DDP_FIRST_BUCKET_MIB
+    if small and workers > 1:
+        raise UserError(
+            f"--compile with --sync {strategy}: PyTorch's compiler cuts the model at buckets of "
+            f"{_DDP_FIRST_BUCKET_MIB:g} MiB or more. Use a larger bucket_mib."
+        )
+
+
+def _check_output(path: Path) -> Path:
+    """The file to write, found writable now rather than after minutes of measuring."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise UserError(f"--json {path} is not a file. Give the name of a file to write.")
+    try:
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"--json {path} cannot be written: {target.parent}: {error.strerror}. "
+            "Give a file in a folder that exists and that you can write to."
+        ) from error
+    return target
+
+
+def _finish(outcome: Outcome) -> None:
+    """The workers have said everything themselves; here is how it ended."""
+    if outcome.stopped_by is not None:
+        click.echo(f"farandole: stopped by {outcome.stopped_by}; no worker is left", err=True)
+        sys.exit(outcome.exit_code)
+    if outcome.failure is not None:
+        lines = outcome.failure.error.strip().splitlines() or ["it said nothing"]
+        raise LaunchError(
+            f"rank {outcome.failure.rank} of the benchmark failed: {lines[-1]}\n"
+            f"Every rank's output is in {outcome.logs}."
+        )

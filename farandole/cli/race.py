@@ -1,0 +1,152 @@
+"""`farandole race`: the same script under each strategy; which reaches the target first?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from farandole.cli.options import PASS_ON, check_script, seed_option, sync_option
+from farandole.errors import UserError
+
+if TYPE_CHECKING:
+    from farandole.launch.race import Course, Entry
+    from farandole.report import Lane, Target
+
+
+@click.command(context_settings=PASS_ON)
+@click.option("-n", "--workers", type=int, required=True, help="Workers for each strategy.")
+@sync_option(multiple=True)
+@click.option("--serial", is_flag=True, help="Also run the script on one worker, to compare with.")
+@click.option(
+    "--target",
+    metavar="METRIC=VALUE",
+    help='What to reach, such as accuracy=0.95 or "loss<=0.3"; the script must run.log it.',
+)
+@click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs are kept."
+)
+@seed_option(default=0)
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def race(
+    workers: int,
+    sync: tuple[str, ...],
+    serial: bool,
+    target: str | None,
+    runs: Path,
+    seed: int,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run SCRIPT under each strategy in turn, with the same seed and arguments, and say which
+    reaches the target first.
+
+    Shows a live table, then writes report.html, report.png and summary.json.
+
+    \b
+      farandole race -n 4 --sync allreduce --sync allreduce:bucket_mib=1 \\
+                     --target accuracy=0.95 train.py
+    """
+    if workers < 1:
+        raise UserError(f"-n {workers}: a job needs at least 1 worker.")
+    check_script(script)
+
+    from farandole.launch.race import Course, Entry
+    from farandole.report import Target
+    from farandole.sync import parse
+
+    goal = Target.parse(target) if target else None
+    entries = [Entry(str(parse(text)), workers) for text in sync]
+    if serial:
+        entries.append(Entry(None, 1))
+    if not entries:
+        raise UserError("a race needs runners: give --sync once for each strategy, or --serial.")
+    name = f"race-{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    course = Course((script, *arguments), runs / name, seed)
+    lanes, stopped = _run_all(course, entries, goal)
+    _finish(course, lanes, goal)
+    if stopped:
+        sys.exit(130)
+    sys.exit(0 if all(lane.outcome == "ok" for lane in lanes) else 1)
+
+
+def _run_all(
+    course: Course, entries: list[Entry], target: Target | None
+) -> tuple[list[Lane], bool]:
+    """All lanes in turn; the second value says whether the user stopped the race."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from farandole.launch.race import interrupted, run_lane
+    from farandole.report import require_metric, table
+
+    lanes = [course.lane(entry) for entry in entries]
+    console = Console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a race as Ctrl-C does
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    at = 0
+    try:
+        if live:
+            live.start()
+        for at, entry in enumerate(entries):
+            if not live:
+                click.echo(f"{entry.label} on {entry.workers} worker(s) …")
+            for lane in run_lane(course, entry, at + 1):
+                lanes[at] = lane
+                if live:
+                    live.update(table(lanes, target, ranked=False), refresh=True)
+            if not live:
+                _tell(lanes[at], target)
+            if target is not None and lanes[at].outcome == "ok":
+                # Checked at the first chance: no lane will log what this one did not.
+                require_metric(target, [lanes[at].history])
+    except KeyboardInterrupt:
+        lanes[at] = interrupted(lanes[at])
+        return lanes, True
+    finally:
+        if live:
+            live.stop()
+    return lanes, False
+
+
+def _tell(lane: Lane, target: Target | None) -> None:
+    if lane.outcome != "ok":
+        click.echo(f"  {lane.outcome}: {lane.problem}")
+        return
+    reached = target.reached(lane.history) if target else None
+    told = "" if target is None else ", target not reached"
+    if reached is not None:
+        told = f", {target} after {reached:.1f} s"
+    click.echo(f"  {lane.total_seconds:.1f} s in all{told}")
+
+
+def _finish(course: Course, lanes: list[Lane], target: Target | None) -> None:
+    from rich.console import Console
+
+    import farandole
+    from farandole.launch.race import output_of
+    from farandole.report import Results, headline, plain, table
+    from farandole.report.page import write_report
+
+    facts = {
+        "command": shlex.join(["farandole", *sys.argv[1:]]),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "farandole": farandole.__version__,
+        "seed": str(course.seed),
+    }
+    console = Console()
+    console.print(table(lanes, target))
+    for number, lane in enumerate(lanes, start=1):
+        if lane.outcome in ("failed", "unfinished"):
+            click.secho(f"{lane.sync}: {lane.problem}  ({output_of(course, number)})", fg="red")
+    report = write_report(course.folder, lanes, target, facts)
+    click.secho(plain(headline(Results(tuple(lanes), target))), bold=True)
+    click.echo(f"report: {report}")

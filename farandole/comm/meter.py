@@ -1,0 +1,110 @@
+"""What communication cost this rank: seconds spent waiting and bytes put on the wire."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class Meter:
+    """Counts for one rank. Safe to use from the threads that complete collectives."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waited_seconds = 0.0
+        self._bytes_sent = 0
+        self._device_spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    @property
+    def waited_seconds(self) -> float:
+        self._settle()
+        return self._waited_seconds
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent
+
+    def add_wait(self, seconds: float) -> None:
+        with self._lock:
+            self._waited_seconds += max(0.0, seconds)
+
+    def add_device_wait(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        """A wait on the GPU's own clock; read later, so that measuring never stalls the stream."""
+        with self._lock:
+            self._device_spans.append((begin, end))
+
+    def add_bytes(self, count: int) -> None:
+        with self._lock:
+            self._bytes_sent += count
+
+    def go_on_from(self, waited_seconds: float, bytes_sent: int) -> None:
+        """Sets the counts to those of a run that is resumed here."""
+        self._settle()
+        with self._lock:
+            self._waited_seconds, self._bytes_sent = waited_seconds, bytes_sent
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time spent inside as waiting: for blocking collectives."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add_wait(time.perf_counter() - begin)
+
+    def _settle(self) -> None:
+        """Reads the device spans that have ended; an unfinished one stays for the next time."""
+        with self._lock:
+            while self._device_spans and self._device_spans[0][1].query():
+                begin, end = self._device_spans.popleft()
+                self._waited_seconds += max(0.0, begin.elapsed_time(end) / 1000)
+
+
+def ring_bytes(count: int, size: int) -> int:
+    """Bytes each rank sends when `count` bytes are all-reduced by a ring, as gloo and NCCL do."""
+    return 2 * (size - 1) * count // size
+
+
+class GradientWait:
+    """How long a backward pass waited for its gradients, given the buckets' begin and end.
+
+    A bucket's all-reduce that ends while later gradients are still being computed cost nothing.
+    What is waited for is the stretch from the moment the last bucket was ready (the backward's
+    own work is then done) to the moment the last all-reduce has ended.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._last_ready = 0.0
+        self._last_issued = False
+        self._ready_event: torch.cuda.Event | None = None
+
+    def begin(self, buffer: torch.Tensor, is_last: bool) -> None:
+        with self._lock:
+            self._under_way += 1
+            self._last_issued = is_last
+            if buffer.is_cuda:
+                self._ready_event = torch.cuda.Event(enable_timing=True)
+                self._ready_event.record()
+            else:
+                self._last_ready = time.perf_counter()
+
+    def end(self) -> None:
+        with self._lock:
+            self._under_way -= 1
+            if self._under_way or not self._last_issued:
+                return
+            ready, self._ready_event = self._ready_event, None
+            if ready is None:
+                self._meter.add_wait(time.perf_counter() - self._last_ready)
+            else:
+                done = torch.cuda.Event(enable_timing=True)
+                done.record()
+                self._meter.add_device_wait(ready, done)

@@ -1,0 +1,7 @@
+"""Sharded, resumable input."""
+
+from farandole.data.loader import BatchInfo, Loader
+from farandole.data.options import LoaderOptions
+from farandole.data.shares import Shares
+
+__all__ = ["BatchInfo", "Loader", "LoaderOptions", "Shares"]

@@ -1,0 +1,191 @@
+"""A loader that gives each rank its share of every global batch, and can resume mid-epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from farandole.comm import Group
+from farandole.data.options import LoaderOptions, understood
+from farandole.data.order import from_sampler, mixed, sampler_length, shuffled
+from farandole.data.shares import Shares, warn_of_rest
+from farandole.data.stream import StreamShare
+from farandole.errors import UserError
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """What a loader tells the run about the batch it is about to hand out."""
+
+    step: int  # in this epoch, from 0
+    steps: int | None  # in the epoch; None when the dataset has no length
+    samples: int  # of all ranks together
+    weight: float  # see `Shares.share_weight`
+
+
+class Loader:
+    """Iterating once is one epoch; the order of epoch e depends only on the seed and e.
+
+    The state is the epoch and how many of its samples all ranks together have used, so a run that
+    was saved in the middle of an epoch goes on with the samples it has not seen, even on another
+    number of ranks. The order that a sampler of the user's own drew is part of the state.
+    """
+
+    def __init__(
+        self,
+        source: Dataset[Any] | DataLoader[Any],
+        options: LoaderOptions,
+        *,
+        group: Group,
+        device: torch.device,
+        on_batch: Callable[[BatchInfo], None] = lambda info: None,
+        on_end: Callable[[], None] = lambda: None,
+        **torch_options: Any,
+    ) -> None:
+        self.source = source  # kept: the run knows its loaders by the identity of their source
+        self.epoch = 0
+        self.done_samples = 0  # of this epoch, handed out to all ranks together
+        self._group = group
+        self._device = device
+        self._on_batch = on_batch
+        self._on_end = on_end
+        self._resume_at = 0
+        told = understood(source, options, torch_options)
+        source, options, torch_options = told.dataset, told.options, told.torch_options
+        self._sampler = told.sampler
+        self._drawn: list[int] = []  # by the user's own sampler, for this epoch
+        if device.type == "cuda":
+            torch_options.setdefault("pin_memory", True)
+        self.options = options
+        # A DataLoader draws a seed for its processes at every start. From torch's own generator,
+        # that would shift the random numbers of a run that resumes in the middle of an epoch.
+        self._seeder = torch.Generator()
+        if torch_options.get("generator") is None:
+            torch_options["generator"] = self._seeder
+        self._batches: _RankBatches | StreamShare
+        if isinstance(source, IterableDataset):
+            if options.shuffle:
+                raise UserError(
+                    "an iterable dataset comes in its own order: leave out shuffle=True."
+                )
+            self._batches = StreamShare(
+                source, options.global_batch(group.size), group, options.drop_last, torch_options
+            )
+            self._inner: DataLoader[Any] = self._batches.loader(torch_options)
+        else:
+            sampler = self._sampler
+            count = len(cast(Sized, source)) if sampler is None else sampler_length(sampler)
+            shares = Shares(count, group.size, options.global_batch(group.size), options.drop_last)
+            self._batches = _RankBatches(shares, group.rank, self._order)
+            self._inner = DataLoader(source, batch_sampler=self._batches, **torch_options)
+
+    @property
+    def shares(self) -> Shares | None:
+        """The exact cut; None for a stream, whose length nobody knows."""
+        return self._batches.shares if isinstance(self._batches, _RankBatches) else None
+
+    def __len__(self) -> int:
+        if self.shares is None:
+            raise TypeError("this loader reads an iterable dataset, which has no length")
+        return self.shares.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        done, self._resume_at = self._resume_at, 0
+        self.done_samples = done
+        self._seeder.manual_seed(mixed(self.options.seed, self.epoch, self._group.rank))
+        self._batches.begin(self.epoch, done)
+        steps_before = done // self.options.global_batch(self._group.size)
+        try:
+            for index, batch in enumerate(self._inner):
+                steps = None
+                if isinstance(self._batches, StreamShare):
+                    batch, samples, weight = batch
+                else:
+                    rest = cast(Shares, self._batches.rest)
+                    steps = steps_before + rest.steps
+                    samples = len(rest.global_range(index))
+                    weight = rest.share_weight(index, self._group.rank)
+                self.done_samples += samples
+                self._on_batch(BatchInfo(steps_before + index, steps, samples, weight))
+                yield to_device(batch, self._device)
+        finally:
+            # A loop that the user breaks out of has ended its epoch too.
+            self.epoch += 1
+            self.done_samples = 0
+            self._drawn = []
+            self._on_end()
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"epoch": self.epoch, "done_samples": self.done_samples}
+        if self._drawn:
+            state["drawn"] = torch.tensor(self._drawn)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epoch = state["epoch"]
+        self.done_samples = self._resume_at = state["done_samples"]
+        self._drawn = state["drawn"].tolist() if "drawn" in state else []
+
+    def _order(self, epoch: int, count: int) -> list[int] | range:
+        if self._sampler is None:
+            shuffle = self.options.shuffle is not False
+            return shuffled(count, self.options.seed, epoch) if shuffle else range(count)
+        if not self._drawn:  # else a resumed epoch goes on in the order it began with
+            self._drawn = from_sampler(self._sampler, self._group, epoch)
+        if len(self._drawn) != count:
+            raise UserError(
+                f"the sampler {type(self._sampler).__name__} gave {len(self._drawn)} samples and "
+                f"its length is {count}. They must be the same."
+            )
+        return self._drawn
+
+
+class _RankBatches(Sampler[list[int]]):
+    """This rank's batches of indices, one epoch at a time."""
+
+    def __init__(
+        self, shares: Shares, rank: int, order: Callable[[int, int], list[int] | range]
+    ) -> None:
+        self.shares = shares
+        self._rank = rank
+        self._order = order
+        self.begin(0, 0)
+
+    def begin(self, epoch: int, done: int) -> None:
+        """The next epoch to be iterated, and how many of its samples are used already."""
+        self._epoch, self._done = epoch, done
+        self.rest = self.shares.after(done)
+        if self.rest is None and not self.shares.drop_last and self._rank == 0:
+            warn_of_rest(self.shares.count - done, self.shares.size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self.rest is None:
+            return
+        order = self._order(self._epoch, self.shares.count)
+        for step in range(self.rest.steps):
+            share = self.rest.share(step, self._rank)
+            yield [order[self._done + position] for position in share]
+
+    def __len__(self) -> int:
+        return self.rest.steps if self.rest else 0
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it on `device`; other values as they are."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if callable(getattr(batch, "to", None)):  # packed sequences, graphs, tokenizers' batches
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

@@ -1,0 +1,1 @@
+"""Starting workers, and finding out in a worker how it was started."""

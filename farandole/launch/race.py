@@ -1,0 +1,124 @@
+"""Runs the same script under each strategy, one after another, and follows what they log.
+
+Each lane is a `farandole run` of its own, in a fresh process, with the same seed and arguments, so
+nothing carries over from one to the next. The race only reads the metrics that the lanes write.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from farandole.launch.orphans import end_with_parent
+from farandole.report import Follower, History, Lane, outcome_of
+from farandole.report.metrics import FILE_NAME
+
+_POLL_SECONDS = 0.25
+_PATIENCE_SECONDS = 40.0  # how long a lane that was told to stop may take
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One strategy in the race; no strategy means the plain script on one worker."""
+
+    sync: str | None
+    workers: int
+
+    @property
+    def label(self) -> str:
+        return self.sync or "serial"
+
+
+@dataclass(frozen=True)
+class Course:
+    """What every lane runs, and where it leaves its traces."""
+
+    command: Sequence[str]  # the script and its arguments
+    folder: Path
+    seed: int
+
+    def arguments(self, entry: Entry) -> list[str]:
+        """What to type after `farandole` to run one entry alone."""
+        sync = ["--sync", entry.sync] if entry.sync else []
+        return ["run", "-n", str(entry.workers), *sync, "--seed", str(self.seed), *self.command]
+
+    def lane(self, entry: Entry) -> Lane:
+        """The lane before it has started."""
+        text = shlex.join(["farandole", *self.arguments(entry)])
+        return Lane(entry.label, entry.workers, "waiting", History(), command=text)
+
+
+def run_lane(course: Course, entry: Entry, number: int) -> Iterator[Lane]:
+    """Runs one entry; yields the lane as it stands, about four times a second, then at its end.
+
+    Closing the iterator early, or an exception in the loop that consumes it, stops the workers.
+    """
+    name = f"{number}-{''.join(c if c.isalnum() else '-' for c in entry.label)}"
+    place = course.folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    output = place / "output.log"
+    _, *rest = course.arguments(entry)
+    command = [sys.executable, "-m", "farandole", "run", "--name", name]
+    command += ["--runs", str(course.folder), *rest]
+    follower = Follower(place / FILE_NAME)
+    lane = course.lane(entry)
+    with output.open("wb") as sink:
+        # A session of its own: Ctrl-C reaches the race alone, which then stops the lane in order.
+        process = subprocess.Popen(
+            command,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+    try:
+        while True:
+            try:
+                code: int | None = process.wait(_POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                code = None
+            history = follower.poll()
+            lane = replace(lane, history=history, outcome=outcome_of(history, code))
+            if code is not None:
+                break
+            yield lane
+        problem = "" if lane.outcome == "ok" else _problem(output, code)
+        yield replace(lane, problem=problem)
+    finally:
+        if process.poll() is None:
+            _stop(process)
+
+
+def interrupted(lane: Lane) -> Lane:
+    """A lane that was running when the race was stopped."""
+    return replace(lane, outcome="unfinished", problem="stopped before its end")
+
+
+def output_of(course: Course, number: int) -> Path | None:
+    """Where the lane with this number wrote its output."""
+    return next(course.folder.glob(f"{number}-*/output.log"), None)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _problem(output: Path, code: int) -> str:
+    """One line on why a lane failed: the last line of the cause's traceback."""
+    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("farandole: every rank", "(the sys"))]
+    if code == 0:
+        return "the script ended without closing its metrics; did it call run.log(…)?"
+    return telling[-1].strip() if telling else f"exit code {code}, and no output"

@@ -1,0 +1,39 @@
+"""Which signals stop a job, and which must not disturb its end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def stop_signals() -> list[str]:
+    """The signals on which the agent stops the workers, apart from Ctrl-C.
+
+    SIGINT is left to Python: a worker that waits inside a collective ignores it, so on Ctrl-C the
+    agent must send SIGTERM instead of passing SIGINT on. A signal that is ignored stays so: that is
+    what `nohup` asks for.
+    """
+    stopping = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    return [number.name for number in stopping if signal.getsignal(number) != signal.SIG_IGN]
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """The agent sets signal handlers of its own and leaves them; the caller gets its own back."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, a second Ctrl-C does nothing: it would only leave workers behind."""
+    with handlers_kept():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        yield

@@ -1,0 +1,97 @@
+"""The text form of a frozen dataclass: `key=value,flag,size=2x2` and back.
+
+Strategies and layouts are frozen dataclasses, and a script and a command line must be able to say
+the same thing. This is the one place that reads and writes that text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any, TypeVar
+
+from farandole.errors import UserError, nearest
+
+T = TypeVar("T")
+
+
+def parse_options(cls: type[T], text: str, *, what: str) -> T:
+    """Build `cls` from `text`; a key without `=` is a boolean set to true.
+
+    Raises `UserError` naming the key, the value and the nearest known key. `what` names the thing
+    being parsed in those messages, such as "strategy 'local'".
+    """
+    kinds = typing.get_type_hints(cls)
+    known = {f.name: kinds[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, raw = item.partition("=")
+        key = key.strip()
+        if key not in known:
+            raise UserError(f"{what} has no option {key!r}. {nearest(key, known)}")
+        if key in values:
+            raise UserError(f"{what}: option {key!r} is given twice in {text!r}. Keep one.")
+        if not equals and known[key] is not bool:
+            raise UserError(f"{what}: option {key!r} needs a value, such as {key}=…")
+        values[key] = _read(known[key], raw.strip() if equals else "true", f"{what}: {key}")
+    return cls(**values)
+
+
+def format_options(value: object) -> str:
+    """The options of `value` that differ from their defaults, as `parse_options` reads them."""
+    parts = []
+    for field in dataclasses.fields(value):  # type: ignore[arg-type]
+        current = getattr(value, field.name)
+        if current == field.default:
+            continue
+        parts.append(field.name if current is True else f"{field.name}={_write(current)}")
+    return ",".join(parts)
+
+
+def _write(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    if isinstance(value, tuple):
+        return "x".join(_write(item) for item in value)
+    return str(value)
+
+
+def _read(kind: Any, raw: str, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        if raw.lower() == "none":
+            return None
+        return _read(next(k for k in typing.get_args(kind) if k is not type(None)), raw, where)
+    if origin is typing.Literal:
+        choices = [str(choice) for choice in typing.get_args(kind)]
+        if raw not in choices:
+            raise UserError(f"{where}={raw!r} is not a choice. {nearest(raw, choices)}")
+        return typing.get_args(kind)[choices.index(raw)]
+    if origin is tuple:
+        kinds, parts = typing.get_args(kind), raw.split("x")
+        if Ellipsis not in kinds and len(parts) != len(kinds):
+            example = "x".join("2" * len(kinds))
+            raise UserError(f"{where}={raw!r} is not {len(kinds)} values, such as {example}.")
+        return tuple(_read(kinds[0], part, where) for part in parts)
+    if kind is bool:
+        if raw.lower() not in _BOOLS:
+            raise UserError(f"{where}={raw!r} is not yes or no. Write true or false.")
+        return _BOOLS[raw.lower()]
+    if kind in (int, float):
+        name = "a whole number" if kind is int else "a number"
+        try:
+            value = kind(raw)
+        except ValueError:
+            raise UserError(f"{where}={raw!r} is not {name}.") from None
+        if value != value:  # nan compares false with every bound that a strategy checks
+            raise UserError(f"{where}={raw!r} is not {name}.")
+        return value
+    return raw
+
+
+_BOOLS: typing.Final = types.MappingProxyType(
+    {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+)

@@ -1,0 +1,136 @@
+"""The marks all plots are made of: a lane's line, the spots on it, and the legend that names them.
+
+Every mark carries a matplotlib label, `lane 3`, `reached` or `failed`; the legend is made from
+the labels it finds, so a plot need not tell it what was drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from farandole.report import palette
+from farandole.report.lane import labels
+from farandole.report.palette import INK
+from farandole.report.standing import Results
+
+MARKS_ON_A_LINE = 6
+LONGEST_LABEL = 36
+CHARACTERS_PER_INCH = 13  # in the legend, wide letters and keys included
+LEGEND_ROW_INCHES = 0.21
+LARGEST_DRAWN = 1e100  # beyond it the arithmetic of axes overflows; such a value is a gap
+
+
+def new_figure(width_inches: float, height_inches: float) -> Figure:
+    return Figure((width_inches, height_inches), layout="constrained")
+
+
+def line(axes: Axes, index: int, across: Sequence[float], heights: Sequence[float]) -> None:
+    """The curve of the lane at `index`."""
+    # Few marks, not at the same places in all lanes, so that curves that coincide show through.
+    spacing = max(1, len(across) // MARKS_ON_A_LINE)
+    axes.plot(
+        across,
+        heights,
+        color=palette.shade(index).light,
+        linestyle=palette.dash(index),
+        marker=palette.mark(index),
+        markevery=(index % spacing, spacing),
+        markersize=5,
+        linewidth=1.8,
+        zorder=3,
+        label=f"lane {index}",
+    )
+
+
+def reached_spot(axes: Axes, index: int, across: float, height: float) -> None:
+    """A star in the lane's colour: here it met the target."""
+    axes.plot(
+        [across],
+        [height],
+        marker="*",
+        markersize=13,
+        markeredgewidth=0.8,
+        markeredgecolor=INK.light,
+        color=palette.shade(index).light,
+        linestyle="none",
+        zorder=5,
+        clip_on=False,
+        label="reached",
+    )
+
+
+def failed_spot(axes: Axes, across: float, height: float) -> None:
+    """A cross: the lane got this far and no further."""
+    axes.plot(
+        [across],
+        [height],
+        marker="x",
+        markersize=9,
+        markeredgewidth=2.2,
+        color=INK.light,
+        linestyle="none",
+        zorder=5,
+        clip_on=False,
+        label="failed",
+    )
+
+
+def legend(figure: Figure, results: Results) -> None:
+    """Above the plots, where it covers no curve; the figure grows by the room it takes."""
+    marks = {str(mark.get_label()): mark for axes in figure.axes for mark in axes.get_lines()}
+    entries = [
+        (marks[f"lane {index}"], label_text(name))
+        for index, name in enumerate(labels(results.lanes))
+        if f"lane {index}" in marks
+    ]
+    if "reached" in marks:
+        star = Line2D([], [], color=INK.light, marker="*", markersize=10, linestyle="none")
+        entries.append((star, "target reached"))
+    if "failed" in marks:
+        entries.append((marks["failed"], "failed"))
+    if not entries:
+        return
+    longest = max(len(name) for _, name in entries)
+    across = max(1, int(figure.get_figwidth() * CHARACTERS_PER_INCH / (longest + 7)))
+    rows = -(-len(entries) // across)
+    figure.set_figheight(figure.get_figheight() + rows * LEGEND_ROW_INCHES)
+    # Matplotlib drops entries whose name begins with "_", so the names are put in afterwards.
+    drawn = figure.legend(
+        [mark for mark, _ in entries],
+        ["x" * len(name) for _, name in entries],
+        loc="outside upper left",
+        ncols=min(across, len(entries)),
+        frameon=False,
+        labelcolor=INK.light,
+    )
+    for text, (_, name) in zip(drawn.get_texts(), entries, strict=True):
+        text.set_parse_math(False)
+        text.set_text(name)
+
+
+def time_unit(results: Results) -> tuple[str, float]:
+    """The unit in which the longest lane is easy to read, and its seconds."""
+    longest = max((lane.total_seconds for lane in results.lanes), default=0.0)
+    if longest <= 300:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if longest <= 3 * 3600 else ("hours", 3600.0)
+
+
+def drawable(value: float) -> float:
+    """The value, or NaN, which matplotlib leaves out, where it cannot be drawn."""
+    return value if abs(value) < LARGEST_DRAWN else math.nan
+
+
+def label_text(text: str) -> str:
+    """One line, no control characters, not wider than a figure can bear.
+
+    What is too long loses its middle: the ends are where two settings of a strategy differ.
+    """
+    clean = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    half = LONGEST_LABEL // 2
+    return clean if len(clean) <= LONGEST_LABEL else f"{clean[: half - 1]}…{clean[-half:]}"

@@ -1,0 +1,75 @@
+"""One strategy's run in a race, and the measures that need nothing but that run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from farandole.report.history import History
+
+Outcome = Literal["ok", "failed", "unfinished", "running", "waiting"]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What was asked for, how it went, and what it logged.
+
+    `sync` is the text the user gave, or `serial`; `workers` the number of processes. `command` is
+    what one types to run this lane alone, `problem` one line on why it failed. A lane that never
+    logged has an empty `History()`.
+    """
+
+    sync: str
+    workers: int
+    outcome: Outcome
+    history: History
+    command: str = ""
+    problem: str = ""
+
+    @property
+    def total_seconds(self) -> float:
+        """Up to the last thing the run wrote: its end, or its last log if it never ended."""
+        return self.history.last.time_seconds
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples over all workers, by total time: evaluation and start-up are in it."""
+        total = self.total_seconds
+        return self.history.last.samples / total if total > 0 else None
+
+    @property
+    def waited_seconds(self) -> float:
+        return self.history.last.waited_seconds
+
+    @property
+    def waited_share(self) -> float | None:
+        """The part of the total time that rank 0 stood waiting for communication."""
+        return self.waited_seconds / self.total_seconds if self.total_seconds > 0 else None
+
+    @property
+    def bytes_sent(self) -> int:
+        """What rank 0 sent."""
+        return self.history.last.bytes_sent
+
+
+def outcome_of(history: History, exit_code: int | None) -> Outcome:
+    """How a run stands: `exit_code` is its process's, or None while that is alive."""
+    if exit_code is None:
+        return "running"
+    if exit_code != 0:
+        return "failed"
+    return "ok" if history.finished else "unfinished"
+
+
+def labels(lanes: Sequence[Lane]) -> list[str]:
+    """A distinct name for each lane: its sync text, numbered when a strategy runs twice."""
+    count = Counter(lane.sync for lane in lanes)
+    seen: Counter[str] = Counter()
+    names = []
+    for lane in lanes:
+        seen[lane.sync] += 1
+        again = f" ({seen[lane.sync]})" if count[lane.sync] > 1 else ""
+        names.append(lane.sync + again)
+    return names

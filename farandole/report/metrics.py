@@ -1,0 +1,114 @@
+"""Writes `runs/<name>/metrics.jsonl` and the same numbers for TensorBoard.
+
+One JSON object per line, each line written whole, so that a reader can follow a run under way:
+a "start" record, a "log" record for every `run.log`, an "end" record when the run closes.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "metrics.jsonl"
+
+
+class MetricsLog:
+    """The metrics of one run. Only rank 0 has one."""
+
+    def __init__(self, folder: Path, start: Mapping[str, Any], *, resumed: bool = False) -> None:
+        """Opens the log: a resumed run adds to its own, another run sets an old one aside.
+
+        Raises `OSError` when the folder cannot be made or written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        if not resumed:
+            _set_aside(folder)
+        self._file = (folder / FILE_NAME).open("ab", buffering=0)
+        self._boards = _TensorBoard(folder)
+        self._write({"event": "start", "unix_time": time.time(), **start})
+
+    def log(self, counters: Mapping[str, float], metrics: Mapping[str, float | str]) -> None:
+        """Adds one record; `counters` are the run's own numbers, `metrics` the user's."""
+        self._write({"event": "log", **counters, "metrics": dict(metrics)})
+        self._boards.log(int(counters["samples"]), metrics)
+
+    def close(self, counters: Mapping[str, float]) -> None:
+        """Adds the end record and closes the files."""
+        if self._file.closed:
+            return
+        try:
+            self._write({"event": "end", **counters})
+        finally:
+            self._file.close()
+            self._boards.close()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        line = (json.dumps(_finite(record)) + "\n").encode()
+        end = self._file.tell()
+        if self._file.write(line) != len(line):  # the disk is full: leave no torn line behind
+            self._file.truncate(end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _set_aside(folder: Path) -> None:
+    """Moves an earlier run's metrics, and its curves for TensorBoard, to a folder beside them."""
+    old = folder / FILE_NAME
+    if not old.exists():
+        return
+    aside = folder / f"earlier-{old.stat().st_mtime_ns}"
+    aside.mkdir(exist_ok=True)
+    for file in (*folder.glob("events.out.tfevents.*"), old):
+        file.rename(aside / file.name)
+
+
+def _end_torn_line(path: Path) -> None:
+    """A run that was killed may have left half a line; what follows must not be glued to it."""
+    if path.exists() and not path.read_bytes().endswith((b"\n", b"")):
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are written as "nan", "inf" and "-inf"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return value
+
+
+class _TensorBoard:
+    """Scalars by samples seen. Uses TensorBoard's own writer; without it, says so once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            warnings.warn(
+                "TensorBoard is not installed; metrics go to metrics.jsonl only. "
+                "`pip install tensorboard` adds it.",
+                stacklevel=2,
+            )
+            return
+        self._writer = SummaryWriter(str(folder))
+
+    def log(self, samples: int, metrics: Mapping[str, float | str]) -> None:
+        if self._writer is None:
+            return
+        for name, value in metrics.items():
+            if isinstance(value, str):
+                self._writer.add_text(name, value, samples)
+            else:
+                self._writer.add_scalar(name, value, samples)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,59 @@
+"""The report: one HTML file that needs nothing else, a PNG of its curves and a JSON summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from farandole.errors import FarandoleError
+from farandole.report import plots, render, style
+from farandole.report.files import write_whole
+from farandole.report.lane import Lane
+from farandole.report.sections import SECTIONS, Section
+from farandole.report.standing import Results
+from farandole.report.summary import headline, plain, summary_json
+from farandole.report.target import Target
+
+# The browser itself is told that the page may fetch nothing and run nothing.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def write_report(
+    folder: Path, lanes: Sequence[Lane], target: Target | None, facts: Mapping[str, str]
+) -> Path:
+    """Write `report.html`, `report.png` and `summary.json` into `folder`; return the first.
+
+    `lanes` come in the order in which they were asked for: speed-ups are over the first of them.
+    `facts` describe the race as a whole, such as its command line and the machine. Everything is
+    drawn before anything is written, and each file is replaced whole or not at all.
+    Raises `FarandoleError` when the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FarandoleError(
+            f"could not make {folder}: {error.strerror or error}. Choose another folder."
+        ) from error
+    results = Results(tuple(lanes), target, dict(facts))
+    png = render.png(lambda: plots.overview(results))
+    # A file name or an argument may hold bytes that are no text; they must not cost the report.
+    html = page(results).encode("utf-8", "replace")
+    summary = summary_json(results).encode()
+    write_whole(folder / "summary.json", summary)
+    write_whole(folder / "report.png", png)
+    write_whole(folder / "report.html", html)
+    return folder / "report.html"
+
+
+def page(results: Results, sections: Sequence[Section] = SECTIONS) -> str:
+    """The whole page; a section that returns nothing is left out."""
+    title = escape(plain(headline(results)))
+    body = "\n".join(part for section in sections if (part := section(results)))
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>{style.sheet()}</style>\n</head>\n"
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )

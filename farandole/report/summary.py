@@ -1,0 +1,220 @@
+"""The race in words, in a terminal table and in `summary.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from farandole.report import units
+from farandole.report.lane import Lane, Outcome, labels
+from farandole.report.standing import Results, Standing
+from farandole.report.target import Target
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# Closer than this, one run of each cannot tell two strategies apart.
+TOO_CLOSE = 1.05
+
+OUTCOME_STYLES: Mapping[Outcome, str] = {  # `ok` goes without saying
+    "failed": "bold red",
+    "unfinished": "yellow",
+    "running": "cyan",
+    "waiting": "dim",
+}
+
+
+class Name(str):
+    """A part of a sentence that is a strategy's name: the page sets it in a typewriter face."""
+
+
+def headline(results: Results) -> tuple[str, ...]:
+    """The result in one sentence, in parts; join them with `plain`."""
+    standings = results.standings
+    raced = [standing for standing in standings if standing.lane.outcome != "failed"]
+    if not raced:
+        if len(standings) == 1:
+            return (Name(standings[0].label), " failed.")
+        return (f"All {len(standings)} runs failed." if standings else "Nothing was raced.",)
+    winner = raced[0]
+    if winner.seconds_to_target is not None:
+        first = "" if len(raced) == 1 else " first"
+        return (
+            Name(winner.label),
+            f" reached {results.target}{first}, in {units.seconds(winner.seconds_to_target)}",
+            *_comparison(winner, raced),
+            ".",
+        )
+    if results.goal is None:
+        rate = units.rate(winner.lane.samples_per_second)
+        return ("No metric was logged; ", Name(winner.label), f" took in {rate} samples/s.")
+    if winner.best is None:
+        return (f"No run logged a finite {results.goal.metric}.",)
+    value = f"{units.number(winner.best)} after {units.seconds(winner.best_seconds)}"
+    if results.target is not None:
+        nearest = " came to " if len(raced) == 1 else " came nearest, with "
+        return (f"No run reached {results.target}; ", Name(winner.label), nearest, value, ".")
+    return (Name(winner.label), f" had the best {results.goal.metric}: {value}.")
+
+
+def plain(parts: Sequence[str]) -> str:
+    return "".join(f"`{part}`" if isinstance(part, Name) else part for part in parts)
+
+
+def _comparison(winner: Standing, raced: Sequence[Standing]) -> tuple[str, ...]:
+    """Against the strategy given first; when that one won, against the runner-up.
+
+    A runner-up too close to tell apart is named as well, whoever is compared with.
+    """
+    if len(raced) == 1:
+        return ()
+    runner_up = raced[1]
+    rival = runner_up if winner.index == 0 else min(raced, key=lambda row: row.index)
+    parts = _against(winner, rival if rival is not winner else runner_up)
+    if runner_up is not rival and _too_close(winner, runner_up):
+        parts += _against(winner, runner_up)
+    return parts
+
+
+def _against(winner: Standing, rival: Standing) -> tuple[str, ...]:
+    ours, theirs = winner.seconds_to_target, rival.seconds_to_target
+    assert ours is not None, "only a lane that reached the target is compared"
+    if theirs is None:
+        return ("; ", Name(rival.label), f" did not reach it (best {units.number(rival.best)})")
+    if _too_close(winner, rival):
+        text = f" took {units.seconds(theirs)}, too close to call from one run of each"
+        return ("; ", Name(rival.label), text)
+    if ours == 0:
+        return ("; ", Name(rival.label), f" took {units.seconds(theirs)}")
+    return (f"; {theirs / ours:.1f}× sooner than ", Name(rival.label))
+
+
+def _too_close(winner: Standing, rival: Standing) -> bool:
+    ours, theirs = winner.seconds_to_target, rival.seconds_to_target
+    return ours is not None and theirs is not None and theirs <= TOO_CLOSE * ours
+
+
+@dataclass(frozen=True)
+class Column:
+    """`short` is the title in a terminal, which has 80 characters; without one it is left out."""
+
+    title: str
+    short: str
+    cells: tuple[str, ...]
+
+
+def columns(results: Results, rows: Sequence[Standing]) -> tuple[Column, ...]:
+    """What the terminal and the page both show, one row for each standing."""
+    target, goal = results.target, results.goal
+    shown: list[tuple[str, str, Callable[[Standing], str]]] = [
+        ("strategy", "strategy", lambda row: row.label),
+        ("workers", "n", lambda row: str(row.lane.workers)),
+        ("outcome", "", lambda row: row.lane.outcome),  # in a terminal, beside the name
+    ]
+    if target is not None:
+        shown.append(
+            (f"time to {target}", "to target", lambda row: units.seconds(row.seconds_to_target))
+        )
+    if goal is not None:
+        shown.append((f"best {goal.metric}", "best", lambda row: units.number(row.best)))
+    shown += [
+        ("speed-up", "speed-up", lambda row: units.times(row.speed_up)),
+        ("samples/s", "samples/s", lambda row: units.rate(row.lane.samples_per_second)),
+        ("waited", "waited", lambda row: units.seconds(row.lane.waited_seconds)),
+        ("waited share", "", lambda row: units.share(row.lane.waited_share)),
+        ("sent per rank", "sent", lambda row: units.bytes_count(row.lane.bytes_sent)),
+        ("total time", "total", lambda row: units.seconds(row.lane.total_seconds)),
+    ]
+    return tuple(
+        Column(title, short, tuple(text(row) for row in rows)) for title, short, text in shown
+    )
+
+
+def table(lanes: Sequence[Lane], target: Target | None = None, *, ranked: bool = True) -> Table:
+    """The race for a terminal: best lane first, or, for a live table, in the order given."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    results = Results(tuple(lanes), target)
+    rows = results.standings
+    if not ranked:
+        rows = tuple(sorted(rows, key=lambda row: row.index))
+    drawn = Table(box=box.SIMPLE_HEAD, padding=0, caption=Text(_caption(results)))
+    drawn.caption_justify = "left"
+    shown = [column for column in columns(results, rows) if column.short]
+    for column in shown:
+        # Only a strategy's name may be folded: a folded number would be misread.
+        name = column.short == "strategy"
+        justify: Literal["left", "right"] = "left" if name else "right"
+        width = 14 if name else None
+        drawn.add_column(
+            column.short, justify=justify, min_width=width, no_wrap=not name, overflow="fold"
+        )
+    for at, row in enumerate(rows):
+        # Text, not str: a strategy called `[bold]` is a name, not markup.
+        name_cell, *numbers = (Text(column.cells[at]) for column in shown)
+        if ranked and row.place == 1 and row.lane.outcome != "failed":
+            name_cell.stylize("bold")
+        if row.lane.outcome != "ok":
+            name_cell.append(f" {row.lane.outcome}", OUTCOME_STYLES[row.lane.outcome])
+        drawn.add_row(name_cell, *numbers)
+    return drawn
+
+
+def _caption(results: Results) -> str:
+    """What the short titles leave out."""
+    told = []
+    if results.target is not None:
+        told.append(f"target: {results.target}")
+    elif results.goal is not None:
+        told.append(f"best: of {results.goal.metric}")
+    if results.lanes:
+        told.append(f"speed-up: over {labels(results.lanes)[0]}")
+    return "; ".join(told)
+
+
+def summary_json(results: Results) -> str:
+    """`summary.json`: the same numbers for programs, unrounded, best lane first."""
+    target, goal = results.target, results.goal
+    summary = {
+        "format": 1,
+        "headline": plain(headline(results)),
+        "target": None
+        if target is None
+        else {
+            "metric": target.metric,
+            "value": target.value,
+            "higher_is_better": target.higher_is_better,
+        },
+        "ranked_by": None if goal is None else goal.metric,
+        "lanes": [_lane_record(row) for row in results.standings],
+        "facts": dict(results.facts),
+    }
+    return json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _lane_record(row: Standing) -> dict[str, Any]:
+    lane = row.lane
+    return {
+        "place": row.place,
+        "given": row.index + 1,
+        "sync": lane.sync,
+        "workers": lane.workers,
+        "outcome": lane.outcome,
+        "problem": lane.problem,
+        "command": lane.command,
+        "seconds_to_target": row.seconds_to_target,
+        "best": row.best,
+        "best_seconds": row.best_seconds,
+        "speed_up": units.jsonable(row.speed_up),
+        "samples": lane.history.last.samples,
+        "samples_per_second": units.jsonable(lane.samples_per_second),
+        "waited_seconds": lane.waited_seconds,
+        "waited_share": units.jsonable(lane.waited_share),
+        "bytes_sent": lane.bytes_sent,
+        "total_seconds": lane.total_seconds,
+        "damage": list(lane.history.damage),
+    }

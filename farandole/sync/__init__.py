@@ -1,0 +1,26 @@
+"""How replicas stay in step: the strategies, and their text form."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from farandole.errors import UserError, nearest
+from farandole.options import parse_options
+from farandole.sync.alignment import InStep, in_step
+from farandole.sync.allreduce import AllReduce
+from farandole.sync.strategy import Strategy, Synchronizer
+
+STRATEGIES = MappingProxyType({kind.name: kind for kind in (AllReduce,)})
+
+__all__ = ["STRATEGIES", "AllReduce", "InStep", "Strategy", "Synchronizer", "in_step", "parse"]
+
+
+def parse(text: str) -> Strategy:
+    """The strategy that `name` or `name:key=value,…` describes.
+
+    Raises `UserError` with the nearest name for an unknown strategy or key.
+    """
+    name, _, options = text.strip().partition(":")
+    if name not in STRATEGIES:
+        raise UserError(f"there is no strategy {name!r}. {nearest(name, STRATEGIES)}")
+    return parse_options(STRATEGIES[name], options, what=f"strategy {name!r}")

@@ -1,0 +1,69 @@
+"""The in-process world: many ranks as threads of one process, behind the same interface.
+
+Fast (no processes to start) and deterministic (contributions are combined in rank order). Each
+rank gets a real `Run` over a real `Group`; DDP, strategies, loaders and checkpoints run as they do
+between processes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from farandole.comm import Exchange, Group, InProcessGroup
+from farandole.sync import Strategy
+from farandole.topology import Topology
+from farandole.train.run import Run
+from farandole.train.settings import Settings
+
+T = TypeVar("T")
+
+
+def run_world(
+    size: int,
+    body: Callable[[Run], T],
+    *,
+    folder: Path,
+    sync: Strategy | None = None,
+    seed: int = 0,
+    timeout: timedelta = timedelta(seconds=30),
+    topology: Topology | None = None,
+) -> list[T]:
+    """Calls `body(run)` on each of `size` ranks at once; returns what each returned, by rank.
+
+    Raises the exception of the rank that failed first; the others are woken from their waits.
+    The random state of torch is shared by all threads: draw in `body` from generators of its own.
+    """
+    exchange = Exchange(size, timeout)
+    results: dict[int, T] = {}
+    failures: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        try:
+            group = Group(InProcessGroup(exchange, rank), rank=rank, size=size, timeout=timeout)
+            run = Run(
+                group,
+                topology or Topology.single(size),
+                torch.device("cpu"),
+                settings=Settings(sync=sync, name="world", folder=folder, script="world"),
+                seed=seed,
+            )
+            with run:
+                results[rank] = body(run)
+        except BaseException as error:
+            failures.append(error)
+            exchange.fail(f"rank {rank} failed: {type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return [results[rank] for rank in range(size)]

@@ -1,0 +1,76 @@
+"""Who sits where: hosts and the ranks on them. Pure data, no torch, no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from farandole.errors import UserError
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine (or what passes for one) and the ranks that live on it, in order."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All hosts of a job. Every rank 0 … size-1 sits on exactly one of them."""
+
+    hosts: tuple[Host, ...]
+
+    def __post_init__(self) -> None:
+        seen = sorted(rank for host in self.hosts for rank in host.ranks)
+        if not seen or seen != list(range(len(seen))):
+            raise UserError(
+                f"the hosts hold ranks {seen}; every rank from 0 on must sit on exactly one host."
+            )
+
+    @classmethod
+    def single(cls, size: int, name: str = "localhost") -> Topology:
+        """`size` ranks on one host."""
+        return cls((Host(name, tuple(range(size))),))
+
+    @classmethod
+    def from_names(cls, names: Sequence[str]) -> Topology:
+        """From each rank's host name, in rank order; ranks of a host need not be neighbours."""
+        ranks: dict[str, list[int]] = {}
+        for rank, name in enumerate(names):
+            ranks.setdefault(name, []).append(rank)
+        return cls(tuple(Host(name, tuple(on_host)) for name, on_host in ranks.items()))
+
+    @property
+    def size(self) -> int:
+        return sum(len(host.ranks) for host in self.hosts)
+
+    def host_index(self, rank: int) -> int:
+        for index, host in enumerate(self.hosts):
+            if rank in host.ranks:
+                return index
+        raise UserError(f"there is no rank {rank} among {self.size} ranks.")
+
+    def host(self, rank: int) -> Host:
+        return self.hosts[self.host_index(rank)]
+
+    def local_rank(self, rank: int) -> int:
+        return self.host(rank).ranks.index(rank)
+
+    def local_size(self, rank: int) -> int:
+        return len(self.host(rank).ranks)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{host.name}: {_ranges(host.ranks)}" for host in self.hosts)
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """`0-3,6` for (0, 1, 2, 3, 6)."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -1,0 +1,6 @@
+"""Where layout, sync and data meet: the run, and its checkpoints."""
+
+from farandole.train.run import Run
+from farandole.train.start import init
+
+__all__ = ["Run", "init"]

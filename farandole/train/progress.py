@@ -1,0 +1,73 @@
+"""Progress on rank 0: a live bar on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from farandole.data import BatchInfo
+
+_REDRAW_SECONDS = 0.1
+_LINE_SECONDS = 10.0
+
+
+class EpochProgress:
+    """Follows one loader through one epoch at a time. Costs a clock reading per batch."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._console = Console(file=stream or sys.stderr, highlight=False)
+        self._bar: Progress | None = None
+        self._samples = 0
+        self._began = self._shown = 0.0
+
+    def batch(self, epoch: int, info: BatchInfo) -> None:
+        now = time.perf_counter()
+        if info.step == 0 or not self._began:
+            self._began = self._shown = now
+            self._samples = 0
+        self._samples += info.samples
+        live = self._console.is_terminal
+        if now - self._shown < (_REDRAW_SECONDS if live else _LINE_SECONDS):
+            return
+        self._shown = now
+        rate = f"{self._samples / (now - self._began):,.0f} samples/s"
+        if live:
+            self._draw(epoch, info, rate)
+        else:
+            done = f"{info.step + 1:,}" + (f" of {info.steps:,}" if info.steps else "")
+            self._console.print(f"epoch {epoch}: step {done}, {rate}", soft_wrap=True)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        self._began = 0.0
+
+    def print(self, line: str) -> None:
+        """A line that does not collide with the bar."""
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False, markup=False)
+        else:
+            print(line, flush=True)
+
+    def _draw(self, epoch: int, info: BatchInfo, rate: str) -> None:
+        if self._bar is None:
+            self._bar = Progress(
+                TextColumn("epoch {task.fields[epoch]}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+                auto_refresh=False,
+            )
+            self._bar.add_task("", total=info.steps, epoch=epoch, rate=rate)
+            self._bar.start()
+        task = self._bar.task_ids[0]
+        done, total = info.step + 1, info.steps
+        self._bar.update(task, completed=done, total=total, epoch=epoch, rate=rate, refresh=True)

@@ -1,0 +1,117 @@
+"""What a run must remember to go on as if it had never stopped, and how it is put back."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farandole.errors import CheckpointError, UserError
+from farandole.train import checkpoint
+from farandole.train.randomness import random_state, restore_random_state
+from farandole.train.saving import load_together, save_together
+
+if TYPE_CHECKING:
+    from farandole.train.run import Run
+
+
+class RunState:
+    """Gathers a run's state for a checkpoint, and restores it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def save(self, folder: Path, user_state: dict[str, Any], keep: int) -> Path:
+        """Saves together with all ranks; see `Run.save`."""
+        run = self._run
+        if keep < 1:
+            raise UserError(f"keep={keep}: at least the new checkpoint must stay.")
+        shared: dict[str, Any] = {
+            "run": {
+                "samples": run.samples,
+                "steps": run.steps,
+                "seconds": run.seconds,
+                "next_epoch": self._next_epoch(),
+                "loaders": [loader.state_dict() for loader in run._loaders.values()],
+                "size": run.size,
+                "sync": str(run._strategy),
+                "waited_seconds": run.group.meter.waited_seconds,
+                "bytes_sent": run.group.meter.bytes_sent,
+            },
+            "state": user_state,
+        }
+        own: dict[str, Any] = {"random": random_state(run.device), "sync": []}
+        pairs = zip(run._synchronizers, run._optimizers, strict=True)
+        for index, (synchronizer, optimizer) in enumerate(pairs):
+            shared[f"model-{index}"] = synchronizer.unwrapped.state_dict()
+            if optimizer is not None:
+                shared[f"optimizer-{index}"] = optimizer.state_dict()
+            own["sync"].append(synchronizer.state_dict())
+        return save_together(run.group, folder, shared, own, keep)
+
+    def _next_epoch(self) -> int:
+        """The epoch to go on with: this one, unless its pass over the data has ended.
+
+        A script that reads its data by other means is taken to save at the end of an epoch.
+        """
+        run = self._run
+        if any(loader.done_samples for loader in run._loaders.values()):
+            return run.epoch
+        over = run._epoch_under_way and (run._pass_ended or not run._loaders)
+        return run.epoch + over
+
+    def load(self, folder: Path, *, missing_ok: bool) -> dict[str, Any] | None:
+        """Loads together with all ranks; see `Run.load`."""
+        run = self._run
+        if missing_ok and not run.group.broadcast_json(checkpoint.newest(folder) is not None):
+            return None
+        parts = load_together(run.group, folder)
+        saved, own = parts["run"], parts.get(f"rank-{run.rank}")
+        self._load_models(parts)
+        run.samples, run.steps = saved["samples"], saved["steps"]
+        run._began -= saved["seconds"] - run.seconds
+        run.group.meter.go_on_from(saved["waited_seconds"], saved["bytes_sent"])
+        run.epoch = saved["next_epoch"]
+        run.resumed = True
+        run._loader_states = saved["loaders"]
+        for loader, state in zip(run._loaders.values(), saved["loaders"], strict=False):
+            loader.load_state_dict(state)
+        if saved["size"] != run.size or own is None:
+            self._say(
+                f"saved on {saved['size']} workers, resumed on {run.size}: random state and "
+                "the strategy's own state start afresh"
+            )
+        elif saved["sync"] != str(run._strategy):
+            self._say(
+                f"saved under {saved['sync']}, resumed under {run._strategy}: the strategy's "
+                "own state starts afresh"
+            )
+        else:
+            for synchronizer, state in zip(run._synchronizers, own["sync"], strict=True):
+                synchronizer.load_state_dict(state)
+            restore_random_state(own["random"], run.device)
+        user_state: dict[str, Any] = parts["state"]
+        return user_state
+
+    def _load_models(self, parts: dict[str, Any]) -> None:
+        run = self._run
+        saved = [name for name in parts if name.startswith("model-")]
+        if len(saved) != len(run._synchronizers):
+            raise CheckpointError(
+                f"the checkpoint holds {len(saved)} model(s), this run has distributed "
+                f"{len(run._synchronizers)}. Call run.load after run.distribute."
+            )
+        pairs = zip(run._synchronizers, run._optimizers, strict=True)
+        for index, (synchronizer, optimizer) in enumerate(pairs):
+            try:
+                synchronizer.unwrapped.load_state_dict(parts[f"model-{index}"])
+                if optimizer is not None and f"optimizer-{index}" in parts:
+                    optimizer.load_state_dict(parts[f"optimizer-{index}"])
+            except (RuntimeError, ValueError) as error:
+                raise CheckpointError(
+                    f"the checkpoint does not fit this script's model or optimizer: {error}"
+                ) from error
+
+    def _say(self, message: str) -> None:
+        if self._run.rank == 0:
+            warnings.warn(message, stacklevel=4)

@@ -1,0 +1,375 @@
+"""`Run`: what a script holds. Layout, sync and data meet here, and nowhere else."""
+
+from __future__ import annotations
+
+import platform
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+import farandole
+from farandole.comm import Group
+from farandole.data import BatchInfo, Loader, LoaderOptions
+from farandole.errors import FarandoleError, UserError
+from farandole.report.metrics import MetricsLog
+from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
+from farandole.topology import Topology
+from farandole.train.progress import EpochProgress
+from farandole.train.resume import RunState
+from farandole.train.settings import Settings, default_name
+
+T = TypeVar("T", float, torch.Tensor)
+
+
+class Run:
+    """One rank's view of a job. Made by `fd.init()`; a run that is alone is rank 0 of 1.
+
+    Methods marked *together* must be called by all ranks, in the same order.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        topology: Topology,
+        device: torch.device,
+        *,
+        settings: Settings,
+        name: str | None = None,
+        folder: Path = Path("runs"),
+        seed: int = 0,
+    ) -> None:
+        self.group = group
+        self.topology = topology
+        self.device = device
+        self.seed = seed
+        self.settings = settings
+        self.name = group.broadcast_json(
+            settings.name or name or default_name(settings.script or "run")
+        )
+        self.folder = (settings.folder or folder) / self.name
+        self.samples = 0  # trained on so far, by all ranks together
+        self.steps = 0
+        self.epoch = 0
+        self.resumed = False
+        self._synchronizers: list[Synchronizer] = []
+        self._optimizers: list[Optimizer | None] = []
+        self._strategy: Strategy = settings.sync or AllReduce()
+        self._loaders: dict[object, Loader] = {}
+        self._loader_states: list[dict[str, Any]] = []
+        self._epoch_under_way = False
+        self._pass_ended = False  # a pass over training data, in this epoch
+        self._metrics: MetricsLog | None = None
+        self._progress = EpochProgress() if group.rank == 0 else None
+        group.meter.go_on_from(waited_seconds=0.0, bytes_sent=0)  # from here on, like the clock
+        self._began = time.perf_counter()
+
+    # Who am I?
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        return self.group.size
+
+    @property
+    def local_rank(self) -> int:
+        return self.topology.local_rank(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        return self.topology.local_size(self.rank)
+
+    @property
+    def host(self) -> str:
+        return self.topology.host(self.rank).name
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began; a resumed run goes on where the saved one stopped."""
+        return time.perf_counter() - self._began
+
+    # Models
+
+    @overload
+    def distribute(self, model: nn.Module, *, sync: Strategy | None = None) -> nn.Module: ...
+
+    @overload
+    def distribute(
+        self, model: nn.Module, optimizer: Optimizer, *, sync: Strategy | None = None
+    ) -> tuple[nn.Module, Optimizer]: ...
+
+    def distribute(
+        self, model: nn.Module, optimizer: Optimizer | None = None, *, sync: Strategy | None = None
+    ) -> nn.Module | tuple[nn.Module, Optimizer]:
+        """*Together.* Moves `model` to this rank's device and keeps the replicas in step.
+
+        The strategy is the command line's `--sync` if there is one, else `sync`, else all-reduce.
+        All ranks start from rank 0's parameters, buffers and optimizer state. Raises
+        `ModelMismatchError` naming the tensor and both shapes when the ranks' models differ.
+        """
+        if any(known.unwrapped is model or known.model is model for known in self._synchronizers):
+            raise UserError("this model is distributed already; call run.distribute once for it.")
+        model = model.to(self.device)
+        if optimizer is not None:
+            _move_state(optimizer, self.device)
+        self._strategy = self.settings.sync or sync or AllReduce()
+        synchronizer = self._strategy.build(model, optimizer, self.group)
+        self._synchronizers.append(synchronizer)
+        self._optimizers.append(optimizer)
+        if optimizer is None:
+            return synchronizer.model
+        return synchronizer.model, optimizer
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The plain model inside what `distribute` returned."""
+        return self._synchronizer(model).unwrapped
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Inside, backward passes accumulate gradients without communication."""
+        return self._synchronizer(model).no_sync()
+
+    def check_in_step(self, model: nn.Module) -> InStep:
+        """*Together.* Whether all ranks hold the same bytes; falsy, with names, when not."""
+        for known in self._synchronizers:
+            if known.model is model:
+                model = known.unwrapped  # so that tensors have the names they have in the script
+        return in_step(model, self.group)
+
+    def _synchronizer(self, model: nn.Module) -> Synchronizer:
+        for known in self._synchronizers:
+            if known.model is model or known.unwrapped is model:
+                return known
+        raise UserError("this model was not given to run.distribute.")
+
+    # Data
+
+    def loader(
+        self,
+        source: Dataset[Any] | DataLoader[Any],
+        batch_size: int | None = None,
+        *,
+        global_batch_size: int | None = None,
+        shuffle: bool | None = None,
+        drop_last: bool = False,
+        **torch_options: Any,
+    ) -> Loader:
+        """*Together.* This rank's share of `source`, on this rank's device.
+
+        A dataset is shuffled unless `shuffle` is False; a DataLoader as it was told to be.
+
+        Calling it again with the same source, as one does inside the loop over epochs, gives the
+        same loader, which then goes on to its next epoch. Every sample is used once per epoch and
+        all ranks take the same number of steps. Further options are DataLoader's.
+        """
+        key = (id(source), batch_size, global_batch_size, shuffle, drop_last)
+        if key not in self._loaders:
+            options = LoaderOptions(batch_size, global_batch_size, shuffle, drop_last, self.seed)
+            loader = Loader(
+                source,
+                options,
+                group=self.group,
+                device=self.device,
+                on_batch=lambda info: self._count(loader, info),
+                on_end=self._end_of_pass,
+                **torch_options,
+            )
+            if len(self._loaders) < len(self._loader_states):
+                loader.load_state_dict(self._loader_states[len(self._loaders)])
+            self._loaders[key] = loader
+            if loader.shares is not None and loader.shares.dropped:
+                self.print(f"drop_last leaves out {loader.shares.dropped} samples in each epoch")
+        return self._loaders[key]
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """`range(count)`, except that a resumed run starts where it stopped."""
+        for epoch in range(self.epoch, count):
+            self.epoch = epoch
+            self._epoch_under_way, self._pass_ended = True, False
+            yield epoch
+            self.epoch = epoch + 1
+            self._epoch_under_way = False
+
+    def _count(self, loader: Loader, info: BatchInfo) -> None:
+        """Runs for every batch. What is drawn without gradients is evaluation, not training."""
+        if torch.is_grad_enabled():
+            self.samples += info.samples
+            self.steps += 1
+            for synchronizer in self._synchronizers:
+                synchronizer.weigh(info.weight)
+        if self._progress is not None:
+            self._progress.batch(loader.epoch, info)
+
+    def _end_of_pass(self) -> None:
+        # Evaluation in the middle of a training pass must not change that pass's weights.
+        if torch.is_grad_enabled():
+            self._pass_ended = True
+            for synchronizer in self._synchronizers:
+                synchronizer.weigh(1.0)
+        if self._progress is not None:
+            self._progress.end()
+
+    # Numbers
+
+    def mean(self, value: T, weight: float = 1.0) -> T:
+        """*Together.* The mean of `value` over all ranks, each counted `weight` times."""
+        total = self.group.all_reduce(_double(value) * float(weight))
+        return _like(value, total / self.sum(float(weight)))
+
+    def sum(self, value: T) -> T:
+        """*Together.* The sum of `value` over all ranks; as in torch, integers add up to int64."""
+        if isinstance(value, torch.Tensor) and not value.is_floating_point():
+            return self.group.all_reduce(value.detach().to(torch.int64, copy=True))
+        return _like(value, self.group.all_reduce(_double(value)))
+
+    def log(self, **metrics: float | torch.Tensor | str) -> None:
+        """Writes to `runs/<name>/metrics.jsonl` and TensorBoard, and prints a line. Rank 0 only.
+
+        The other ranks' calls do nothing: pass what `mean` and `sum` return.
+        """
+        if self.rank != 0:
+            return
+        plain = {name: _plain(name, value) for name, value in metrics.items()}
+        counters = self._counters()
+        try:
+            self._open_metrics().log(counters, plain)
+        except OSError as error:
+            raise FarandoleError(
+                f"cannot write metrics to {self.folder}: {error}. Start in a folder you can "
+                "write to, or pass fd.init(folder=…) or `farandole run --runs …`."
+            ) from error
+        shown = "  ".join(f"{name} {_short(value)}" for name, value in plain.items())
+        waited = counters["waited_seconds"] / max(counters["time"], 1e-9)
+        self.print(f"{shown}  ·  {counters['time']:.1f} s, {waited:.0%} waiting")
+
+    def print(self, line: str) -> None:
+        """Prints on rank 0, above the progress bar if there is one."""
+        if self._progress is not None:
+            self._progress.print(line)
+
+    def _counters(self) -> dict[str, float]:
+        return {
+            "time": self.seconds,
+            "samples": self.samples,
+            "steps": self.steps,
+            "waited_seconds": self.group.meter.waited_seconds,
+            "bytes_sent": self.group.meter.bytes_sent,
+        }
+
+    def _open_metrics(self) -> MetricsLog:
+        if self._metrics is None:
+            start = {
+                "name": self.name,
+                "sync": str(self._strategy),
+                "size": self.size,
+                "hosts": len(self.topology.hosts),
+                "device": str(self.device),
+                "script": self.settings.script,
+                "seed": self.seed,
+                "versions": versions(),
+            }
+            self._metrics = MetricsLog(self.folder, start, resumed=self.resumed)
+        return self._metrics
+
+    # Checkpoints
+
+    def save(self, path: str | Path | None = None, *, keep: int = 3, **state: Any) -> Path:
+        """*Together.* Saves everything needed to go on: models, optimizers, strategy, epoch,
+        positions of the loaders, random state, and `state` of your own (numbers, tensors, dicts).
+
+        `path` is a folder that holds checkpoints, `runs/<name>/checkpoints` by default; the
+        newest `keep` stay. Returns the new one. Raises `CheckpointError` on every rank when it
+        could not be written whole; earlier checkpoints are then untouched.
+        """
+        return self._state().save(Path(path) if path else self.folder / "checkpoints", state, keep)
+
+    def load(self, path: str | Path | None = None) -> dict[str, Any] | None:
+        """*Together.* Goes on from a checkpoint, or from the newest in a folder of them.
+
+        Call it after `distribute`. Returns the `state` that was given to `save`. Without `path`
+        it looks in this run's own folder and returns None when there is nothing to resume. A
+        damaged checkpoint is refused with a `CheckpointError` that names the last good one.
+        """
+        folder = Path(path) if path else self.folder / "checkpoints"
+        return self._state().load(folder, missing_ok=path is None)
+
+    def _state(self) -> RunState:
+        return RunState(self)
+
+    # The end
+
+    def close(self) -> None:
+        """Writes the end of the metrics. Called at the end of the script; waits for nobody."""
+        if self._progress is not None:
+            self._progress.end()
+        if self._metrics is not None:
+            try:
+                self._metrics.close(self._counters())
+            except OSError as error:  # must not hide the error that ended the script
+                warnings.warn(f"the end of {self.folder} is not written: {error}", stacklevel=2)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def versions() -> dict[str, str]:
+    return {
+        "farandole": farandole.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _move_state(optimizer: Optimizer, device: torch.device) -> None:
+    """State that was made before its parameters moved follows them."""
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            # Adam's step counter stays on the CPU unless it was made for the GPU.
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                state[key] = value.to(device)
+
+
+def _double(value: float | torch.Tensor) -> torch.Tensor:
+    """A tensor of its own to reduce, in float64: a mean over many ranks keeps all its digits."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(torch.float64, copy=True)
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def _like(value: T, result: torch.Tensor) -> T:
+    """`result` as what `value` is; a mean of integers is not an integer."""
+    if isinstance(value, torch.Tensor):
+        return result.to(value.dtype) if value.is_floating_point() else result
+    return float(result)
+
+
+def _plain(name: str, value: Any) -> float | int | str:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise UserError(
+                f"run.log({name}=…) takes single numbers; this tensor has shape "
+                f"{tuple(value.shape)}."
+            )
+        value = value.item()
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"run.log({name}={value!r}): that is not a number or text.") from None
+
+
+def _short(value: float | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

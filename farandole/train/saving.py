@@ -1,0 +1,91 @@
+"""All ranks save and load one checkpoint together.
+
+Rank 0 writes what all ranks share, each rank what is its own. If any of them fails, all of them
+raise the same error: a rank that went on alone would hang the others in the next collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+
+from farandole.comm import Group
+from farandole.errors import CheckpointError
+from farandole.train import checkpoint
+
+T = TypeVar("T")
+
+
+def save_together(
+    group: Group, folder: Path, shared: Mapping[str, Any], own: Mapping[str, Any], keep: int
+) -> Path:
+    """Saves into a new checkpoint in `folder`; returns its path, the same on every rank.
+
+    Raises `CheckpointError` on every rank when any rank could not write.
+    """
+    name = checkpoint.next_name(folder) if group.rank == 0 else None
+    target: Path = folder / group.broadcast_json(name)
+
+    def begin() -> None:
+        if group.rank == 0:
+            checkpoint.begin(target)
+
+    def write() -> checkpoint.Entry:
+        parts = {f"rank-{group.rank}": own, **(shared if group.rank == 0 else {})}
+        return checkpoint.write_parts(checkpoint.temporary_for(target), parts)
+
+    def commit() -> None:
+        if group.rank == 0:
+            checkpoint.commit(target, entries)
+            checkpoint.prune(folder, keep)
+
+    _all_or_none(group, target, begin)
+    entries = _all_or_none(group, target, write)
+    _all_or_none(group, target, commit)
+    return target
+
+
+def _all_or_none(group: Group, target: Path, step: Callable[[], T]) -> list[T]:
+    """Runs `step` on every rank and gathers the results; one failure is everyone's."""
+    result: Any = None
+    problem: str | None = None
+    try:
+        result = step()
+    except CheckpointError as error:
+        problem = str(error)
+    except (OSError, SafetensorError) as error:
+        problem = checkpoint.out_of_room(error)
+    answers = group.gather_json([problem, result])
+    for rank, (failed, _) in enumerate(answers):
+        if failed is not None:
+            if group.rank == 0:
+                raise checkpoint.abandoned(target, f"rank {rank}: {failed}")  # and removes it
+            raise CheckpointError(f"could not save to {target}: rank {rank}: {failed}")
+    return [result for _, result in answers]
+
+
+def load_together(group: Group, path: Path) -> dict[str, Any]:
+    """Reads the shared parts and this rank's own from a checkpoint, or the newest in a folder.
+
+    Raises `CheckpointError` on every rank when any rank could not read.
+    """
+    source = str(path if checkpoint.is_checkpoint(path) else checkpoint.newest(path) or "")
+    source = group.broadcast_json(source)
+    if not source:
+        raise CheckpointError(f"there is no checkpoint in {path}.")
+    parts: dict[str, Any] = {}
+    problem: str | None = None
+    try:
+        own = f"rank-{group.rank}"
+        parts = checkpoint.read(
+            Path(source), lambda name: not name.startswith("rank-") or name == own
+        )
+    except CheckpointError as error:
+        problem = str(error)
+    for rank, failed in enumerate(group.gather_json(problem)):
+        if failed is not None:
+            raise CheckpointError(failed if group.size == 1 else f"rank {rank}: {failed}")
+    return parts

@@ -1,0 +1,48 @@
+"""What the command line says to a script: read from the variables that `farandole run` sets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from farandole.errors import UserError
+from farandole.sync import Strategy, parse
+
+SYNC = "FARANDOLE_SYNC"
+NAME = "FARANDOLE_NAME"
+FOLDER = "FARANDOLE_RUNS"
+SEED = "FARANDOLE_SEED"
+SCRIPT = "FARANDOLE_SCRIPT"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """None means: not said, the script decides."""
+
+    sync: Strategy | None = None
+    name: str | None = None
+    folder: Path | None = None
+    seed: int | None = None
+    script: str | None = None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Settings:
+        raw_seed = environ.get(SEED)
+        try:
+            seed = int(raw_seed) if raw_seed else None
+        except ValueError:
+            raise UserError(f"{SEED}={raw_seed!r} is not a whole number.") from None
+        return cls(
+            sync=parse(environ[SYNC]) if environ.get(SYNC) else None,
+            name=environ.get(NAME) or None,
+            folder=Path(environ[FOLDER]) if environ.get(FOLDER) else None,
+            seed=seed,
+            script=environ.get(SCRIPT) or None,
+        )
+
+
+def default_name(script: str) -> str:
+    """`digits-20260131-235959` for `examples/digits.py`."""
+    return f"{Path(script).stem or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"

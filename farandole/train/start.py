@@ -1,0 +1,86 @@
+"""`fd.init`: from how this process was started to the `Run` that the script holds."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+import warnings
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from farandole.errors import UserError
+from farandole.launch.environment import Seat, detect
+from farandole.launch.failure import record_uncaught
+from farandole.launch.join import join, leave
+from farandole.launch.orphans import end_with_launcher
+from farandole.topology import Topology
+from farandole.train.randomness import seed_everything
+from farandole.train.run import Run
+from farandole.train.settings import Settings
+
+
+def init(
+    *,
+    seed: int | None = 0,
+    timeout: timedelta | float = 300.0,
+    name: str | None = None,
+    folder: str | Path = "runs",
+) -> Run:
+    """Joins the job that this process belongs to, or runs alone as rank 0 of 1.
+
+    Seeds Python, NumPy and torch with `seed` (None: leaves them alone); `farandole run --seed`
+    wins over it. Every wait for other ranks ends after `timeout` (seconds, or a timedelta) with
+    an error that names them. Metrics and checkpoints go to `folder/name`.
+    """
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    if limit <= timedelta(0):
+        raise UserError(f"timeout={timeout} must be above 0 seconds.")
+    seat = detect(os.environ)
+    if seat.launcher == "farandole":
+        record_uncaught()
+        end_with_launcher(os.environ)
+    settings = Settings.from_environ(os.environ)
+    if settings.script is None:
+        settings = replace(settings, script=sys.argv[0] or "run")
+    device, shared_gpu = pick_device(seat)
+    group = join(seat, device, shared_gpu=shared_gpu, timeout=limit)
+    chosen = settings.seed if settings.seed is not None else seed
+    if chosen is not None:
+        seed_everything(chosen)
+    topology = Topology.from_names(group.gather_json(platform.node() or "localhost"))
+    run = Run(
+        group,
+        topology,
+        device,
+        settings=settings,
+        name=name,
+        folder=Path(folder),
+        seed=chosen or 0,
+    )
+    # In this order at exit: last registered, first called.
+    if group.size > 1:
+        atexit.register(leave, group)
+    atexit.register(run.close)
+    return run
+
+
+def pick_device(seat: Seat) -> tuple[torch.device, bool]:
+    """One GPU per rank when there are any; says whether several ranks must share one."""
+    count = torch.cuda.device_count()
+    if count == 0:
+        return torch.device("cpu"), False
+    shared = seat.local_size > count
+    if shared and seat.local_rank == 0:
+        warnings.warn(
+            f"{seat.local_size} workers share {count} GPU(s) on this host; they communicate "
+            "through gloo, because NCCL wants one GPU each.",
+            stacklevel=3,
+        )
+    device = torch.device("cuda", seat.local_rank % count)
+    torch.cuda.set_device(device)
+    return device, shared

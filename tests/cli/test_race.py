@@ -1,0 +1,142 @@
+"""`farandole race`, with real runs of a tiny script."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+SCRIPT = """
+import sys, time, farandole as fd
+run = fd.init()
+if "--crash" in sys.argv and str(run.settings.sync) != "allreduce" and run.size > 1:
+    raise ValueError("no luck today")
+for step in range(3):
+    if "--slow" in sys.argv:
+        time.sleep(30)
+    if "--silent" not in sys.argv:
+        run.log(epoch=step, accuracy=0.3 * (step + 1), loss=1.0 / (step + 1))
+print("seed", run.seed, "sync", run.settings.sync)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.py").write_text(SCRIPT)
+    return tmp_path / "tiny.py"
+
+
+def race(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "farandole", "race", *arguments],
+        cwd=script.parent,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+
+
+def summary(script: Path) -> dict:
+    (path,) = script.parent.glob("runs/race-tiny-*/summary.json")
+    return json.loads(path.read_text())
+
+
+def test_race_ranks_reports_and_passes_seed_and_strategy(script):
+    syncs = ("--sync", "allreduce", "--sync", "allreduce:bucket_mib=2", "--serial")
+    done = race(script, "-n", "2", *syncs, "--target", "accuracy=0.5", "--seed", "7", script.name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lanes = summary(script)["lanes"]
+    assert {lane["sync"] for lane in lanes} == {"allreduce", "allreduce:bucket_mib=2", "serial"}
+    assert all(lane["outcome"] == "ok" for lane in lanes)
+    (folder,) = script.parent.glob("runs/race-tiny-*")
+    assert {p.name for p in folder.iterdir()} >= {"report.html", "report.png", "summary.json"}
+    outputs = {p.parent.name: p.read_text() for p in folder.glob("*/output.log")}
+    assert "[1] seed 7 sync allreduce:bucket_mib=2" in outputs["2-allreduce-bucket-mib-2"]
+    assert "seed 7 sync None" in outputs["3-serial"]
+    assert "report.html" in done.stdout
+
+
+def test_a_lane_that_crashes_is_shown_and_the_rest_go_on(script):
+    syncs = ("--sync", "allreduce:unused", "--sync", "allreduce")
+    done = race(script, "-n", "2", *syncs, script.name, "--crash")
+    assert done.returncode == 1
+    assert "no luck today" in done.stdout
+    outcomes = {lane["sync"]: lane["outcome"] for lane in summary(script)["lanes"]}
+    assert outcomes == {"allreduce:unused": "failed", "allreduce": "ok"}
+
+
+def test_a_target_that_is_never_logged_ends_the_race_after_one_lane(script):
+    done = race(script, "-n", "1", "--serial", "--sync", "allreduce", "--target", "acuracy=1",
+                script.name)  # fmt: skip
+    assert done.returncode == 2
+    assert "acuracy" in done.stderr
+    assert "'accuracy'" in done.stderr
+    assert "serial on" not in done.stdout, "the second lane never started"
+
+
+def test_a_script_that_logs_nothing_is_told_so(script):
+    done = race(script, "-n", "1", "--serial", script.name, "--silent")
+    assert done.returncode == 1
+    assert "run.log" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("-n", "0", "--serial", "tiny.py"), "-n 0"),
+        (("-n", "2", "tiny.py"), "needs runners"),
+        (("-n", "2", "--serial", "tony.py"), "Did you mean 'tiny.py'?"),
+        (("-n", "2", "--sync", "alreduce", "tiny.py"), "Did you mean 'allreduce'?"),
+        (("-n", "2", "--sync", "allreduce:buckets=1", "tiny.py"), "Did you mean 'bucket_mib'?"),
+        (("-n", "2", "--serial", "--target", "accuracy", "tiny.py"), "METRIC=VALUE"),
+    ],
+)
+def test_bad_input(script, arguments, complaint):
+    done = race(script, *arguments)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert not list(script.parent.glob("runs/*"))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_stopping_a_race_leaves_no_process(script, sent):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "farandole", "race", "-n", "2", "--sync", "allreduce", script.name,
+         "--slow"],
+        cwd=script.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+    def workers() -> list[psutil.Process]:
+        return [p for p in psutil.process_iter() if _works_in(p, script)]
+
+    _wait_for(lambda: len(workers()) >= 4, "the race, its lane and two workers")
+    process.send_signal(sent)
+    output, _ = process.communicate(timeout=60)
+    _wait_for(lambda: not workers(), "the end of all processes")
+    if sent != signal.SIGKILL:
+        assert process.returncode == 130
+        assert "report.html" in output, "what was run so far is reported"
+
+
+def _works_in(process: psutil.Process, script: Path) -> bool:
+    try:
+        return process.cwd() == str(script.parent)
+    except psutil.Error:
+        return False
+
+
+def _wait_for(condition, what: str) -> None:
+    deadline = time.monotonic() + 40
+    while not condition():
+        assert time.monotonic() < deadline, f"waited 40 s for {what}"
+        time.sleep(0.1)

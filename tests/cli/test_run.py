@@ -1,0 +1,146 @@
+"""`farandole run`: what it refuses, before anything is started, and what it suggests instead."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from farandole.cli import main
+from farandole.launch import local
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Runs the command line in this process, in an empty folder; its exit code and its errors."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "evaluate.py"):
+        (tmp_path / name).touch()
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["farandole", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return int(end.value.code or 0), capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[local.Job]:
+    """The jobs that would have been launched."""
+    jobs: list[local.Job] = []
+
+    def launch(job: local.Job) -> local.Outcome:
+        jobs.append(job)
+        return local.Outcome()
+
+    monkeypatch.setattr(local, "launch", launch)
+    return jobs
+
+
+@pytest.mark.parametrize("workers", ["0", "-1"])
+def test_a_job_needs_a_worker(command: Command, started: list[local.Job], workers: str) -> None:
+    assert command("run", "-n", workers, "train.py") == (
+        2,
+        f"farandole: -n {workers}: a job needs at least 1 worker.\n",
+    )
+    assert not started
+
+
+@pytest.mark.parametrize(
+    ("script", "hint"),
+    [
+        ("trian.py", "Did you mean 'train.py'?"),
+        ("train", "Did you mean 'train.py'?"),
+        ("zzz", "Known: evaluate.py, train.py."),
+        ("nowhere/train.py", ""),
+    ],
+)
+def test_a_missing_script(
+    command: Command, started: list[local.Job], tmp_path: Path, script: str, hint: str
+) -> None:
+    code, error = command("run", "-n", "2", script)
+    assert code == 2
+    where = f"farandole: there is no script {script!r} here ({tmp_path})."
+    assert error == " ".join(filter(None, (where, hint))) + "\n"
+    assert not started
+
+
+@pytest.mark.parametrize(
+    ("sync", "message"),
+    [
+        ("alreduce", "there is no strategy 'alreduce'. Did you mean 'allreduce'?"),
+        ("", "there is no strategy ''. Known: allreduce."),
+        (
+            "allreduce:buckt_mib=5",
+            "strategy 'allreduce' has no option 'buckt_mib'. Did you mean 'bucket_mib'?",
+        ),
+        ("allreduce:bucket_mib=big", "strategy 'allreduce': bucket_mib='big' is not a number."),
+        ("allreduce:bucket_mib=0", "allreduce: bucket_mib=0 must be above 0."),
+        ("allreduce:bucket_mib=nan", "bucket_mib='nan' is not a number."),
+        ("allreduce:batchnorm=synch", "batchnorm='synch' is not a choice. Did you mean 'sync'?"),
+        ("allreduce:bucket_mib=5,bucket_mib=6", "option 'bucket_mib' is given twice"),
+    ],
+)
+def test_a_strategy_that_cannot_be(
+    command: Command, started: list[local.Job], sync: str, message: str
+) -> None:
+    code, error = command("run", "-n", "2", "--sync", sync, "train.py")
+    assert code == 2
+    assert error.startswith("farandole: ")
+    assert message in error
+    assert not started
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--wrkers", "2", "train.py"], "No such option '--wrkers'"),
+        (["-n", "two", "train.py"], "'two' is not a valid integer"),
+        (["--seed", "x", "train.py"], "'x' is not a valid integer"),
+        ([], "Missing argument 'SCRIPT'"),
+    ],
+)
+def test_a_command_line_that_cannot_be(
+    command: Command, started: list[local.Job], arguments: list[str], message: str
+) -> None:
+    code, error = command("run", *arguments)
+    assert code == 2
+    assert message in error
+    assert not started
+
+
+def test_what_is_not_said_is_left_to_the_script(
+    command: Command, started: list[local.Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gpus, workers in ((0, 1), (4, 4)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert command("run", "train.py") == (0, "")
+        assert started[-1].workers == workers
+        assert started[-1].environment == {"FARANDOLE_SCRIPT": "train.py"}
+
+
+def test_the_strategy_travels_in_its_shortest_form(
+    command: Command, started: list[local.Job]
+) -> None:
+    command("run", "-n", "2", "--sync", "allreduce:bucket_mib=25.0,unused", "train.py", "--unused")
+    assert started[0].environment["FARANDOLE_SYNC"] == "allreduce:unused"
+    assert started[0].command == ("train.py", "--unused")
+
+
+def test_errors_are_one_line_from_the_shell_too(sandbox: Sandbox) -> None:
+    done = sandbox.farandole("run", "-n", "0", "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "farandole: -n 0: a job needs at least 1 worker.\n"

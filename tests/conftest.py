@@ -1,0 +1,144 @@
+"""Fixtures for tests that start real processes.
+
+Everything a test starts runs in the test's own folder, with its own temporary folder, in an
+environment without traces of the job that the tests themselves may run in. It carries a mark, so
+that whatever survives the test is found, ended, and held against it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+MARK = "FARANDOLE_TEST"
+# What launchers and users set, and what would change how a job starts or how its output looks.
+FOREIGN = re.compile(
+    r"FARANDOLE_|SLURM_|OMPI_|PMI|MPI_|MV2_|TORCHELASTIC_|MASTER_|LOCAL_|ROLE_|GROUP_|RANK$|"
+    r"WORLD_SIZE$|OMP_NUM_THREADS$|GLOO_|NCCL_|CUDA_VISIBLE|PYTHONUNBUFFERED$|PYTHONWARNINGS$|"
+    r"COLUMNS$|FORCE_COLOR$|NO_COLOR$"
+)
+PATIENCE_SECONDS = 100.0
+
+
+class Sandbox:
+    """Starts processes in `folder` and knows which of them are still there."""
+
+    def __init__(self, folder: Path, temporary: Path) -> None:
+        self.folder = folder
+        self.temporary = temporary
+        self.mark = uuid.uuid4().hex
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if not FOREIGN.match(key)},
+            MARK: self.mark,
+            "PYTHONPATH": str(REPOSITORY),
+            "TMPDIR": str(temporary),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+
+    def start(self, command: Sequence[str | Path], **variables: str) -> subprocess.Popen[str]:
+        """In a session of its own, so that a signal to it reaches nobody else."""
+        return subprocess.Popen(
+            [str(part) for part in command],
+            cwd=self.folder,
+            env=self.environment | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(
+        self, command: Sequence[str | Path], **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        return self.finish(self.start(command, **variables))
+
+    @staticmethod
+    def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+        """Waits for the end of `process`. If it does not come, shows what was written so far."""
+        try:
+            stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            stdout, stderr = process.communicate()
+            pytest.fail(f"{process.args} did not end.\n{stdout}\n{stderr}")
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def python(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        return self.run([sys.executable, *arguments], **variables)
+
+    def farandole(
+        self, *arguments: str | Path, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        return self.python("-m", "farandole", *arguments, **variables)
+
+    def start_farandole(self, *arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
+        return self.start([sys.executable, "-m", "farandole", *arguments], **variables)
+
+    def script(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def processes(self) -> list[psutil.Process]:
+        """All that were started here, by whomever, and are still running."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get(MARK) == self.mark
+        except (psutil.Error, OSError):  # ended meanwhile, or not ours to look at
+            return False
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, f"in {PATIENCE_SECONDS:g} s never: {what}"
+            time.sleep(0.02)
+
+    def wait_until_gone(self) -> None:
+        self.wait_until(lambda: not self.processes(), f"all gone; left: {self.processes()}")
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    # A short path: Open MPI keeps sockets below its temporary folder.
+    temporary = Path(tempfile.mkdtemp(prefix="fd-"))
+    place = Sandbox(tmp_path, temporary)
+    yield place
+    left = place.processes()
+    for process in left:
+        process.kill()
+    psutil.wait_procs(left, timeout=10)
+    shutil.rmtree(temporary, ignore_errors=True)
+    assert not left, f"the test left processes behind: {left}"
+
+
+@pytest.fixture
+def farandole_cli(sandbox: Sandbox) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`farandole_cli("run", "-n", "2", script)`: runs the command in a clean place, to its end."""
+    return sandbox.farandole
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> list[str]:
+    """How to start a real `mpirun` here, as root and with more ranks than cores."""
+    found = shutil.which("mpirun")
+    if found is None:
+        message = "there is no mpirun (Debian: apt install openmpi-bin)"
+        if os.environ.get("FARANDOLE_TEST_REQUIRE") == "all":
+            pytest.fail(message)
+        pytest.skip(message)
+    return [found, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]

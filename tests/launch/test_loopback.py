@@ -1,0 +1,45 @@
+"""On one host nothing listens beyond loopback; on several, the others must get in."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+import psutil
+import pytest
+
+from farandole.launch.loopback import LOOPBACK, reachable, serve_store, stay_on_loopback
+
+
+def test_the_store_listens_on_loopback_alone() -> None:
+    store = serve_store(timedelta(seconds=5))
+    listening = [
+        end.laddr.ip
+        for end in psutil.Process().net_connections("tcp")
+        if end.status == psutil.CONN_LISTEN and end.laddr.port == store.port
+    ]
+    assert listening == [LOOPBACK]
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+
+
+@pytest.mark.parametrize(
+    ("name", "resolved", "listen"),
+    [
+        ("localhost", "127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("node03", "10.0.0.3", "10.0.0.3"),
+        ("node03", "127.0.1.1", "0.0.0.0"),  # Debian's /etc/hosts on node03 itself
+    ],
+)
+def test_where_to_listen_for_other_hosts(
+    monkeypatch: pytest.MonkeyPatch, name: str, resolved: str, listen: str
+) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", {name: resolved}.__getitem__)
+    assert reachable(name) == listen
+
+
+def test_the_interface_is_loopback_unless_another_was_chosen() -> None:
+    environ = {"GLOO_SOCKET_IFNAME": "eth7"}
+    stay_on_loopback(environ)
+    assert environ == {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "lo"}

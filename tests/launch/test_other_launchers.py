@@ -1,0 +1,120 @@
+"""The same script alone, under torchrun, under a real mpirun, and with variables set by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from farandole.launch.environment import is_loopback
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
+
+FACTS = Path(__file__).parent / "scripts" / "facts.py"
+LATECOMER = Path(__file__).parent / "scripts" / "latecomer.py"
+
+
+def facts_of(done: subprocess.CompletedProcess[str], ranks: int = 2) -> list[dict[str, Any]]:
+    """What each rank printed, in order of rank, after checking that they found each other."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(line) for line in re.findall(r"^facts (.*)$", done.stdout, re.MULTILINE)]
+    found.sort(key=lambda facts: facts["rank"])
+    assert [facts["rank"] for facts in found] == list(range(ranks))
+    for facts in found:
+        assert (facts["size"], facts["sum"]) == (ranks, sum(range(ranks)))
+        for addresses in facts["listening"]:
+            assert all(map(is_loopback, addresses)), addresses
+    return found
+
+
+def together(sandbox: Sandbox, script: Path, *variables: dict[str, str]) -> list[Any]:
+    """Runs one process for each set of variables, all at once, to their ends."""
+    started = [sandbox.start([sys.executable, script], **each) for each in variables]
+    return [sandbox.finish(process) for process in started]
+
+
+def joined(ends: list[Any]) -> subprocess.CompletedProcess[str]:
+    """Several ends as one."""
+    code = max(abs(end.returncode) for end in ends)
+    text = "".join(end.stdout for end in ends)
+    return subprocess.CompletedProcess([], code, text, "".join(end.stderr for end in ends))
+
+
+def open_mpi(rank: int, local_size: int = 2) -> dict[str, str]:
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank % local_size),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(local_size),
+        "PMIX_NAMESPACE": "17",
+    }
+
+
+@pytest.fixture
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def test_alone(sandbox: Sandbox) -> None:
+    (facts,) = facts_of(sandbox.python(FACTS, "--epochs", "3"), ranks=1)
+    assert facts["arguments"] == ["--epochs", "3"]
+    assert facts["name"].startswith("facts-")
+    assert facts["listening"] == [[]]  # nobody to talk to
+    assert (facts["sync"], facts["seed"]) == ("None", 0)
+
+
+def test_torchrun(sandbox: Sandbox) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = sandbox.python(*torchrun, FACTS)
+    for facts in facts_of(done):
+        assert facts["local"] == [facts["rank"], 2]
+
+
+@pytest.mark.mpi
+def test_mpirun(sandbox: Sandbox, mpirun: list[str]) -> None:
+    done = sandbox.run([*mpirun, "-n", "2", sys.executable, FACTS])
+    for facts in facts_of(done):
+        assert facts["local"] == [facts["rank"], 2]
+        assert facts["listening"][0]
+    assert list((sandbox.temporary / f"farandole-{os.getuid()}").iterdir()) == []
+
+
+@pytest.mark.mpi
+def test_mpirun_names_the_rank_that_never_came(sandbox: Sandbox, mpirun: list[str]) -> None:
+    done = sandbox.run([*mpirun, "-n", "2", sys.executable, LATECOMER])
+    assert done.returncode != 0
+    assert "JoinError: rank 0 waited 2 s for rank(s) [1] of 2 to call fd.init()" in done.stderr
+    assert list((sandbox.temporary / f"farandole-{os.getuid()}").iterdir()) == []
+
+
+def test_our_launcher_names_the_rank_that_never_came(sandbox: Sandbox) -> None:
+    done = sandbox.farandole("run", "-n", "2", LATECOMER)
+    assert done.returncode == 1
+    last = done.stderr[done.stderr.rindex("farandole: rank") :]
+    assert last.startswith("farandole: rank 0 failed (exit code 1); the other was stopped")
+    assert "JoinError: rank 0 waited 2 s for rank(s) [1] of 2 to call fd.init()" in last
+
+
+def test_a_rank_set_by_hand(sandbox: Sandbox, free_port: str) -> None:
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": free_port}
+    ends = together(sandbox, FACTS, common | {"RANK": "0"}, common | {"RANK": "1"})
+    facts_of(joined(ends))
+    assert list(sandbox.temporary.iterdir()) == []  # the port is known to all; no file is needed
+
+
+def test_mpi_on_several_hosts(sandbox: Sandbox, free_port: str) -> None:
+    # One rank a host, says Open MPI; that both hosts are this one is not the ranks' business.
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
+    ends = together(sandbox, FACTS, *(open_mpi(rank, 1) | common for rank in (0, 1)))
+    found = [json.loads(end.stdout.removeprefix("facts ")) for end in ends]
+    assert [facts["sum"] for facts in found] == [1.0, 1.0]

@@ -1,0 +1,139 @@
+"""Ranks of one host that know no port: rank 0 announces its own in a file that can be trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from farandole.errors import JoinError
+from farandole.launch.environment import Seat
+from farandole.launch.join import join
+
+RANK_1 = Seat("openmpi", rank=1, size=2, local_rank=1, local_size=2, job="17")
+STALE_PORT = 9  # nobody listens there
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the port file goes, before anyone has made it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(variable, "lo")  # `join` sets them; put back after the test
+    return tmp_path / f"farandole-{os.getuid()}"
+
+
+def join_as(seat: Seat, seconds: float = 0.2) -> None:
+    join(seat, torch.device("cpu"), shared_gpu=False, timeout=timedelta(seconds=seconds))
+
+
+def port_file(folder: Path) -> Path:
+    """Its name, as the error of a rank that waits for it gives it."""
+    with pytest.raises(JoinError) as error:
+        join_as(RANK_1, seconds=0.01)
+    (name,) = [word.rstrip(".") for word in str(error.value).split() if str(folder) in word]
+    return Path(name)
+
+
+def ended_process() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_a_rank_that_waits_in_vain_names_rank_0(folder: Path) -> None:
+    with pytest.raises(JoinError, match=r"rank 1 waited 0\.2 s for rank 0 to announce itself"):
+        join_as(RANK_1)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[9]", '{"port": 9}', '{"port": 9, "pid": "x"}'])
+def test_a_damaged_file_is_not_believed(folder: Path, text: str) -> None:
+    port_file(folder).write_text(text)
+    with pytest.raises(JoinError, match="for rank 0 to announce itself"):
+        join_as(RANK_1)
+
+
+def test_what_a_crashed_job_left_is_not_believed(folder: Path) -> None:
+    own = psutil.Process()
+    path = port_file(folder)
+    for left in (
+        {"port": STALE_PORT, "pid": ended_process(), "started": own.create_time()},
+        # Another process has that id by now.
+        {"port": STALE_PORT, "pid": own.pid, "started": own.create_time() - 3600},
+    ):
+        path.write_text(json.dumps(left))
+        with pytest.raises(JoinError, match="for rank 0 to announce itself"):
+            join_as(RANK_1)
+
+
+def test_a_living_rank_0_is_believed(folder: Path) -> None:
+    own = psutil.Process()
+    content = {"port": STALE_PORT, "pid": own.pid, "started": own.create_time()}
+    port_file(folder).write_text(json.dumps(content))
+    with pytest.raises(JoinError, match=f"no store answers at 127.0.0.1:{STALE_PORT}"):
+        join_as(RANK_1)
+
+
+def test_rank_0_takes_its_file_away_also_when_nobody_comes(folder: Path) -> None:
+    rank_0 = Seat("openmpi", rank=0, size=2, local_rank=0, local_size=2, job="17")
+    with pytest.raises(JoinError, match=r"rank 0 waited 0\.2 s for rank\(s\) \[1\] of 2"):
+        join_as(rank_0)
+    assert list(folder.iterdir()) == []
+
+
+def test_two_jobs_have_two_files(folder: Path) -> None:
+    names = set()
+    for seat in (RANK_1, replace(RANK_1, job="18"), replace(RANK_1, launcher="mpich")):
+        with pytest.raises(JoinError) as error:
+            join_as(seat, seconds=0.01)
+        names.add(str(error.value))
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o705])
+def test_a_folder_that_others_can_enter_is_refused(folder: Path, mode: int) -> None:
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(JoinError, match=f"{folder} is not a private folder of this user"):
+        join_as(RANK_1)
+
+
+def test_a_link_to_elsewhere_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JoinError, match="is not a private folder of this user"):
+        join_as(RANK_1)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_somebody_else_is_refused(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 12345, 12345)
+    with pytest.raises(JoinError, match="is not a private folder of this user"):
+        join_as(RANK_1)
+
+
+def test_without_a_port_several_hosts_cannot_meet() -> None:
+    with pytest.raises(JoinError, match="Set MASTER_ADDR and MASTER_PORT"):
+        join_as(Seat("openmpi", rank=1, size=2, local_rank=0, local_size=1, job="17"))
+
+
+def test_a_port_that_is_taken_is_named(folder: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        seat = Seat("torchrun", 0, 2, 0, 2, address="localhost", port=port)
+        with pytest.raises(JoinError, match=f"rank 0 cannot listen at 127.0.0.1:{port}"):
+            join_as(seat)

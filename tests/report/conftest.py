@@ -1,0 +1,43 @@
+"""Lanes made by hand, for all tests of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from farandole.report import Counters, History, Lane, Outcome, Point
+
+
+@pytest.fixture(scope="session")
+def make_lane() -> Callable[..., Lane]:
+    """`make_lane("daso", [0.5, 0.9])`: a log every second, of 100 samples each."""
+
+    def make(
+        sync: str = "allreduce",
+        values: Sequence[float] = (),
+        *,
+        metric: str = "accuracy",
+        outcome: Outcome = "ok",
+        seconds: float = 1.0,
+        workers: int = 2,
+        problem: str = "",
+        damage: tuple[str, ...] = (),
+    ) -> Lane:
+        points = tuple(
+            Point(
+                time_seconds=seconds * at,
+                samples=100 * at,
+                steps=10 * at,
+                waited_seconds=0.25 * seconds * at,
+                bytes_sent=1000 * at,
+                metrics={metric: value},
+            )
+            for at, value in enumerate(values, start=1)
+        )
+        start = {"event": "start", "sync": sync, "size": workers, "script": "train.py", "seed": 0}
+        last = points[-1] if points else Counters()
+        history = History(start, points, last, finished=outcome == "ok", damage=damage)
+        return Lane(sync, workers, outcome, history, f"farandole run {sync}", problem)
+
+    return make
