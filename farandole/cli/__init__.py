@@ -9,6 +9,7 @@ import click
 import farandole
 from farandole.cli.bench import bench
 from farandole.cli.doctor import doctor
+from farandole.cli.emulate import emulate
 from farandole.cli.race import race
 from farandole.cli.run import run
 from farandole.errors import FarandoleError, UserError
@@ -21,7 +22,7 @@ def commands() -> None:
     first."""
 
 
-for _command in (run, race, bench, doctor):
+for _command in (run, race, bench, doctor, emulate):
     commands.add_command(_command)
 
 

@@ -119,8 +119,8 @@ def _check_compile(strategy: Strategy | None, workers: int) -> None:
             f"--compile needs a compiler that torch.compile can call: {found.value}. "
             f"Try: {found.hint}, or leave --compile out."
         )
-    small = isinstance(strategy, AllReduce) and strategy.bucket_mib < _DDP_FIRST_BUCKET_MIB
-    if small and workers > 1:
+    bucket_mib = strategy.bucket_mib if isinstance(strategy, AllReduce) else None
+    if bucket_mib is not None and bucket_mib < _DDP_FIRST_BUCKET_MIB and workers > 1:
         raise UserError(
             f"--compile with --sync {strategy}: PyTorch's compiler cuts the model at buckets of "
             f"{_DDP_FIRST_BUCKET_MIB:g} MiB or more. Use a larger bucket_mib."
@@ -148,9 +148,10 @@ def _finish(outcome: Outcome) -> None:
     if outcome.stopped_by is not None:
         click.echo(f"farandole: stopped by {outcome.stopped_by}; no worker is left", err=True)
         sys.exit(outcome.exit_code)
-    if outcome.failure is not None:
-        lines = outcome.failure.error.strip().splitlines() or ["it said nothing"]
+    failure = outcome.failure
+    if failure is not None:
+        lines = failure.error.strip().splitlines() or [f"exit code {failure.exit_code}"]
+        why = f"was killed by {failure.killed_by}" if failure.killed_by else f"failed: {lines[-1]}"
         raise LaunchError(
-            f"rank {outcome.failure.rank} of the benchmark failed: {lines[-1]}\n"
-            f"Every rank's output is in {outcome.logs}."
+            f"rank {failure.rank} of the benchmark {why}\nEvery rank's output is in {outcome.logs}."
         )

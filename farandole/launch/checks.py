@@ -217,10 +217,12 @@ def check_all_reduce(workers: int = 2) -> Finding:
         outcome = launch(Job(workers, ("-m", "farandole.launch.checks", str(report))))
         if outcome.stopped_by is not None:
             return Finding(name, "broken", f"stopped by {outcome.stopped_by}", "let it finish")
-        if outcome.failure is not None:
-            lines = outcome.failure.error.strip().splitlines() or ["it said nothing"]
-            value = f"rank {outcome.failure.rank} failed: {lines[-1]}"
-            return Finding(name, "broken", value, f"read what the workers said in {outcome.logs}")
+        failure = outcome.failure
+        if failure is not None:
+            lines = failure.error.strip().splitlines() or [f"exit code {failure.exit_code}"]
+            why = failure.killed_by or lines[-1]
+            hint = f"read what the workers said in {outcome.logs}"
+            return Finding(name, "broken", f"rank {failure.rank} failed: {why}", hint)
         found = json.loads(report.read_text())
     return Finding(
         name,

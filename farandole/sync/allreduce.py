@@ -38,12 +38,12 @@ class AllReduce(Strategy):
 
     name: ClassVar[str] = "allreduce"
 
-    bucket_mib: float = 25.0  # gradients travel in pieces of about this size
+    bucket_mib: float | None = None  # gradients travel in pieces of this size; None: DDP's choice
     batchnorm: Literal["local", "sync"] = "local"  # statistics of a rank, or of all ranks
     unused: bool = False  # some parameters get no gradient in some steps
 
     def __post_init__(self) -> None:
-        if not 0 < self.bucket_mib < math.inf:  # NaN too is refused
+        if self.bucket_mib is not None and not 0 < self.bucket_mib < math.inf:  # nor NaN
             raise UserError(f"allreduce: bucket_mib={self.bucket_mib:g} must be above 0.")
 
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:

@@ -1,5 +1,23 @@
-"""Tools for testing what runs on many ranks; public, for users' tests too."""
+"""Tools for testing what runs on many ranks; public, for users' tests too.
 
-from farandole.testing.world import run_world
+Names are imported when first used: the emulated cluster needs no torch, and starts without it.
+"""
 
-__all__ = ["run_world"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from farandole.testing.cluster import Cluster
+    from farandole.testing.world import run_world
+
+_HOME = {"Cluster": "farandole.testing.cluster", "run_world": "farandole.testing.world"}
+
+__all__ = ["Cluster", "run_world"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'farandole.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -89,7 +89,7 @@ def _is_storable(tensor: torch.Tensor) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """What `value` is, for a message: `set`, `str_ array`, `complex128 tensor`."""
+    """What `value` is, for a message: `set`, `<U1 array`, `complex128 tensor`."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} array"
     if isinstance(value, torch.Tensor):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING, TextIO
 
 from farandole.data import BatchInfo
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _REDRAW_SECONDS = 0.1
 _LINE_SECONDS = 10.0
@@ -19,6 +19,9 @@ class EpochProgress:
     """Follows one loader through one epoch at a time. Costs a clock reading per batch."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
+        # Not at the top: the ranks that show nothing need not wait for it.
+        from rich.console import Console
+
         self._console = Console(file=stream or sys.stderr, highlight=False)
         self._bar: Progress | None = None
         self._samples = 0
@@ -55,13 +58,15 @@ class EpochProgress:
             print(line, flush=True)
 
     def _draw(self, epoch: int, info: BatchInfo, rate: str) -> None:
+        from rich import progress
+
         if self._bar is None:
-            self._bar = Progress(
-                TextColumn("epoch {task.fields[epoch]}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
+            self._bar = progress.Progress(
+                progress.TextColumn("epoch {task.fields[epoch]}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[rate]}"),
+                progress.TimeRemainingColumn(),
                 console=self._console,
                 transient=True,
                 auto_refresh=False,

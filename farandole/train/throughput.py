@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,25 +100,6 @@ class Workload:
             ) from error
 
 
-@dataclass
-class Rates:
-    """Images per second, one figure per iteration."""
-
-    values: list[float] = field(default_factory=list)
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    @property
-    def margin(self) -> float:
-        """1.96 standard deviations of the iterations, as Horovod's benchmark gives it."""
-        return 1.96 * statistics.pstdev(self.values)
-
-    def figures(self) -> dict[str, Any]:
-        return {"mean": self.mean, "ci": self.margin, "iterations": self.values}
-
-
 class Bench:
     """The loop that is timed, for one model at a time, on one device."""
 
@@ -185,7 +166,7 @@ def measure(run: Run, workload: Workload) -> dict[str, Any]:
 
     run.print("Running benchmark…")
     meter = run.group.meter
-    rates = {side: Rates() for side in sides}
+    rates: dict[str, list[float]] = {side: [] for side in sides}
     waited_seconds, bytes_sent = 0.0, 0
     for index in range(workload.iterations):
         run.group.barrier()
@@ -197,37 +178,41 @@ def measure(run: Run, workload: Workload) -> dict[str, Any]:
             if side == "run":
                 waited_seconds += meter.waited_seconds - before[0]
                 bytes_sent += meter.bytes_sent - before[1]
-            rates[side].values.append(run.mean(rate))
-        bare = f" (bare {rates['bare'].values[-1]:.1f})" if workload.bare else ""
-        run.print(f"Iter #{index}: {rates['run'].values[-1]:.1f} img/sec per worker{bare}")
+            rates[side].append(run.mean(rate))
+        bare = f" (bare {rates['bare'][-1]:.1f})" if workload.bare else ""
+        run.print(f"Iter #{index}: {rates['run'][-1]:.1f} img/sec per worker{bare}")
 
+    per_worker = _figures(rates["run"])
     result: dict[str, Any] = {
         "settings": {**asdict(workload), "image_size": workload.image_shape[-1], "sync": str(sync)},
         "workers": run.size,
         "device": name,
-        "images_per_second_per_worker": rates["run"].figures(),
-        "images_per_second_total": {
-            "mean": rates["run"].mean * run.size,
-            "ci": rates["run"].margin * run.size,
-        },
+        "images_per_second_per_worker": per_worker,
+        "images_per_second_total": {key: per_worker[key] * run.size for key in ("mean", "ci")},
         "waited_seconds": run.mean(waited_seconds),
         "bytes_sent_per_worker": run.mean(float(bytes_sent)),
         "peak_memory_bytes": int(run.group.all_reduce(_peak_memory(run.device), "max")),
         "versions": {**versions(), "cuda": torch.version.cuda},
     }
     if workload.bare:
-        result["bare_images_per_second_per_worker"] = rates["bare"].figures()
-        pairs = zip(rates["run"].values, rates["bare"].values, strict=True)
+        result["bare_images_per_second_per_worker"] = _figures(rates["bare"])
+        pairs = zip(rates["run"], rates["bare"], strict=True)
         result["ratio_to_bare"] = statistics.median(ours / bare for ours, bare in pairs)
     _print_summary(run, result)
     return result
+
+
+def _figures(rates: Sequence[float]) -> dict[str, Any]:
+    """The margin is 1.96 standard deviations of the iterations, as Horovod's benchmark gives it."""
+    margin = 1.96 * statistics.pstdev(rates)
+    return {"mean": statistics.fmean(rates), "ci": margin, "iterations": list(rates)}
 
 
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"CPU ({platform.machine()}, {capability}, {torch.get_num_threads()} threads)"
+    return f"CPU ({platform.machine()}, {capability}, threads: {torch.get_num_threads()})"
 
 
 def _set_precision(precision: str) -> None:
@@ -283,7 +268,13 @@ def _print_summary(run: Run, result: dict[str, Any]) -> None:
 def main(arguments: Sequence[str]) -> None:
     workload = parse_options(Workload, arguments[0] if arguments else "", what="the workload")
     run = init(timeout=_TIMEOUT_SECONDS)
-    result = measure(run, workload)
+    try:
+        result = measure(run, workload)
+    except torch.OutOfMemoryError as error:
+        raise FarandoleError(
+            f"out of memory: {workload.model} with {workload.batch_size} images per worker does "
+            f"not fit {device_name(run.device)}. Give a smaller --batch-size."
+        ) from error
     if run.rank == 0 and len(arguments) > 1:
         path = Path(arguments[1])
         try:

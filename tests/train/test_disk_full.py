@@ -91,13 +91,15 @@ def test_metrics_on_a_full_disk(small_disk: Path) -> None:
             run.log(loss=float(step))
             logged.append(step)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")  # the end may find room, or be warned of
+    with warnings.catch_warnings(record=True):  # the end may find room, or be warned of
+        warnings.simplefilter("always")
         with pytest.raises(FarandoleError, match=r"cannot write metrics.*No space left on device"):
             run_world(1, body, folder=small_disk)
-    history = read_history(small_disk / "world/metrics.jsonl")
+    history_file = small_disk / "world/metrics.jsonl"
+    history = read_history(history_file)
     assert [point.metrics["loss"] for point in history.points] == [0.0, *map(float, logged)]
-    assert not history.damage  # no line is torn
+    assert not history.damage
+    assert history_file.read_bytes().endswith(b"}\n")  # no line is torn
 
 
 def test_a_limit_on_the_size_of_files(sandbox: Any, tmp_path: Path) -> None:
