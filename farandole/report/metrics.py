@@ -51,7 +51,7 @@ class MetricsLog:
 
     def _write(self, record: Mapping[str, Any]) -> None:
         line = (json.dumps(_finite(record)) + "\n").encode()
-        end = self._file.tell()
+        end = self._file.seek(0, os.SEEK_END)
         if self._file.write(line) != len(line):  # the disk is full: leave no torn line behind
             self._file.truncate(end)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -82,24 +82,31 @@ def test_no_room_even_for_a_folder(small_disk: Path) -> None:
 
 
 def test_metrics_on_a_full_disk(small_disk: Path) -> None:
-    logged = []
+    logged = [0.0]
+    refused = r"cannot write metrics.*No space left on device"
+
+    def go_on(run: Run) -> None:
+        for step in range(1, 1000):  # the last block of the file has room for some
+            run.log(loss=float(step))
+            logged.append(float(step))
 
     def body(run: Run) -> None:
         run.log(loss=0.0)
         fill(small_disk)
-        for step in range(1, 1000):  # the last block of the file has room for some
-            run.log(loss=float(step))
-            logged.append(step)
+        with pytest.raises(FarandoleError, match=refused):
+            go_on(run)
+        for length in (100, 300, 1000):  # a script that goes on regardless
+            with pytest.raises(FarandoleError, match=refused):
+                run.log(note="x" * length)
 
     with warnings.catch_warnings(record=True):  # the end may find room, or be warned of
         warnings.simplefilter("always")
-        with pytest.raises(FarandoleError, match=r"cannot write metrics.*No space left on device"):
-            run_world(1, body, folder=small_disk)
-    history_file = small_disk / "world/metrics.jsonl"
-    history = read_history(history_file)
-    assert [point.metrics["loss"] for point in history.points] == [0.0, *map(float, logged)]
+        run_world(1, body, folder=small_disk)
+    written = small_disk / "world/metrics.jsonl"
+    assert written.read_bytes().endswith(b"}\n")  # no line is torn
+    history = read_history(written)
     assert not history.damage
-    assert history_file.read_bytes().endswith(b"}\n")  # no line is torn
+    assert [point.metrics["loss"] for point in history.points] == logged
 
 
 def test_a_limit_on_the_size_of_files(sandbox: Any, tmp_path: Path) -> None:
