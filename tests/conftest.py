@@ -21,6 +21,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from farandole.errors import UserError
+from farandole.testing import namespaces
+
 REPOSITORY = Path(__file__).parents[1]
 MARK = "FARANDOLE_TEST"
 # What launchers and users set, and what would change how a job starts or how its output looks.
@@ -142,3 +145,12 @@ def mpirun() -> list[str]:
             pytest.fail(message)
         pytest.skip(message)
     return [found, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+
+
+@pytest.fixture(scope="session")
+def root() -> None:
+    """Skips where no network namespace can be made: that needs root, and `ip` and `tc`."""
+    try:
+        namespaces.require_root()
+    except UserError as error:
+        pytest.skip(str(error))

@@ -148,10 +148,7 @@ def _finish(outcome: Outcome) -> None:
     if outcome.stopped_by is not None:
         click.echo(f"farandole: stopped by {outcome.stopped_by}; no worker is left", err=True)
         sys.exit(outcome.exit_code)
-    failure = outcome.failure
-    if failure is not None:
-        lines = failure.error.strip().splitlines() or [f"exit code {failure.exit_code}"]
-        why = f"was killed by {failure.killed_by}" if failure.killed_by else f"failed: {lines[-1]}"
+    if outcome.failure is not None:
         raise LaunchError(
-            f"rank {failure.rank} of the benchmark {why}\nEvery rank's output is in {outcome.logs}."
+            f"the benchmark failed: {outcome.failure}\nEvery rank's output is in {outcome.logs}."
         )

@@ -219,10 +219,8 @@ def check_all_reduce(workers: int = 2) -> Finding:
             return Finding(name, "broken", f"stopped by {outcome.stopped_by}", "let it finish")
         failure = outcome.failure
         if failure is not None:
-            lines = failure.error.strip().splitlines() or [f"exit code {failure.exit_code}"]
-            why = failure.killed_by or lines[-1]
             hint = f"read what the workers said in {outcome.logs}"
-            return Finding(name, "broken", f"rank {failure.rank} failed: {why}", hint)
+            return Finding(name, "broken", str(failure), hint)
         found = json.loads(report.read_text())
     return Finding(
         name,

@@ -45,6 +45,13 @@ class Failure:
         except ValueError:  # real-time signals have numbers only
             return f"signal {-self.exit_code}"
 
+    def __str__(self) -> str:
+        """In one line: which rank, how, and the last thing it said."""
+        if self.killed_by:
+            return f"rank {self.rank} was killed by {self.killed_by}"
+        said = self.error.strip().splitlines()
+        return f"rank {self.rank} failed: {said[-1] if said else f'exit code {self.exit_code}'}"
+
 
 def record_uncaught(environ: Mapping[str, str] = os.environ) -> None:
     """In a worker: from now on an uncaught exception is also written for the launcher to find."""

@@ -41,22 +41,8 @@ Entry = dict[str, Any]
 """What one writer adds to the manifest: its files with their checksums, and its trees."""
 
 
-def write(folder: Path, parts: Mapping[str, Any]) -> None:
-    """Stores each of `parts` in `folder`, replacing what is there.
-
-    Raises `CheckpointError` when the disk is full or the place cannot be written; nothing is left
-    behind then, and earlier checkpoints are untouched.
-    """
-    temporary = temporary_for(folder)
-    try:
-        begin(folder)
-        commit(folder, [write_parts(temporary, parts)])
-    except (OSError, SafetensorError) as error:
-        raise abandoned(folder, out_of_room(error)) from error
-
-
-# The three steps of writing, apart, so that several ranks can take part: rank 0 begins, every rank
-# writes its parts, rank 0 commits.
+# Writing takes three steps, so that several ranks can take part: rank 0 begins, every rank writes
+# its parts, rank 0 commits. What goes wrong in them is `OSError` or `SafetensorError`.
 
 
 def temporary_for(folder: Path) -> Path:
@@ -91,7 +77,7 @@ def commit(folder: Path, entries: Sequence[Entry]) -> None:
     manifest.write_text(json.dumps({"sha256": _sha256(body.encode()), "body": body}))
     _sync(manifest)
     _sync_folder(temporary)
-    _replace_folder(temporary, folder)
+    temporary.rename(folder)
     _sync_folder(folder.parent)
 
 
@@ -207,19 +193,6 @@ def _storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         seen.add(place)
         storable[name] = plain
     return storable
-
-
-def _replace_folder(new: Path, target: Path) -> None:
-    if not target.exists():
-        new.rename(target)
-        return
-    # A folder cannot be renamed onto one that is not empty: move the old one out of the way
-    # first, so that at every moment one of the two is there whole.
-    old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    target.rename(old)
-    new.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(file: Path) -> str:

@@ -291,7 +291,7 @@ def test_a_worker_that_fails_is_named(failure: Failure, said: str) -> None:
     with pytest.raises(LaunchError) as caught:
         bench._finish(Outcome(failure, (1,), logs=Path("/tmp/logs")))
     assert str(caught.value).splitlines() == [
-        f"rank 1 of the benchmark {said}",
+        f"the benchmark failed: rank 1 {said}",
         "Every rank's output is in /tmp/logs.",
     ]
 

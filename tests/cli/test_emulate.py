@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from conftest import Sandbox
 
 
-@pytest.fixture(scope="module")
-def root() -> None:
-    try:
-        namespaces.require_root()
-    except UserError as error:
-        if os.environ.get("FARANDOLE_TEST_REQUIRE") == "all":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-
-
 def run(*arguments: str) -> Result:
     result = CliRunner().invoke(emulate, arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception

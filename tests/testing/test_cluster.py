@@ -23,17 +23,6 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def root() -> None:
-    """Skips where no namespace can be made."""
-    try:
-        namespaces.require_root()
-    except UserError as error:
-        if os.environ.get("FARANDOLE_TEST_REQUIRE") == "all":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
 def cluster(root: None) -> Iterator[Cluster]:
     with Cluster(hosts=2, rate="200mbit") as made:
         yield made
