@@ -107,9 +107,10 @@ def _examine_machine() -> tuple[Finding, ...]:
     import psutil
     import torch.distributed as dist
 
+    from farandole.launch.cores import usable_cores
+
     gpus = _gpus()
     count = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else count
     memory = psutil.virtual_memory()
     shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     rdma = Path("/sys/class/infiniband")
@@ -117,7 +118,7 @@ def _examine_machine() -> tuple[Finding, ...]:
         *checks.check_backends(
             dist.is_gloo_available(), dist.is_nccl_available(), dist.is_mpi_available(), len(gpus)
         ),
-        checks.check_cpus(count, allowed),
+        checks.check_cpus(count, usable_cores()),
         checks.check_memory(memory.total, memory.available),
         checks.check_gpus(gpus, len(list(Path("/dev").glob("nvidia[0-9]*")))),
         checks.check_shared_memory(shared.total if shared else None, shared.free if shared else 0),

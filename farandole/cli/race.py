@@ -66,7 +66,7 @@ def race(
     goal = Target.parse(target) if target else None
     entries = [Entry(str(parse(text)), workers) for text in sync]
     if serial:
-        entries.append(Entry(None, 1))
+        entries.insert(0, Entry(None, 1))  # what the others' speed-up is measured against
     if not entries:
         raise UserError("a race needs runners: give --sync once for each strategy, or --serial.")
     name = f"race-{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -48,6 +48,11 @@ def run(
     if not module:
         check_script(script)
 
+    if workers is None and {"-n", "--workers"} & set(arguments):
+        click.echo(
+            "farandole: -n after the script is the script's own; ours goes before it", err=True
+        )
+
     import torch
 
     from farandole.launch.local import Job, launch

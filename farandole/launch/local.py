@@ -36,6 +36,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from farandole.errors import LaunchError, UserError
+from farandole.launch.cores import fair_share
 from farandole.launch.failure import Failure, first_cause, read_failure
 from farandole.launch.loopback import LOOPBACK, serve_store, stay_on_loopback
 from farandole.launch.orphans import LAUNCHER
@@ -144,9 +145,8 @@ def _silence_agent() -> None:
 
 
 def _worker_environment(job: Job) -> dict[str, str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     defaults = {
-        "OMP_NUM_THREADS": str(max(1, (cores or 1) // job.workers)),
+        "OMP_NUM_THREADS": str(fair_share(job.workers)),
         "PYTHONUNBUFFERED": "1",  # a line shows when it is printed, not when a buffer fills
     }
     stay_on_loopback(defaults)  # here, for scripts that form a process group of their own

@@ -40,7 +40,8 @@ def headline(results: Results) -> tuple[str, ...]:
         return (f"All {len(standings)} runs failed." if standings else "Nothing was raced.",)
     winner = raced[0]
     if winner.seconds_to_target is not None:
-        first = "" if len(raced) == 1 else " first"
+        alone = len(raced) == 1 or _too_close(winner, raced[1])
+        first = "" if alone else " first"
         return (
             Name(winner.label),
             f" reached {results.target}{first}, in {units.seconds(winner.seconds_to_target)}",
@@ -48,8 +49,11 @@ def headline(results: Results) -> tuple[str, ...]:
             ".",
         )
     if results.goal is None:
-        rate = units.rate(winner.lane.samples_per_second)
-        return ("No metric was logged; ", Name(winner.label), f" took in {rate} samples/s.")
+        rate = winner.lane.samples_per_second
+        if not rate:
+            return ("No run logged anything: does the script call run.log(…)?",)
+        text = f" took in {units.rate(rate)} samples/s."
+        return ("No metric was logged; ", Name(winner.label), text)
     if winner.best is None:
         return (f"No run logged a finite {results.goal.metric}.",)
     value = f"{units.number(winner.best)} after {units.seconds(winner.best_seconds)}"

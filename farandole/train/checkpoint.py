@@ -141,10 +141,11 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / _MANIFEST).exists() or (_is_numbered(folder) and newest(folder) is None)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Removes all but the newest `keep` checkpoints."""
+def prune(folder: Path, keep: int, first: int = 0) -> None:
+    """Removes all but the newest `keep` checkpoints; those numbered below `first` stay too."""
     for old in _all(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        if int(old.name) >= first:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _all(folder: Path) -> list[Path]:

@@ -26,6 +26,8 @@ class RunState:
         run = self._run
         if keep < 1:
             raise UserError(f"keep={keep}: at least the new checkpoint must stay.")
+        if not run._synchronizers:
+            run.print("note: this checkpoint holds no model: none was given to run.distribute")
         shared: dict[str, Any] = {
             "run": {
                 "samples": run.samples,
@@ -47,7 +49,20 @@ class RunState:
             if optimizer is not None:
                 shared[f"optimizer-{index}"] = optimizer.state_dict()
             own["sync"].append(synchronizer.state_dict())
-        return save_together(run.group, folder, shared, own, keep)
+        first = run._first_checkpoint.get(folder)
+        target = save_together(run.group, folder, shared, own, keep=keep, first=first)
+        if first is None:
+            self._found(folder, int(target.name))
+        return target
+
+    def _found(self, folder: Path, number: int) -> None:
+        """This run's first checkpoint in `folder`. Another run's are never removed."""
+        self._run._first_checkpoint[folder] = number
+        if number > 0:
+            self._say(
+                f"{folder} holds checkpoints of an earlier run, which this run did not load; they "
+                "stay. Call run.load() to go on from them, or choose another name."
+            )
 
     def _next_epoch(self) -> int:
         """The epoch to go on with: this one, unless its pass over the data has ended.
@@ -65,7 +80,7 @@ class RunState:
         run = self._run
         if missing_ok and not run.group.broadcast_json(checkpoint.newest(folder) is not None):
             return None
-        parts = load_together(run.group, folder)
+        source, parts = load_together(run.group, folder)
         saved, own = parts["run"], parts.get(f"rank-{run.rank}")
         self._load_models(parts)
         run.samples, run.steps = saved["samples"], saved["steps"]
@@ -73,6 +88,8 @@ class RunState:
         run.group.meter.go_on_from(saved["waited_seconds"], saved["bytes_sent"])
         run.epoch = saved["next_epoch"]
         run.resumed = True
+        run._first_checkpoint[source.parent] = 0
+        run.print(f"going on from {source}, at epoch {run.epoch}")
         run._loader_states = saved["loaders"]
         for loader, state in zip(run._loaders.values(), saved["loaders"], strict=False):
             loader.load_state_dict(state)

@@ -24,7 +24,7 @@ from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
 from farandole.topology import Topology
 from farandole.train.progress import EpochProgress
 from farandole.train.resume import RunState
-from farandole.train.settings import Settings, default_name
+from farandole.train.settings import Settings, check_name, check_writable, default_name
 
 T = TypeVar("T", float, torch.Tensor)
 
@@ -51,9 +51,8 @@ class Run:
         self.device = device
         self.seed = seed
         self.settings = settings
-        self.name = group.broadcast_json(
-            settings.name or name or default_name(settings.script or "run")
-        )
+        chosen = settings.name or name or default_name(settings.script or "run")
+        self.name = group.broadcast_json(check_name(chosen))
         self.folder = (settings.folder or folder) / self.name
         self.samples = 0  # trained on so far, by all ranks together
         self.steps = 0
@@ -66,6 +65,7 @@ class Run:
         self._loader_states: list[dict[str, Any]] = []
         self._epoch_under_way = False
         self._pass_ended = False  # a pass over training data, in this epoch
+        self._first_checkpoint: dict[Path, int] = {}  # this run's, in each folder it uses
         self._metrics: MetricsLog | None = None
         self._progress = EpochProgress() if group.rank == 0 else None
         group.meter.go_on_from(waited_seconds=0.0, bytes_sent=0)  # from here on, like the clock
@@ -117,6 +117,8 @@ class Run:
         All ranks start from rank 0's parameters, buffers and optimizer state. Raises
         `ModelMismatchError` naming the tensor and both shapes when the ranks' models differ.
         """
+        if self.rank == 0:
+            check_writable(self.folder)
         if any(known.unwrapped is model or known.model is model for known in self._synchronizers):
             raise UserError("this model is distributed already; call run.distribute once for it.")
         model = model.to(self.device)
@@ -192,6 +194,8 @@ class Run:
 
     def epochs(self, count: int) -> Iterator[int]:
         """`range(count)`, except that a resumed run starts where it stopped."""
+        if self.resumed and self.epoch >= count:
+            self.print(f"{self.name}: all {count} epochs are done already")
         for epoch in range(self.epoch, count):
             self.epoch = epoch
             self._epoch_under_way, self._pass_ended = True, False
@@ -202,6 +206,11 @@ class Run:
     def _count(self, loader: Loader, info: BatchInfo) -> None:
         """Runs for every batch. What is drawn without gradients is evaluation, not training."""
         if torch.is_grad_enabled():
+            if self.steps == 0 and self.size > 1 and not self._synchronizers:
+                self.print(
+                    "note: no model was given to run.distribute, so each rank trains one of its "
+                    "own. Write `model, opt = run.distribute(model, opt)` before the loop."
+                )
             self.samples += info.samples
             self.steps += 1
             for synchronizer in self._synchronizers:
@@ -251,10 +260,10 @@ class Run:
         waited = counters["waited_seconds"] / max(counters["time"], 1e-9)
         self.print(f"{shown}  ·  {counters['time']:.1f} s, {waited:.0%} waiting")
 
-    def print(self, line: str) -> None:
+    def print(self, *values: object) -> None:
         """Prints on rank 0, above the progress bar if there is one."""
         if self._progress is not None:
-            self._progress.print(line)
+            self._progress.print(" ".join(map(str, values)))
 
     def _counters(self) -> dict[str, float]:
         return {
@@ -311,6 +320,10 @@ class Run:
         """Writes the end of the metrics. Called at the end of the script; waits for nobody."""
         if self._progress is not None:
             self._progress.end()
+        if self._synchronizers and not self._loaders and self.size > 1 and self._metrics:
+            self.print(
+                "note: no batch came from run.loader, so every rank saw what it loaded itself"
+            )
         if self._metrics is not None:
             try:
                 self._metrics.close(self._counters())

@@ -20,9 +20,17 @@ T = TypeVar("T")
 
 
 def save_together(
-    group: Group, folder: Path, shared: Mapping[str, Any], own: Mapping[str, Any], keep: int
+    group: Group,
+    folder: Path,
+    shared: Mapping[str, Any],
+    own: Mapping[str, Any],
+    *,
+    keep: int,
+    first: int | None,
 ) -> Path:
     """Saves into a new checkpoint in `folder`; returns its path, the same on every rank.
+
+    The newest `keep` stay, and whatever is numbered below `first` (None: below the new one).
 
     Raises `CheckpointError` on every rank when any rank could not write.
     """
@@ -40,7 +48,7 @@ def save_together(
     def commit() -> None:
         if group.rank == 0:
             checkpoint.commit(target, entries)
-            checkpoint.prune(folder, keep)
+            checkpoint.prune(folder, keep, int(target.name) if first is None else first)
 
     _all_or_none(group, target, begin)
     entries = _all_or_none(group, target, write)
@@ -67,8 +75,10 @@ def _all_or_none(group: Group, target: Path, step: Callable[[], T]) -> list[T]:
     return [result for _, result in answers]
 
 
-def load_together(group: Group, path: Path) -> dict[str, Any]:
+def load_together(group: Group, path: Path) -> tuple[Path, dict[str, Any]]:
     """Reads the shared parts and this rank's own from a checkpoint, or the newest in a folder.
+
+    Returns which checkpoint that was, and the parts.
 
     Raises `CheckpointError` on every rank when any rank could not read.
     """
@@ -88,4 +98,4 @@ def load_together(group: Group, path: Path) -> dict[str, Any]:
     for rank, failed in enumerate(group.gather_json(problem)):
         if failed is not None:
             raise CheckpointError(failed if group.size == 1 else f"rank {rank}: {failed}")
-    return parts
+    return Path(source), parts

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.errors import UserError
+from farandole.errors import FarandoleError, UserError
 from farandole.sync import Strategy, parse
 
 SYNC = "FARANDOLE_SYNC"
@@ -41,6 +42,28 @@ class Settings:
             seed=seed,
             script=environ.get(SCRIPT) or None,
         )
+
+
+def check_name(name: str) -> str:
+    """A run's name is a folder below the folder of runs, and must not lead out of it."""
+    if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise UserError(f"the name {name!r} leads out of the folder of runs; give a plain name.")
+    return name
+
+
+def check_writable(folder: Path) -> None:
+    """Finds out before the training, not after its first epoch. Leaves nothing behind."""
+    place = folder.resolve()
+    while not place.exists():
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise FarandoleError(
+            f"cannot write metrics to {folder}: {error}. Start in a folder you can write to, or "
+            "pass fd.init(folder=…) or `farandole run --runs …`."
+        ) from error
 
 
 def default_name(script: str) -> str:

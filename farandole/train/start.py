@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 
 from farandole.errors import UserError
+from farandole.launch.cores import fair_share, usable_cores
 from farandole.launch.environment import Seat, detect
 from farandole.launch.failure import record_uncaught
 from farandole.launch.join import join, leave
@@ -47,6 +49,7 @@ def init(
     settings = Settings.from_environ(os.environ)
     if settings.script is None:
         settings = replace(settings, script=sys.argv[0] or "run")
+    share_cores(seat, os.environ)
     device, shared_gpu = pick_device(seat)
     group = join(seat, device, shared_gpu=shared_gpu, timeout=limit)
     chosen = settings.seed if settings.seed is not None else seed
@@ -67,6 +70,17 @@ def init(
         atexit.register(leave, group)
     atexit.register(run.close)
     return run
+
+
+def share_cores(seat: Seat, environ: Mapping[str, str]) -> None:
+    """Divides the cores between the ranks of a host where the launcher did not (mpirun, srun).
+
+    Left alone, every rank would start as many threads as there are cores. A rank that is bound to
+    some of the cores has its share already.
+    """
+    bound = usable_cores() < (os.cpu_count() or 1)
+    if seat.local_size > 1 and not bound and "OMP_NUM_THREADS" not in environ:
+        torch.set_num_threads(fair_share(seat.local_size))
 
 
 def pick_device(seat: Seat) -> tuple[torch.device, bool]:

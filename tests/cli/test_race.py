@@ -57,8 +57,8 @@ def test_race_ranks_reports_and_passes_seed_and_strategy(script):
     (folder,) = script.parent.glob("runs/race-tiny-*")
     assert {p.name for p in folder.iterdir()} >= {"report.html", "report.png", "summary.json"}
     outputs = {p.parent.name: p.read_text() for p in folder.glob("*/output.log")}
-    assert "[1] seed 7 sync allreduce:bucket_mib=2" in outputs["2-allreduce-bucket-mib-2"]
-    assert "seed 7 sync None" in outputs["3-serial"]
+    assert "[1] seed 7 sync allreduce:bucket_mib=2" in outputs["3-allreduce-bucket-mib-2"]
+    assert "seed 7 sync None" in outputs["1-serial"]
     assert "report.html" in done.stdout
 
 
@@ -77,7 +77,7 @@ def test_a_target_that_is_never_logged_ends_the_race_after_one_lane(script):
     assert done.returncode == 2
     assert "acuracy" in done.stderr
     assert "'accuracy'" in done.stderr
-    assert "serial on" not in done.stdout, "the second lane never started"
+    assert "allreduce on" not in done.stdout, "the second lane never started"
 
 
 def test_a_script_that_logs_nothing_is_told_so(script):
