@@ -1,6 +1,7 @@
-"""Which seat a process has, from the variables that real launchers set.
+"""Which seat a process has, from the variables that launchers set.
 
-The sets are what `env` printed under each launcher, cut to the families that could mislead.
+The sets of torchrun and Open MPI are what `env` printed under them, cut to the families that could
+mislead; those of MPICH, MVAPICH2 and Slurm are put together from their documentation.
 """
 
 from __future__ import annotations
