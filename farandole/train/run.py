@@ -18,13 +18,19 @@ from torch.utils.data import DataLoader, Dataset
 import farandole
 from farandole.comm import Group
 from farandole.data import BatchInfo, Loader, LoaderOptions
-from farandole.errors import FarandoleError, UserError
+from farandole.errors import UserError
 from farandole.report.metrics import MetricsLog
 from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
 from farandole.topology import Topology
 from farandole.train.progress import EpochProgress
 from farandole.train.resume import RunState
-from farandole.train.settings import Settings, check_name, check_writable, default_name
+from farandole.train.settings import (
+    Settings,
+    check_name,
+    check_writable,
+    default_name,
+    unwritable,
+)
 
 T = TypeVar("T", float, torch.Tensor)
 
@@ -252,10 +258,7 @@ class Run:
         try:
             self._open_metrics().log(counters, plain)
         except OSError as error:
-            raise FarandoleError(
-                f"cannot write metrics to {self.folder}: {error}. Start in a folder you can "
-                "write to, or pass fd.init(folder=…) or `farandole run --runs …`."
-            ) from error
+            raise unwritable(self.folder, error) from error
         shown = "  ".join(f"{name} {_short(value)}" for name, value in plain.items())
         waited = counters["waited_seconds"] / max(counters["time"], 1e-9)
         self.print(f"{shown}  ·  {counters['time']:.1f} s, {waited:.0%} waiting")

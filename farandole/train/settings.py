@@ -60,10 +60,15 @@ def check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        raise FarandoleError(
-            f"cannot write metrics to {folder}: {error}. Start in a folder you can write to, or "
-            "pass fd.init(folder=…) or `farandole run --runs …`."
-        ) from error
+        raise unwritable(folder, error) from error
+
+
+def unwritable(folder: Path, error: OSError) -> FarandoleError:
+    """The error to raise when a run cannot write to its folder."""
+    return FarandoleError(
+        f"cannot write metrics to {folder}: {error}. Start in a folder you can write to, or "
+        "pass fd.init(folder=…) or `farandole run --runs …`."
+    )
 
 
 def default_name(script: str) -> str:

@@ -140,6 +140,16 @@ def test_the_strategy_travels_in_its_shortest_form(
     assert started[0].command == ("train.py", "--unused")
 
 
+def test_our_option_behind_the_script_is_noted_and_passed_on(
+    command: Command, started: list[local.Job]
+) -> None:
+    code, said = command("run", "train.py", "-n", "2")
+    assert code == 0
+    assert "-n after the script is the script's own" in said
+    assert started[-1].command == ("train.py", "-n", "2")
+    assert command("run", "-n", "3", "train.py", "-n", "2") == (0, "")
+
+
 def test_errors_are_one_line_from_the_shell_too(sandbox: Sandbox) -> None:
     done = sandbox.farandole("run", "-n", "0", "train.py")
     assert (done.returncode, done.stdout) == (2, "")

@@ -257,3 +257,19 @@ def test_summary_has_the_unrounded_numbers_and_survives_what_is_not_finite(
     assert (first["samples_per_second"], first["waited_share"]) == (25.0, 0.25)
     assert (first["bytes_sent"], first["total_seconds"], first["speed_up"]) == (3000, 12.0, 1.0)
     assert (last["sync"], last["best"], last["damage"]) == ("fast", None, ["line 3: not JSON: x"])
+
+
+def test_a_race_in_which_nothing_was_logged_asks_for_it(make_lane) -> None:
+    lanes = (
+        make_lane("allreduce", outcome="unfinished"),
+        make_lane("serial", outcome="unfinished"),
+    )
+    said = plain(headline(Results(lanes)))
+    assert said == "No run logged anything: does the script call run.log(…)?"
+
+
+def test_two_that_are_too_close_have_no_first(make_lane) -> None:
+    lanes = (make_lane("a", [0.9], seconds=1.0), make_lane("b", [0.9], seconds=1.01))
+    said = plain(headline(Results(lanes, Target("accuracy", 0.9, True))))
+    assert "too close to call" in said
+    assert "first" not in said
