@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -70,11 +71,16 @@ def record_uncaught(environ: Mapping[str, str] = os.environ) -> None:
 def record_leaving(environ: Mapping[str, str] = os.environ) -> None:
     """In a worker, before its peers can notice its end: says when that was, if it did not raise.
 
-    So `sys.exit(3)` on one rank is told apart from the broken collectives that follow from it.
+    So `sys.exit(3)` on one rank is told apart from the broken collectives that follow from it. The
+    launcher stops everyone when the first of those ends, which may be before this process has; it
+    is leaving anyway, so that SIGTERM must not replace its exit code.
     """
     target = environ.get(_FILE_VARIABLE)
-    if target and "FARANDOLE_JOB" in environ and not Path(target).exists():
-        _write(Path(target), "")
+    if target and "FARANDOLE_JOB" in environ:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if not Path(target).exists():
+            _write(Path(target), "")
 
 
 def _write(target: Path, text: str) -> None:

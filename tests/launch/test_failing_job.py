@@ -54,7 +54,7 @@ def test_several_fail_because_one_did(sandbox: Sandbox) -> None:
     assert "one that follows" not in last
 
 
-@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("vanish", 4)])
+@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("linger", 3), ("vanish", 4)])
 def test_leaving_with_a_code_is_the_cause_of_what_follows(
     sandbox: Sandbox, how: str, code: int
 ) -> None:

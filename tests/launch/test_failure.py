@@ -6,6 +6,7 @@ import itertools
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,12 @@ TOLD_TO_STOP = Failure(2, -signal.SIGTERM, "", 81 * SECOND)
 
 
 @pytest.fixture
-def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # put back after the test
+    at_sigterm = signal.getsignal(signal.SIGTERM)
     error_file = tmp_path / "rank-1.error.json"
-    return {"TORCHELASTIC_ERROR_FILE": str(error_file), "FARANDOLE_JOB": "c0de"}
+    yield {"TORCHELASTIC_ERROR_FILE": str(error_file), "FARANDOLE_JOB": "c0de"}
+    signal.signal(signal.SIGTERM, at_sigterm)
 
 
 def raise_here(error: Exception) -> None:

@@ -1,7 +1,11 @@
 """Fails on some ranks, in the way that the first argument names, while the others wait for them."""
 
+import atexit
+import contextlib
 import os
+import socket
 import sys
+import time
 
 import farandole as fd
 
@@ -9,11 +13,25 @@ how = sys.argv[1]
 if how == "before" and os.environ["RANK"] == "1":
     import no_such_module  # noqa: F401
 
+
+
+def hang_up_and_linger() -> None:
+    """Ends as on a slow machine: the peers notice long before this process is gone."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            connection.getpeername()  # not one that only listens
+            connection.shutdown(socket.SHUT_RDWR)
+    time.sleep(3)
+
+
+if how == "linger" and os.environ["RANK"] == "1":
+    atexit.register(hang_up_and_linger)  # after fd has left: last registered, first called
+
 run = fd.init(timeout=60)
 run.group.barrier()
 if how == "raise" and run.rank == 1:
     raise ValueError("the first to fail")
-if how == "exit" and run.rank == 1:
+if how in ("exit", "linger") and run.rank == 1:
     sys.exit(3)
 if how == "vanish" and run.rank == 1:
     os._exit(4)
