@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 
 import farandole as fd
 
@@ -14,10 +15,9 @@ if how == "before" and os.environ["RANK"] == "1":
     import no_such_module  # noqa: F401
 
 
-
 def hang_up_and_linger() -> None:
     """Ends as on a slow machine: the peers notice long before this process is gone."""
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
+    for descriptor in (int(entry.name) for entry in Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             connection.getpeername()  # not one that only listens
             connection.shutdown(socket.SHUT_RDWR)
