@@ -2,6 +2,9 @@
 
 Strategies and layouts are frozen dataclasses, and a script and a command line must be able to say
 the same thing. This is the one place that reads and writes that text.
+
+A field that holds something with a text form of its own, such as a codec, names the function that
+reads it: `field(default=None, metadata={"parse": parse})`. It is written by `str`, without commas.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ def parse_options(cls: type[T], text: str, *, what: str) -> T:
     being parsed in those messages, such as "strategy 'local'".
     """
     kinds = typing.get_type_hints(cls)
-    known = {f.name: kinds[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    known = {field.name: kinds[field.name] for field in fields}
+    parsers = {field.name: field.metadata.get("parse") for field in fields}
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, raw = item.partition("=")
@@ -34,7 +39,9 @@ def parse_options(cls: type[T], text: str, *, what: str) -> T:
             raise UserError(f"{what}: option {key!r} is given twice in {text!r}. Keep one.")
         if not equals and known[key] is not bool:
             raise UserError(f"{what}: option {key!r} needs a value, such as {key}=…")
-        values[key] = _read(known[key], raw.strip() if equals else "true", f"{what}: {key}")
+        raw = raw.strip() if equals else "true"
+        parse = parsers[key] if raw.lower() != "none" else None
+        values[key] = parse(raw) if parse else _read(known[key], raw, f"{what}: {key}")
     return cls(**values)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
@@ -11,6 +11,24 @@ from hypothesis import strategies as st
 
 from farandole.errors import UserError
 from farandole.options import format_options, parse_options
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something with a text form of its own."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}..{self.last}"
+
+    @staticmethod
+    def parse(text: str) -> Span:
+        first, dots, last = text.partition("..")
+        if not dots or not (first + last).isdecimal() or not (first + last).isascii():
+            raise UserError(f"span {text!r} is not first..last.")
+        return Span(int(first or 0), int(last or 0))
 
 
 @dataclass(frozen=True)
@@ -24,6 +42,7 @@ class Plan:
     keep: bool = True
     limit: int | None = None
     label: str = "plain"
+    span: Span | None = field(default=None, metadata={"parse": Span.parse})
 
 
 def parse(text: str) -> Plan:
@@ -41,6 +60,7 @@ plans = st.builds(
     keep=st.booleans(),
     limit=st.none() | st.integers(),
     label=st.from_regex(r"[a-z]+", fullmatch=True),
+    span=st.none() | st.builds(Span, st.integers(0, 99), st.integers(0, 99)),
 )
 
 
@@ -57,6 +77,7 @@ def test_there_and_back(plan: Plan) -> None:
         (Plan(every=2, tiles=(2, 3)), "every=2,tiles=2x3"),
         (Plan(overlap=True, keep=False), "overlap,keep=false"),
         (Plan(rate=0.05, limit=7), "rate=0.05,limit=7"),
+        (Plan(every=2, span=Span(3, 7)), "every=2,span=3..7"),
     ],
 )
 def test_the_text_says_what_differs(plan: Plan, text: str) -> None:
@@ -95,12 +116,18 @@ def test_the_ways_to_say_no(no: str) -> None:
         ("tiles=2x2x2", "tiles='2x2x2' is not 2 values, such as 2x2"),
         ("tiles=2xtwo", "tiles='two' is not a whole number"),
         ("limit=many", "limit='many' is not a whole number"),
+        ("span=3-7", "span '3-7' is not first..last."),
+        ("span", "option 'span' needs a value, such as span=…"),
     ],
 )
 def test_what_cannot_be_is_said_with_its_value(text: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         parse(text)
     assert message in str(error.value)
+
+
+def test_none_is_said_where_it_is_allowed() -> None:
+    assert parse("span=none,limit=None") == Plan()
 
 
 @given(st.text(max_size=20))

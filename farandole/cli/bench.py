@@ -1,19 +1,19 @@
-"""`farandole bench`: how fast this machine trains."""
+"""`farandole bench`: how fast this machine trains, and how fast its ranks talk."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from farandole.cli.bench_comm import comm
+from farandole.cli.bench_ends import check_output
+from farandole.cli.bench_ends import finish as _finish
 from farandole.cli.options import sync_option
-from farandole.errors import LaunchError, UserError
+from farandole.errors import UserError
 
 if TYPE_CHECKING:
-    from farandole.launch.local import Outcome
     from farandole.sync import Strategy
 
 _DDP_FIRST_BUCKET_MIB = 1.0  # PyTorch's compiler refuses buckets below DDP's first
@@ -22,6 +22,9 @@ _DDP_FIRST_BUCKET_MIB = 1.0  # PyTorch's compiler refuses buckets below DDP's fi
 @click.group()
 def bench() -> None:
     """Measure this machine."""
+
+
+bench.add_command(comm)
 
 
 @bench.command()
@@ -80,7 +83,7 @@ def train(workers: int | None, sync: str | None, json_path: Path | None, **optio
         _check_tf32()
     if workload.compile:
         _check_compile(strategy, count)
-    output = _check_output(json_path) if json_path else None
+    output = check_output("--json", json_path) if json_path else None
     chosen = {settings.SCRIPT: "bench train", settings.SYNC: str(strategy) if strategy else ""}
     command = ["-m", "farandole.train.throughput", format_options(workload)]
     job = Job(
@@ -124,31 +127,4 @@ def _check_compile(strategy: Strategy | None, workers: int) -> None:
         raise UserError(
             f"--compile with --sync {strategy}: PyTorch's compiler cuts the model at buckets of "
             f"{_DDP_FIRST_BUCKET_MIB:g} MiB or more. Use a larger bucket_mib."
-        )
-
-
-def _check_output(path: Path) -> Path:
-    """The file to write, found writable now rather than after minutes of measuring."""
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        raise UserError(f"--json {path} is not a file. Give the name of a file to write.")
-    try:
-        with tempfile.TemporaryFile(dir=target.parent):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"--json {path} cannot be written: {target.parent}: {error.strerror}. "
-            "Give a file in a folder that exists and that you can write to."
-        ) from error
-    return target
-
-
-def _finish(outcome: Outcome) -> None:
-    """The workers have said everything themselves; here is how it ended."""
-    if outcome.stopped_by is not None:
-        click.echo(f"farandole: stopped by {outcome.stopped_by}; no worker is left", err=True)
-        sys.exit(outcome.exit_code)
-    if outcome.failure is not None:
-        raise LaunchError(
-            f"the benchmark failed: {outcome.failure}\nEvery rank's output is in {outcome.logs}."
         )

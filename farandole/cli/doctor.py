@@ -34,7 +34,8 @@ def doctor(as_json: bool) -> None:
     """Check this machine, and say how to get what is absent.
 
     Looks at Python, torch and its backends, CPUs, GPUs, memory, limits, MPI, Slurm and the
-    compiler; then two workers add numbers for real. Ends with 0 unless something that Farandole
+    compiler; then two workers add numbers for real and measure what a message between them
+    costs. Ends with 0 unless something that Farandole
     cannot work without is broken: what is optional may be missing.
     """
     findings = examine()
@@ -100,7 +101,7 @@ def examine() -> tuple[Finding, ...]:
     )
     if checks.is_broken(packages):
         return packages
-    return (*packages, *_examine_machine(), *_examine_programs(), checks.check_all_reduce())
+    return (*packages, *_examine_machine(), *_examine_programs(), *checks.check_all_reduce())
 
 
 def _examine_machine() -> tuple[Finding, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farandole.cli.options import PASS_ON, check_script, seed_option, sync_option
-from farandole.errors import UserError
+from farandole.errors import FarandoleError, UserError
 
 if TYPE_CHECKING:
     from farandole.launch.failure import Failure
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 @click.option("--name", help="The run's folder below --runs. [<script>-<time>]")
 @click.option("--runs", type=click.Path(path_type=Path), help="Where runs are kept. [runs]")
 @seed_option()
+@click.option(
+    "--transport",
+    metavar="NAME",
+    help="What carries the bytes: auto, shm (shared memory) or c10d (gloo, NCCL). [auto]",
+)
+@click.option(
+    "--trace",
+    metavar="FILE.json",
+    type=click.Path(path_type=Path),
+    envvar="FARANDOLE_TRACE",
+    help="Write a timeline of all ranks, for https://ui.perfetto.dev.",
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -30,6 +42,8 @@ def run(
     name: str | None,
     runs: Path | None,
     seed: int | None,
+    transport: str | None,
+    trace: Path | None,
     module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -42,11 +56,17 @@ def run(
     \b
       farandole run -n 4 train.py --epochs 10
       farandole run -n 4 --sync allreduce:bucket_mib=5 train.py
+      farandole run -n 4 --trace out.json train.py
     """
     if workers is not None and workers < 1:
         raise UserError(f"-n {workers}: a job needs at least 1 worker.")
     if not module:
         check_script(script)
+    if transport == "mpi":
+        raise UserError(
+            "--transport mpi needs ranks that mpirun has started: "
+            f"FARANDOLE_TRANSPORT=mpi mpirun -n {workers or 2} python {script}"
+        )
 
     if workers is None and {"-n", "--workers"} & set(arguments):
         click.echo(
@@ -55,6 +75,8 @@ def run(
 
     import torch
 
+    from farandole.comm import check_transport
+    from farandole.launch import tracing
     from farandole.launch.local import Job, launch
     from farandole.sync import parse
     from farandole.train import settings
@@ -65,7 +87,12 @@ def run(
         settings.FOLDER: str(runs) if runs else None,
         settings.SEED: str(seed) if seed is not None else None,
         settings.SCRIPT: script,
+        settings.TRANSPORT: check_transport(transport) if transport is not None else None,
     }
+    if trace is not None:
+        trace = trace.absolute()
+        chosen[settings.TRACE_PARTS] = str(tracing.prepare(trace))
+        chosen[settings.TRACE] = ""  # the ranks need not merge
     job = Job(
         workers=workers or torch.cuda.device_count() or 1,
         command=(*(["-m"] if module else []), script, *arguments),
@@ -73,12 +100,30 @@ def run(
         rank0_owns_terminal=sys.stdout.isatty() and sys.stderr.isatty(),
     )
     outcome = launch(job)
+    if trace is not None:
+        _merge(trace)
     if outcome.stopped_by is not None:
         click.secho(f"farandole: stopped by {outcome.stopped_by}; no worker is left", err=True)
     elif outcome.failure is not None:
         _explain(outcome.failure, job.workers)
         click.echo(f"farandole: every rank's output is in {outcome.logs}", err=True)
     sys.exit(outcome.exit_code)
+
+
+def _merge(trace: Path) -> None:
+    """Whatever became of the job: what its ranks recorded is there."""
+    from farandole.launch import tracing
+    from farandole.launch.signals import undisturbed
+
+    with undisturbed():
+        try:
+            merged = tracing.merge(trace)
+        except FarandoleError as error:  # must not hide how the job ended; the parts stay
+            click.secho(f"farandole: {error}", fg="red", err=True)
+            return
+        tracing.remove_parts(trace)
+    said = merged or f"there is no trace {trace}: no rank got through fd.init()"
+    click.echo(f"farandole: {said}", err=True)
 
 
 def _explain(failure: Failure, workers: int) -> None:

@@ -1,7 +1,24 @@
 """How bytes travel between ranks."""
 
+from farandole.comm.arithmetic import Op
+from farandole.comm.choice import TransportName, check_transport
 from farandole.comm.group import Group
-from farandole.comm.inprocess import Exchange, InProcessGroup
 from farandole.comm.meter import Meter
+from farandole.comm.queue import Handle
+from farandole.comm.transport import Transport
+from farandole.comm.transports import C10d, Exchange, InProcess, SharedMemory, over_hosts
 
-__all__ = ["Exchange", "Group", "InProcessGroup", "Meter"]
+__all__ = [
+    "C10d",
+    "Exchange",
+    "Group",
+    "Handle",
+    "InProcess",
+    "Meter",
+    "Op",
+    "SharedMemory",
+    "Transport",
+    "TransportName",
+    "check_transport",
+    "over_hosts",
+]

@@ -1,93 +1,204 @@
-"""Ranks that talk to each other: a small, metered face over a c10d process group.
+"""Ranks that talk to each other: every collective, over whatever carries the bytes.
 
-Whatever carries the bytes (gloo, NCCL, threads of one process) is a `ProcessGroup`; this class
-adds what the rest of the house needs: waiting is measured, failures name the collective and the
-rank, and structured values travel as JSON, so nothing is ever unpickled from a socket.
+A `Transport` moves flat tensors. This class adds what the rest of the house needs: any shape and
+layout, the choice of algorithm, collectives in the background, measured waiting, failures that name
+the collective and the rank, and structured values as JSON, so nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-import re
-import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from farandole.comm.arithmetic import Op, check_op
+from farandole.comm.choice import choose
+from farandole.comm.face import ProcessGroupFace
 from farandole.comm.meter import Meter, ring_bytes
-from farandole.errors import CommError
+from farandole.comm.queue import Handle, Queue
+from farandole.comm.trace import NO_TRACE, Trace
+from farandole.comm.transport import PeerLost, Transport, disagreement, name_ranks
+from farandole.errors import CommError, UserError
+from farandole.schedule import piece
+from farandole.topology import Topology
 
-Op = Literal["sum", "average", "min", "max", "product"]
+P = ParamSpec("P")
+T = TypeVar("T")
 
-_GLOO_THREADS = 2  # that may still hold a tensor of a collective that has ended
 _FLAT_BYTES = 64 * 2**20  # tensors are broadcast in flat pieces of about this size
 
 
 class Group:
-    """One rank's end of a group. Every method that communicates must be called by all ranks.
+    """One rank's end of a group. Every collective must be called by all ranks, in the same order.
 
-    All of them raise `CommError` when a peer is gone or does not answer within `timeout`.
+    Collectives raise `CommError`. When the ranks call different things, all of them get it, and the
+    group can still be used; when a rank has died or did not answer within `timeout`, the error
+    names it, and the group is broken.
     """
 
     def __init__(
         self,
-        process_group: dist.ProcessGroup,
+        transport: Transport,
         *,
-        rank: int,
-        size: int,
-        timeout: timedelta,
         meter: Meter | None = None,
+        trace: Trace = NO_TRACE,
     ) -> None:
-        self.process_group = process_group
-        self.rank = rank
-        self.size = size
-        self.timeout = timeout
+        self.transport = transport
+        self.rank = transport.rank
+        self.size = transport.size
+        self.timeout: timedelta = transport.timeout
         self.meter = meter or Meter()
-        self._recent: deque[torch.Tensor] = deque(maxlen=_GLOO_THREADS)
+        self.trace = trace
+        self.process_group: dist.ProcessGroup = transport.process_group or ProcessGroupFace(self)
+        """For code of PyTorch's that wants a c10d group, such as DDP."""
+        self._queue = Queue(self.meter)
+        self._broken: str | None = None
 
-    def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> torch.Tensor:
-        """Reduces `tensor` in place over all ranks and returns it."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = _OPS["sum" if op == "average" else op]  # type: ignore[assignment]
-        options.timeout = self.timeout
-        flat = tensor.contiguous()
-        with self._collective("all_reduce", flat):
-            self.process_group.allreduce([flat], options).wait()
-        self.meter.add_bytes(ring_bytes(flat.nbytes, self.size))
-        if op == "average":
-            flat.div_(self.size)
-        if flat is not tensor:
-            tensor.copy_(flat)
-        return tensor
+    @property
+    def topology(self) -> Topology:
+        return self.transport.topology
 
-    def all_reduce_future(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
-        """Starts a sum over all ranks in place; the future holds `tensor` when it is done."""
+    # In the background
+
+    def start(self, collective: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
+        """Begins a collective of this group and returns at once: `start(group.all_reduce, tensor)`.
+
+        Collectives run in the order in which they were begun, those called directly included. The
+        tensors belong to the collective until `wait` on the handle has returned.
+        """
+        return self._queue.start(lambda: collective(*args, **kwargs))
+
+    def average_future(
+        self, tensor: torch.Tensor, *, algorithm: str = "auto", last: bool = False
+    ) -> Future[torch.Tensor]:
+        """Starts an average over all ranks in place; the future holds `tensor` when it is done.
+
+        For tensors whose shapes are known to agree, and callers who meter the wait. `last` says
+        that the caller has nothing else to do meanwhile: then it is done on return, no thread need
+        be woken for it, and what goes wrong, also in those before it, is raised here.
+        """
+        if tensor.is_cuda and algorithm in ("auto", "native"):
+            return self._device_future(tensor)
+
+        def average() -> torch.Tensor:
+            return self._all_reduce(tensor, "average", algorithm, agreed=True)
+
+        if not last:
+            return self._queue.start(average).future
+        future: Future[torch.Tensor] = Future()
+        future.set_result(self._queue.unmetered(average))
+        return future
+
+    def _device_future(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
+        """The backend's own, on its own stream; as DDP does it without us."""
         options = dist.AllreduceOptions()
         options.timeout = self.timeout
-        work = self.process_group.allreduce([tensor], options)
+        tensor.mul_(1.0 / self.size)
+        with self.trace.span(
+            "all_reduce", "comm", bytes=tensor.nbytes, algorithm="native", by="c10d"
+        ):  # the host's side of it: the device goes on by itself
+            work = self.process_group.allreduce([tensor], options)
         self.meter.add_bytes(ring_bytes(tensor.nbytes, self.size))
         future: Future[list[torch.Tensor]] = work.get_future()
         return future.then(lambda done: done.value()[0])
 
+    def register(self, tensor: torch.Tensor) -> AbstractContextManager[object]:
+        """Moves the memory of a CPU tensor to where all ranks of this host can reach it.
+
+        From then on all-reduces of it, or of a contiguous part of it, need no copies: large ones
+        are two to three times as fast. All ranks must register tensors of the same size together,
+        and pass them to all-reduce together. Leaving the context ends it. Where the transport has
+        no such memory, or there is not enough, nothing happens.
+        """
+
+        def work() -> AbstractContextManager[object]:
+            with self._collective("register", tensor.nbytes):
+                return self.transport.register(tensor)
+
+        return self._queue.in_order(work)
+
+    # Collectives
+
+    def all_reduce(
+        self, tensor: torch.Tensor, op: Op = "sum", *, algorithm: str = "auto"
+    ) -> torch.Tensor:
+        """Combines `tensor` over all ranks, in place, and returns it: the same bits on every rank.
+
+        `algorithm` is the name of a schedule (`ring`, `halving_doubling`, …), `native` for what
+        the transport does by itself, or `auto`.
+        """
+        check_op(op, tensor.dtype)
+        return self._queue.in_order(lambda: self._all_reduce(tensor, op, algorithm, agreed=False))
+
+    def _all_reduce(
+        self, tensor: torch.Tensor, op: Op, algorithm: str, agreed: bool
+    ) -> torch.Tensor:
+        chosen = choose(self.transport, tensor.nbytes, algorithm, cuda=tensor.is_cuda)
+        if self.size == 1:
+            return tensor
+        flat = _flat(tensor)
+        claim = None if agreed else _claim("all_reduce", tensor, op, chosen)
+        with self._collective("all_reduce", flat.nbytes, chosen):
+            self.transport.all_reduce(flat, op, chosen, claim)
+        self.meter.add_bytes(ring_bytes(flat.nbytes, self.size))
+        return _put_back(flat, tensor)
+
+    def reduce_scatter(self, tensor: torch.Tensor, op: Op = "sum") -> torch.Tensor:
+        """This rank's share of the rows of the reduced `tensor`.
+
+        Rank r gets rows r·n/p … (r+1)·n/p, rounded down: n need not be divisible.
+        """
+        check_op(op, tensor.dtype)
+        if tensor.dim() == 0:
+            raise UserError("reduce_scatter divides rows; a tensor without dimensions has none.")
+        return self._queue.in_order(lambda: self._reduce_scatter(tensor, op))
+
+    def _reduce_scatter(self, tensor: torch.Tensor, op: Op) -> torch.Tensor:
+        rows = [len(piece(rank, self.size, tensor.shape[0])) for rank in range(self.size)]
+        width = tensor[:1].numel()
+        flat = _flat(tensor)
+        with self._collective("reduce_scatter", flat.nbytes):
+            self.transport.agree(_claim("reduce_scatter", tensor, op))
+            result = self.transport.reduce_scatter(flat, [count * width for count in rows], op)
+        self.meter.add_bytes(flat.nbytes - result.nbytes)
+        return result.view(rows[self.rank], *tensor.shape[1:])
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's `tensor`, in rank order. Shapes may differ, dtypes not."""
+        return self._queue.in_order(lambda: self._all_gather(tensor))
+
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        mine = _flat(tensor)
+        with self._collective("all_gather", mine.nbytes):
+            shapes = self._shapes(tensor)
+            counts = [torch.Size(shape).numel() for shape in shapes]
+            everything = self.transport.all_gather(mine, counts)
+        self.meter.add_bytes(mine.nbytes * (self.size - 1))
+        return [
+            part.view(shape) for part, shape in zip(everything.split(counts), shapes, strict=True)
+        ]
+
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Overwrites `tensor` with the one of rank `source` and returns it."""
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        options.timeout = self.timeout
-        flat = tensor.contiguous()
-        with self._collective("broadcast", flat):
-            self.process_group.broadcast([flat], options).wait()
+        self._require_rank(source)
+        return self._queue.in_order(lambda: self._broadcast(tensor, source))
+
+    def _broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        flat = _flat(tensor)
+        with self._collective("broadcast", flat.nbytes):
+            self.transport.agree(_claim("broadcast", tensor, f"from rank {source}"))
+            self.transport.broadcast(flat, source)
         if self.rank == source and self.size > 1:
             self.meter.add_bytes(flat.nbytes)
-        if flat is not tensor:
-            tensor.copy_(flat)
-        return tensor
+        return _put_back(flat, tensor)
 
     def broadcast_all(self, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
         """Broadcasts many tensors in few messages: those of one dtype and device travel flat."""
@@ -95,29 +206,75 @@ class Group:
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in batch])
             self.broadcast(flat, source)
             pieces = flat.split([tensor.numel() for tensor in batch])
-            for tensor, piece in zip(batch, pieces, strict=True):
-                tensor.detach().copy_(piece.view_as(tensor))
+            for tensor, part in zip(batch, pieces, strict=True):
+                tensor.detach().copy_(part.view_as(tensor))
 
-    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's `tensor`, in rank order; all must have the same shape and dtype."""
-        mine = tensor.contiguous()
-        slots = [torch.empty_like(mine) for _ in range(self.size)]
-        with self._collective("all_gather", mine):  # with the process group's own timeout
-            self.process_group.allgather([slots], [mine]).wait()
-        self.meter.add_bytes(mine.nbytes * (self.size - 1))
-        return slots
+    def all_to_all(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Gives rank r `tensors[r]` and returns what each rank gave to this one, in rank order.
+
+        Shapes may differ in the first dimension, between any two ranks.
+        """
+        if len(tensors) != self.size:
+            raise UserError(
+                f"all_to_all wants one tensor per rank: {self.size}, not {len(tensors)}"
+            )
+        return self._queue.in_order(lambda: self._all_to_all(tensors))
+
+    def _all_to_all(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        flats = [_flat(tensor) for tensor in tensors]
+        row = tensors[0].shape[1:]
+        sent = sum(flat.nbytes for rank, flat in enumerate(flats) if rank != self.rank)
+        with self._collective("all_to_all", sent):
+            self.transport.agree(f"all_to_all({tensors[0].dtype} in rows of {tuple(row)})")
+            lengths = torch.tensor([tensor.shape[0] if tensor.dim() else 1 for tensor in tensors])
+            table = self.transport.all_gather(lengths, [self.size] * self.size)
+            incoming = table.view(self.size, self.size)[:, self.rank].tolist()
+            result = [tensors[0].new_empty((count, *row)) for count in incoming]
+            self.transport.all_to_all(flats, [_flat(tensor) for tensor in result])
+        self.meter.add_bytes(sent)
+        return result
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+
+        def meet() -> None:
+            with self._collective("barrier", 0):
+                self.transport.agree("barrier()")
+
+        self._queue.in_order(meet)
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Sends to one rank, which must call `receive`."""
+        self._require_peer(to)
+        flat = _flat(tensor)
+
+        def work() -> None:
+            with self._collective(f"send to rank {to}", flat.nbytes):
+                self.transport.exchange([(to, flat)], [])
+
+        if flat.numel():
+            self._queue.in_order(work)
+        self.meter.add_bytes(flat.nbytes)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """Overwrites `tensor` with what rank `source` sends; shape and dtype must be the same."""
+        self._require_peer(source)
+        flat = _flat(tensor)
+
+        def work() -> None:
+            with self._collective(f"receive from rank {source}", flat.nbytes):
+                self.transport.exchange([], [(source, flat)])
+
+        if flat.numel():
+            self._queue.in_order(work)
+        return _put_back(flat, tensor)
+
+    # Structured values
 
     def gather_json(self, value: Any) -> list[Any]:
         """Every rank's `value`, in rank order. It must be JSON: what arrives is parsed, not run."""
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = [int(t) for t in self.all_gather(torch.tensor([len(text)], dtype=torch.int64))]
-        padded = torch.zeros(max(lengths), dtype=torch.uint8)
-        padded[: len(text)] = text
-        parts = self.all_gather(padded)
-        return [
-            json.loads(part[:length].numpy().tobytes())
-            for part, length in zip(parts, lengths, strict=True)
-        ]
+        return [json.loads(part.numpy().tobytes()) for part in self.all_gather(text)]
 
     def broadcast_json(self, value: Any, source: int = 0) -> Any:
         """Rank `source`'s `value`, on every rank."""
@@ -128,41 +285,131 @@ class Group:
             buffer.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         return json.loads(self.broadcast(buffer, source).numpy().tobytes())
 
-    def barrier(self) -> None:
-        """Returns when every rank has called it."""
-        self.all_reduce(torch.zeros(1))
+    # The group itself
 
-    def drain(self) -> None:
-        """Before the interpreter ends: waits until no thread of gloo holds one of our tensors.
+    def subgroup(self, ranks: Sequence[int]) -> Group:
+        """A group of some of these ranks. All of them, and no others, must call this.
 
-        A gloo thread lets go of a tensor shortly after the collective has been waited for. If it
-        is the last to do so, it needs the interpreter, and when that has ended by then, the
-        process aborts. So the last tensors are kept here until only we hold them.
+        There this rank's number is its place in `ranks`. Waits and bytes count in this group too.
         """
-        deadline = time.monotonic() + 1.0
-        while any(t._use_count() > 1 for t in self._recent) and time.monotonic() < deadline:  # type: ignore[attr-defined]
-            time.sleep(0.001)
-        self._recent.clear()
-        time.sleep(0.01)  # the same for the callbacks of the last backward pass
+        if self.rank not in ranks or len(set(ranks)) != len(ranks):
+            raise UserError(
+                f"rank {self.rank} cannot make a subgroup of {list(ranks)}: it must be one of "
+                "them, each named once."
+            )
+        for rank in ranks:
+            self._require_rank(rank)
+
+        def make() -> Transport:
+            with self._collective("subgroup", 0):
+                return self.transport.subgroup(ranks)
+
+        transport = self._queue.in_order(make)
+        return Group(transport, meter=self.meter, trace=self.trace)
+
+    def close(self) -> None:
+        """Before the interpreter ends: gives back what the transport holds. Waits for nobody."""
+        self.transport.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         """A copy of a model whose layers communicate talks over the same connection."""
         return self
 
-    @contextmanager
-    def _collective(self, what: str, tensor: torch.Tensor) -> Iterator[None]:
-        self._recent.append(tensor)
-        try:
-            with self.meter.waiting():
-                yield
-        except RuntimeError as error:
-            # Gloo's own words begin with a source file and end with advice; the middle is the fact.
-            reason = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()).split(". ")[0]
-            raise CommError(
-                f"{what} failed on rank {self.rank} of {self.size}: {reason}. Either a "
-                f"worker died (see its own output) or it did not answer within "
-                f"{self.timeout.total_seconds():g} s (fd.init(timeout=…) allows more)."
-            ) from error
+    def _collective(self, what: str, nbytes: int, algorithm: str = "") -> _Collective:
+        """Around the transport's part of every collective."""
+        if self._broken is not None:
+            raise CommError(f"{what} on rank {self.rank} of {self.size}: {self._broken}")
+        if self.trace is NO_TRACE:
+            return _Collective(self, what, None)
+        by = self.transport.name
+        span = self.trace.span(what, "comm", bytes=nbytes, algorithm=algorithm, by=by)
+        return _Collective(self, what, span)
+
+    def _failed(self, what: str, error: BaseException) -> CommError | None:
+        """The error to raise instead: it names the collective and the ranks."""
+        where = f"{what} failed on rank {self.rank} of {self.size}"
+        if isinstance(error, PeerLost):
+            lost = self.transport.blame(error)
+            self._broken = f"the group was broken by an earlier failure: {lost}."
+            return CommError(
+                f"{where}: {lost}. See the output of {name_ranks(lost.ranks)}; if it is only slow, "
+                "fd.init(timeout=…) allows more."
+            )
+        return CommError(f"{where}: {error}") if isinstance(error, CommError) else None
+
+    def _require_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise UserError(f"there is no rank {rank} in a group of {self.size}.")
+
+    def _require_peer(self, rank: int) -> None:
+        self._require_rank(rank)
+        if rank == self.rank:
+            raise UserError(f"rank {rank} cannot send to or receive from itself.")
+
+    def _shapes(self, tensor: torch.Tensor) -> list[tuple[int, ...]]:
+        """Every rank's shape, when all gather tensors of one dtype."""
+        begin = f"all_gather({_kind(tensor.dtype)} "
+        claims = self.transport.share(f"{begin}{list(tensor.shape)})")
+        for rank, claim in enumerate(claims):
+            if not claim.startswith(begin):
+                raise disagreement(claims, self.rank, rank)
+        return [tuple(json.loads(claim[len(begin) : -1])) for claim in claims]
+
+
+class _Collective:
+    """Tells the trace, and makes errors say what failed. A class, because it is entered often."""
+
+    __slots__ = ("_group", "_span", "_what")
+
+    def __init__(self, group: Group, what: str, span: AbstractContextManager[None] | None) -> None:
+        self._group = group
+        self._what = what
+        self._span = span
+
+    def __enter__(self) -> None:
+        if self._span is not None:
+            self._span.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._span is not None:
+            self._span.__exit__(kind, error, trace)
+        if error is not None:
+            better = self._group._failed(self._what, error)
+            if better is not None:
+                raise better from error
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in a row; the tensor's own memory when it lies in a row itself."""
+    if tensor.dim() == 1 and tensor.stride(0) == 1 and not tensor.requires_grad:
+        return tensor
+    row = tensor.detach().contiguous()
+    return row.as_strided((row.numel(),), (1,))  # even a single element of a wider stride
+
+
+def _put_back(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Copies into a tensor that did not lie in a row; returns the tensor."""
+    if not tensor.is_contiguous():
+        tensor.detach().copy_(flat.view(tensor.shape))
+    return tensor
+
+
+def _claim(what: str, tensor: torch.Tensor, *details: str) -> str:
+    return _claim_text(what, tensor.dtype, tensor.shape, details)
+
+
+@functools.lru_cache(maxsize=1024)
+def _claim_text(what: str, dtype: torch.dtype, shape: torch.Size, details: tuple[str, ...]) -> str:
+    return f"{what}({_kind(dtype)} {tuple(shape)}, {', '.join(details)})"
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _batches(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
@@ -181,11 +428,3 @@ def _batches(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
                 batch, batch_bytes = [], 0
         if batch:
             yield batch
-
-
-_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "product": dist.ReduceOp.PRODUCT,
-}

@@ -6,9 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
+
+from farandole.comm.trace import NO_TRACE, Trace
 
 
 class Meter:
@@ -75,11 +77,13 @@ class GradientWait:
 
     A bucket's all-reduce that ends while later gradients are still being computed cost nothing.
     What is waited for is the stretch from the moment the last bucket was ready (the backward's
-    own work is then done) to the moment the last all-reduce has ended.
+    own work is then done) to the moment the last all-reduce has ended. A trace is told both: each
+    bucket's time from ready to reduced, and that stretch.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, trace: Trace = NO_TRACE) -> None:
         self._meter = meter
+        self._spans = _BucketSpans(trace) if trace is not NO_TRACE else None
         self._lock = threading.Lock()
         self._under_way = 0
         self._last_ready = 0.0
@@ -88,6 +92,8 @@ class GradientWait:
 
     def begin(self, buffer: torch.Tensor, is_last: bool) -> None:
         with self._lock:
+            if self._spans is not None:
+                self._spans.begin(buffer, is_last)
             self._under_way += 1
             self._last_issued = is_last
             if buffer.is_cuda:
@@ -99,6 +105,8 @@ class GradientWait:
     def end(self) -> None:
         with self._lock:
             self._under_way -= 1
+            if self._spans is not None:
+                self._spans.end(all_ended=not self._under_way)
             if self._under_way or not self._last_issued:
                 return
             ready, self._ready_event = self._ready_event, None
@@ -108,3 +116,29 @@ class GradientWait:
                 done = torch.cuda.Event(enable_timing=True)
                 done.record()
                 self._meter.add_device_wait(ready, done)
+
+
+class _BucketSpans:
+    """Buckets are reduced in the order in which they became ready, so the first in is first out."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._number = 0
+        self._buckets: deque[AbstractContextManager[None]] = deque()
+        self._wait: AbstractContextManager[None] | None = None
+
+    def begin(self, buffer: torch.Tensor, is_last: bool) -> None:
+        span = self._trace.span(f"bucket {self._number}", "gradients", bytes=buffer.nbytes)
+        span.__enter__()
+        self._buckets.append(span)
+        self._number = 0 if is_last else self._number + 1
+        # On a GPU the wait is the GPU's, and nothing that this process could see.
+        if is_last and not buffer.is_cuda:
+            self._wait = self._trace.span("waiting for gradients", "wait")
+            self._wait.__enter__()
+
+    def end(self, all_ended: bool) -> None:
+        self._buckets.popleft().__exit__(None, None, None)
+        if all_ended and self._wait is not None:
+            self._wait.__exit__(None, None, None)
+            self._wait = None

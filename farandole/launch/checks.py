@@ -206,8 +206,8 @@ def check_compiler(
 # Two workers, for real
 
 
-def check_all_reduce(workers: int = 2) -> Finding:
-    """Starts workers as `farandole run` does, and lets them add numbers over c10d."""
+def check_all_reduce(workers: int = 2) -> tuple[Finding, ...]:
+    """Starts workers as `farandole run` does, lets them add numbers, and measures their links."""
     from farandole.launch.local import Job, launch
 
     name = f"all-reduce, {workers} workers"
@@ -216,28 +216,44 @@ def check_all_reduce(workers: int = 2) -> Finding:
         report = Path(folder) / "report.json"
         outcome = launch(Job(workers, ("-m", "farandole.launch.checks", str(report))))
         if outcome.stopped_by is not None:
-            return Finding(name, "broken", f"stopped by {outcome.stopped_by}", "let it finish")
+            return (Finding(name, "broken", f"stopped by {outcome.stopped_by}", "let it finish"),)
         failure = outcome.failure
         if failure is not None:
             hint = f"read what the workers said in {outcome.logs}"
-            return Finding(name, "broken", str(failure), hint)
+            return (Finding(name, "broken", str(failure), hint),)
         found = json.loads(report.read_text())
-    return Finding(
+    sums = Finding(
         name,
         "ok",
         f"right; {found['bytes'] / 2**20:g} MiB over {found['backend']} in "
         f"{found['seconds'] * 1000:.1f} ms; {time.perf_counter() - begin:.1f} s with start-up",
     )
+    return (sums, *(check_link(kind, *link) for kind, link in found["links"].items()))
+
+
+def check_link(kind: str, seconds_per_message: float, seconds_per_byte: float) -> Finding:
+    """What a message costs, and what `auto` makes of it."""
+    from farandole.comm.choice import cheapest
+    from farandole.schedule import Link
+
+    cost = f"{seconds_per_message * 1e6:.0f} µs a message, {1e-9 / seconds_per_byte:.1f} GB/s"
+    if kind == "shm":
+        return Finding("link, shared memory", "ok", f"{cost}; auto: native at any size")
+    link = Link(seconds_per_message, seconds_per_byte)
+    sizes = {"4 KiB": 2**12, "1 MiB": 2**20, "64 MiB": 2**26}
+    chosen = ", ".join(f"{cheapest(8, size, link)[0]} at {text}" for text, size in sizes.items())
+    return Finding(f"link, {kind}", "ok", f"{cost}; auto for 8 such ranks: {chosen}")
 
 
 def _trial(report: Path) -> None:
     """In a worker: rank r contributes r + 1 times the same numbers; their sum is known."""
     import torch
 
+    from farandole.comm.calibration import measure
     from farandole.errors import CommError
     from farandole.launch.environment import detect
     from farandole.launch.failure import record_uncaught
-    from farandole.launch.join import join, leave
+    from farandole.launch.join import c10d_world, join, leave
     from farandole.launch.orphans import end_with_launcher
 
     record_uncaught()
@@ -257,9 +273,20 @@ def _trial(report: Path) -> None:
         if not torch.equal(mine, expected):
             raise CommError(f"rank {seat.rank} got a wrong sum from {seat.size} workers.")
         seconds.append(time.perf_counter() - begin)
+    transports = {"gloo": c10d_world(_TRIAL_TIMEOUT), group.transport.name: group.transport}
+    links = {
+        name: measure(transport, 0, 1) for name, transport in transports.items() if name != "c10d"
+    }
     if seat.rank == 0:
-        backend = "NCCL" if own_gpu else "gloo"
-        found = {"bytes": numbers.nbytes, "backend": backend, "seconds": min(seconds)}
+        found = {
+            "bytes": numbers.nbytes,
+            "backend": "NCCL" if own_gpu else group.transport.name,
+            "seconds": min(seconds),
+            "links": {
+                name: [link.seconds_per_message, link.seconds_per_byte]
+                for name, link in links.items()
+            },
+        }
         report.write_text(json.dumps(found))
     leave(group)
 

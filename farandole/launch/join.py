@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import stat
 import sys
 import tempfile
@@ -24,53 +25,104 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from farandole.comm import Exchange, Group, InProcessGroup
+from farandole.comm import C10d, Exchange, Group, InProcess, TransportName, over_hosts
+from farandole.comm.calibration import calibrate
+from farandole.comm.transports.mpi_world import mpi_world
 from farandole.errors import JoinError
 from farandole.launch.environment import Seat
 from farandole.launch.failure import record_leaving
 from farandole.launch.loopback import LOOPBACK, reachable, serve_store, stay_on_loopback
+from farandole.topology import Topology
 
 
-def join(seat: Seat, device: torch.device, *, shared_gpu: bool, timeout: timedelta) -> Group:
+def join(
+    seat: Seat,
+    device: torch.device,
+    *,
+    shared_gpu: bool,
+    timeout: timedelta,
+    transport: TransportName = "auto",
+) -> Group:
     """This rank's end of the world group.
 
     Raises `JoinError` naming the ranks that did not arrive within `timeout`.
     """
     if seat.size == 1:
-        alone = InProcessGroup(Exchange(1, timeout), 0)
-        return Group(alone, rank=0, size=1, timeout=timeout)
+        return Group(InProcess(Exchange(1, timeout), 0))
+    if transport == "mpi":
+        return _join_mpi(seat, device, timeout)
+    nccl = device.type == "cuda" and not shared_gpu and dist.is_nccl_available()
     if dist.is_initialized():
         _adopt(seat)
     else:
-        if seat.one_host:
-            stay_on_loopback()
-        try:
-            store = _store(seat, timeout)
-            _roll_call(PrefixStore(f"roll-{seat.attempt}", store), seat, timeout)
-            show_error = sys.excepthook
-            nccl = device.type == "cuda" and not shared_gpu and dist.is_nccl_available()
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if nccl else "gloo",
-                store=PrefixStore(f"world-{seat.attempt}", store),
-                rank=seat.rank,
-                world_size=seat.size,
-                timeout=timeout,
-                device_id=device if nccl else None,
-            )
-        finally:
-            _forget_port_file(seat)
-        if seat.launcher == "farandole":
-            # torch now prefixes tracebacks with the rank; our launcher prefixes every line already.
-            sys.excepthook = show_error
-    world = dist.group.WORLD
-    assert world is not None
-    return Group(world, rank=seat.rank, size=seat.size, timeout=timeout)
+        _form(seat, device if nccl else None, timeout)
+    world = c10d_world(timeout)
+    world.topology = Topology.from_names(world.share(platform.node() or "localhost"))
+    if device.type == "cuda" or transport == "c10d":
+        if device.type == "cpu":
+            world.link = calibrate(world)
+        return Group(world)
+    found = over_hosts(world, world.topology)
+    if transport == "shm" and isinstance(found, C10d):
+        raise JoinError(
+            f"transport='shm' was asked for, and ranks on {world.topology} cannot share memory."
+        )
+    if found.name != "shm":  # there auto has nothing to choose
+        found.link = calibrate(found)
+    return Group(found)
+
+
+def _join_mpi(seat: Seat, device: torch.device, timeout: timedelta) -> Group:
+    """MPI throughout: no store, no sockets of ours."""
+    if seat.launcher in ("farandole", "torchrun") or device.type == "cuda":
+        raise JoinError(
+            f"transport='mpi' is for ranks on CPUs that mpirun or srun started; these were started "
+            f"by {seat.launcher} and compute on {device.type}. Leave the transport to 'auto'."
+        )
+    world = mpi_world(timeout)
+    if (world.rank, world.size) != (seat.rank, seat.size):
+        raise JoinError(
+            f"MPI says rank {world.rank} of {world.size}, {seat.launcher} says {seat.rank} of "
+            f"{seat.size}. Is mpi4py built for the MPI whose mpirun started this?"
+        )
+    return Group(world)
+
+
+def c10d_world(timeout: timedelta) -> C10d:
+    """PyTorch's default process group, once it is formed, as a transport."""
+    group = dist.group.WORLD
+    assert group is not None
+    store = PrefixStore("farandole", dist.distributed_c10d._get_default_store())
+    return C10d(group, rank=group.rank(), size=group.size(), timeout=timeout, store=store)
+
+
+def _form(seat: Seat, device: torch.device | None, timeout: timedelta) -> None:
+    """Finds the others and forms PyTorch's process group with them; on GPUs with NCCL too."""
+    if seat.one_host:
+        stay_on_loopback()
+    try:
+        store = _store(seat, timeout)
+        _roll_call(PrefixStore(f"roll-{seat.attempt}", store), seat, timeout)
+        show_error = sys.excepthook
+        dist.init_process_group(
+            "gloo" if device is None else "cpu:gloo,cuda:nccl",
+            store=PrefixStore(f"world-{seat.attempt}", store),
+            rank=seat.rank,
+            world_size=seat.size,
+            timeout=timeout,
+            device_id=device,
+        )
+    finally:
+        _forget_port_file(seat)
+    if seat.launcher == "farandole":
+        # torch now prefixes tracebacks with the rank; our launcher prefixes every line already.
+        sys.excepthook = show_error
 
 
 def leave(group: Group) -> None:
     """Ends the process group. Waits for no other rank."""
     record_leaving()
-    group.drain()
+    group.close()
     if dist.is_initialized():
         dist.destroy_process_group()
 

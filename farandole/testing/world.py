@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from farandole.comm import Exchange, Group, InProcessGroup
+from farandole.comm import Exchange, Group, InProcess
 from farandole.sync import Strategy
 from farandole.topology import Topology
 from farandole.train.run import Run
@@ -45,10 +45,10 @@ def run_world(
 
     def work(rank: int) -> None:
         try:
-            group = Group(InProcessGroup(exchange, rank), rank=rank, size=size, timeout=timeout)
+            where = topology or Topology.single(size)
             run = Run(
-                group,
-                topology or Topology.single(size),
+                Group(InProcess(exchange, rank, where)),
+                where,
                 torch.device("cpu"),
                 settings=Settings(sync=sync, name="world", folder=folder, script="world"),
                 seed=seed,
@@ -57,7 +57,7 @@ def run_world(
                 results[rank] = body(run)
         except BaseException as error:
             failures.append(error)
-            exchange.fail(f"rank {rank} failed: {type(error).__name__}: {error}")
+            exchange.fail(rank, f"failed: {type(error).__name__}: {error}")
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import farandole
 from farandole.comm import Group
+from farandole.comm.trace import NO_TRACE
 from farandole.data import BatchInfo, Loader, LoaderOptions
 from farandole.errors import UserError
 from farandole.report.metrics import MetricsLog
@@ -31,6 +32,7 @@ from farandole.train.settings import (
     default_name,
     unwritable,
 )
+from farandole.train.watch import Watch, WatchedLoader
 
 T = TypeVar("T", float, torch.Tensor)
 
@@ -74,6 +76,7 @@ class Run:
         self._first_checkpoint: dict[Path, int] = {}  # this run's, in each folder it uses
         self._metrics: MetricsLog | None = None
         self._progress = EpochProgress() if group.rank == 0 else None
+        self._watch = Watch(group.trace) if group.trace is not NO_TRACE else None
         group.meter.go_on_from(waited_seconds=0.0, bytes_sent=0)  # from here on, like the clock
         self._began = time.perf_counter()
 
@@ -134,6 +137,8 @@ class Run:
         synchronizer = self._strategy.build(model, optimizer, self.group)
         self._synchronizers.append(synchronizer)
         self._optimizers.append(optimizer)
+        if self._watch is not None:
+            self._watch.follow(synchronizer.model, optimizer)
         if optimizer is None:
             return synchronizer.model
         return synchronizer.model, optimizer
@@ -182,7 +187,7 @@ class Run:
         key = (id(source), batch_size, global_batch_size, shuffle, drop_last)
         if key not in self._loaders:
             options = LoaderOptions(batch_size, global_batch_size, shuffle, drop_last, self.seed)
-            loader = Loader(
+            loader = (Loader if self._watch is None else WatchedLoader)(
                 source,
                 options,
                 group=self.group,
@@ -302,7 +307,9 @@ class Run:
         newest `keep` stay. Returns the new one. Raises `CheckpointError` on every rank when it
         could not be written whole; earlier checkpoints are then untouched.
         """
-        return self._state().save(Path(path) if path else self.folder / "checkpoints", state, keep)
+        folder = Path(path) if path else self.folder / "checkpoints"
+        with self.group.trace.span("save", "checkpoint"):
+            return self._state().save(folder, state, keep)
 
     def load(self, path: str | Path | None = None) -> dict[str, Any] | None:
         """*Together.* Goes on from a checkpoint, or from the newest in a folder of them.
@@ -312,7 +319,8 @@ class Run:
         damaged checkpoint is refused with a `CheckpointError` that names the last good one.
         """
         folder = Path(path) if path else self.folder / "checkpoints"
-        return self._state().load(folder, missing_ok=path is None)
+        with self.group.trace.span("load", "checkpoint"):
+            return self._state().load(folder, missing_ok=path is None)
 
     def _state(self) -> RunState:
         return RunState(self)

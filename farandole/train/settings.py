@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from farandole.comm import TransportName, check_transport
 from farandole.errors import FarandoleError, UserError
 from farandole.sync import Strategy, parse
 
@@ -16,6 +17,11 @@ NAME = "FARANDOLE_NAME"
 FOLDER = "FARANDOLE_RUNS"
 SEED = "FARANDOLE_SEED"
 SCRIPT = "FARANDOLE_SCRIPT"
+TRANSPORT = "FARANDOLE_TRANSPORT"
+TRACE = "FARANDOLE_TRACE"
+"""Where the ranks write a trace. They merge it themselves."""
+TRACE_PARTS = "FARANDOLE_TRACE_PARTS"
+"""Where each rank writes its part of a trace. The launcher merges them."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,9 @@ class Settings:
     folder: Path | None = None
     seed: int | None = None
     script: str | None = None
+    transport: TransportName | None = None
+    trace: Path | None = None
+    trace_parts: Path | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -41,6 +50,9 @@ class Settings:
             folder=Path(environ[FOLDER]) if environ.get(FOLDER) else None,
             seed=seed,
             script=environ.get(SCRIPT) or None,
+            transport=check_transport(environ[TRANSPORT]) if environ.get(TRANSPORT) else None,
+            trace=Path(environ[TRACE]) if environ.get(TRACE) else None,
+            trace_parts=Path(environ[TRACE_PARTS]) if environ.get(TRACE_PARTS) else None,
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
 import sys
 import warnings
 from collections.abc import Mapping
@@ -14,22 +13,24 @@ from pathlib import Path
 
 import torch
 
+from farandole.comm import TransportName, check_transport
 from farandole.errors import UserError
 from farandole.launch.cores import fair_share, usable_cores
 from farandole.launch.environment import Seat, detect
 from farandole.launch.failure import record_uncaught
 from farandole.launch.join import join, leave
 from farandole.launch.orphans import end_with_launcher
-from farandole.topology import Topology
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
 from farandole.train.settings import Settings
+from farandole.train.tracing import start_tracing
 
 
 def init(
     *,
     seed: int | None = 0,
-    timeout: timedelta | float = 300.0,
+    timeout: timedelta | float = 60.0,
+    transport: TransportName = "auto",
     name: str | None = None,
     folder: str | Path = "runs",
 ) -> Run:
@@ -37,8 +38,11 @@ def init(
 
     Seeds Python, NumPy and torch with `seed` (None: leaves them alone); `farandole run --seed`
     wins over it. Every wait for other ranks ends after `timeout` (seconds, or a timedelta) with
-    an error that names them. Metrics and checkpoints go to `folder/name`.
+    an error that names them. `transport` is what carries the bytes: `auto`, `shm`, `c10d`
+    (gloo, NCCL) or `mpi`; `farandole run --transport` wins over it. Metrics and checkpoints go to
+    `folder/name`.
     """
+    check_transport(transport)
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     if limit <= timedelta(0):
         raise UserError(f"timeout={timeout} must be above 0 seconds.")
@@ -51,14 +55,20 @@ def init(
         settings = replace(settings, script=sys.argv[0] or "run")
     share_cores(seat, os.environ)
     device, shared_gpu = pick_device(seat)
-    group = join(seat, device, shared_gpu=shared_gpu, timeout=limit)
+    group = join(
+        seat,
+        device,
+        shared_gpu=shared_gpu,
+        timeout=limit,
+        transport=settings.transport or transport,
+    )
     chosen = settings.seed if settings.seed is not None else seed
     if chosen is not None:
         seed_everything(chosen)
-    topology = Topology.from_names(group.gather_json(platform.node() or "localhost"))
+    tracing = start_tracing(settings, group)
     run = Run(
         group,
-        topology,
+        group.topology,
         device,
         settings=settings,
         name=name,
@@ -68,6 +78,8 @@ def init(
     # In this order at exit: last registered, first called.
     if group.size > 1:
         atexit.register(leave, group)
+    if tracing is not None:
+        atexit.register(tracing.close)
     atexit.register(run.close)
     return run
 

@@ -36,7 +36,9 @@ def test_this_machine(farandole_cli: Cli) -> None:
     assert found["torch"]["value"] == torch.__version__
     assert found["backend gloo"]["status"] == "ok"
     assert found["all-reduce, 2 workers"]["status"] == "ok"
-    assert "4 MiB over gloo in " in found["all-reduce, 2 workers"]["value"]
+    assert "4 MiB over shm in " in found["all-reduce, 2 workers"]["value"]
+    assert found["link, shared memory"]["value"].endswith("GB/s; auto: native at any size")
+    assert "auto for 8 such ranks: " in found["link, gloo"]["value"]
     assert all(found[name]["status"] == "ok" for name in checks.REQUIRED)
     for finding in found.values():
         assert bool(finding["hint"]) == (finding["status"] != "ok"), finding

@@ -29,7 +29,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from farandole.comm import Exchange, Group, InProcessGroup
+from farandole.comm import Exchange, Group, InProcess
 from farandole.data import BatchInfo, Loader, LoaderOptions
 from farandole.data.loader import to_device
 from farandole.errors import UserError
@@ -70,7 +70,7 @@ def run_alone() -> Callable[..., Loader]:
 
     def make(source: Any, *, batch_size: int, seed: int = 0, **options: Any) -> Loader:
         limit = timedelta(seconds=30)
-        group = Group(InProcessGroup(Exchange(1, limit), 0), rank=0, size=1, timeout=limit)
+        group = Group(InProcess(Exchange(1, limit), 0))
         ours = LoaderOptions(batch_size, shuffle=options.pop("shuffle", None), seed=seed)
         return Loader(source, ours, group=group, device=torch.device("cpu"), **options)
 

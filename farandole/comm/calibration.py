@@ -1,0 +1,144 @@
+"""What a link costs: α and β, measured with a few messages at the start and remembered.
+
+Two ranks send each other a small message, then a large one, and back. Nothing here takes longer
+than a second: a slow link is found out with a message of middle size, and the large one is spared.
+What was measured between some hosts is kept in a file for the next job there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from farandole.comm.transport import Transport
+from farandole.errors import UserError
+from farandole.schedule import Link
+
+OVERRIDE = "FARANDOLE_LINK"
+_SIZES = (64, 64 * 2**10, 2**20)
+_ENOUGH_SECONDS = 0.05  # a message that took this long says enough about the bandwidth
+_KEEP_SECONDS = 7 * 86400.0
+
+
+def measure(transport: Transport, first: int, second: int) -> Link:
+    """The link between two ranks, on all ranks: each of the two sends and receives at once."""
+    found = ""
+    if transport.rank in (first, second):
+        peer = second if transport.rank == first else first
+        found = json.dumps(_measure_with(transport, peer))
+    alpha, beta = json.loads(transport.share(found)[first])
+    return Link(alpha, beta)
+
+
+def _measure_with(transport: Transport, peer: int) -> tuple[float, float]:
+    seconds: dict[int, float] = {}
+    for size in _SIZES:
+        outgoing, incoming = torch.zeros(2, size, dtype=torch.uint8).unbind()
+        times = []
+        for _ in range(9 if size < 2**20 else 5):
+            begin = time.perf_counter()
+            transport.exchange([(peer, outgoing)], [(peer, incoming)])
+            times.append(time.perf_counter() - begin)
+        seconds[size] = statistics.median(times[1:])
+        # Both must agree on going on, so the slower one's word counts.
+        own = torch.tensor([seconds[size]], dtype=torch.float64)
+        theirs = torch.empty_like(own)
+        transport.exchange([(peer, own)], [(peer, theirs)])
+        seconds[size] = max(seconds[size], float(theirs))
+        if seconds[size] > _ENOUGH_SECONDS:
+            break
+    small, large = min(seconds), max(seconds)
+    alpha = seconds[small]
+    if small == large:
+        return alpha, alpha / small
+    return alpha, max(seconds[large] - alpha, 0.0) / large or 1e-12
+
+
+def calibrate(
+    transport: Transport, environ: Mapping[str, str] = os.environ, folder: Path | None = None
+) -> Link:
+    """The link between this transport's hosts, or its ranks if all share a host.
+
+    From `FARANDOLE_LINK` (rank 0's), from the file of earlier jobs, or measured now.
+    """
+    hosts = transport.topology.hosts
+    pair = (hosts[0].ranks[0], hosts[1].ranks[0] if len(hosts) > 1 else hosts[0].ranks[1])
+    kept = Kept(folder or cache_folder(environ), f"{transport.name} {transport.topology}")
+    known = ""
+    if transport.rank == 0:
+        asked = environ.get(OVERRIDE)
+        link = parse_link(asked) if asked else kept.read()
+        known = json.dumps(link and [link.seconds_per_message, link.seconds_per_byte])
+    told = json.loads(transport.share(known)[0])
+    if told is not None:
+        return Link(*told)
+    link = measure(transport, *pair)
+    if transport.rank == 0:
+        kept.write(link)
+    return link
+
+
+def parse_link(text: str) -> Link:
+    """`0.0002,1e-9`: seconds a message, seconds a byte."""
+    try:
+        alpha, beta = (float(part) for part in text.split(","))
+    except ValueError:
+        alpha = beta = -1.0
+    if not (0 <= alpha < 3600 and 0 < beta < 1):
+        raise UserError(
+            f"{OVERRIDE}={text!r}: write seconds per message and seconds per byte, such as "
+            "0.0002,8e-9 for 200 µs and 1 Gbit/s."
+        )
+    return Link(alpha, beta)
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "farandole"
+
+
+class Kept:
+    """One link in the file of measured links. A file that cannot be used is as good as none."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._path = folder / "links.json"
+        self._key = key
+
+    def read(self) -> Link | None:
+        entry = self._entries().get(self._key)
+        try:
+            if entry is not None and 0 <= time.time() - entry["measured"] < _KEEP_SECONDS:
+                return Link(float(entry["alpha"]), float(entry["beta"]))
+        except (TypeError, KeyError, ValueError):
+            pass
+        return None
+
+    def write(self, link: Link) -> None:
+        entries = self._entries()
+        entries[self._key] = {
+            "alpha": link.seconds_per_message,
+            "beta": link.seconds_per_byte,
+            "measured": time.time(),
+        }
+        half = self._path.with_suffix(f".{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            half.write_text(json.dumps(entries, indent=1))
+            half.replace(self._path)
+        except OSError:  # then it is measured again next time
+            with contextlib.suppress(OSError):
+                half.unlink(missing_ok=True)
+
+    def _entries(self) -> dict[str, dict[str, float]]:
+        try:
+            found = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}

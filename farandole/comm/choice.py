@@ -1,0 +1,66 @@
+"""`auto`: which all-reduce for how many bytes.
+
+Between ranks that share memory there is nothing to choose: the transport's own is fastest. Over a
+network every schedule has a price, made of a link's α and β, and the cheapest is taken. What was
+measured is the same on all ranks, so all choose the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, get_args
+
+from farandole.comm.transport import NATIVE, Transport
+from farandole.errors import UserError, nearest
+from farandole.schedule import ALGORITHMS, Link, build, cost_seconds
+
+AUTO = "auto"
+
+TransportName = Literal["auto", "shm", "c10d", "mpi"]
+"""What a user may ask for. `auto` is shared memory inside a host and c10d elsewhere."""
+
+
+def choose(transport: Transport, nbytes: int, asked: str, *, cuda: bool = False) -> str:
+    """The algorithm to run when `asked` was asked for: a schedule's name or `native`."""
+    if asked != AUTO:
+        check_algorithm(asked)
+        return asked
+    if cuda or transport.native_is_fastest:
+        return NATIVE
+    return cheapest(transport.size, nbytes, transport.link)[0]
+
+
+def cheapest(ranks: int, nbytes: int, link: Link) -> tuple[str, float]:
+    """The schedule that takes least time between `ranks` ranks, each with a `link` to all others.
+
+    And the seconds it takes. Of two that cost the same it is the one listed first.
+    """
+    # Rounded up to a power of two, so that one search serves many sizes.
+    return _cheapest(ranks, 1 << max(nbytes - 1, 0).bit_length(), link)
+
+
+@functools.lru_cache(maxsize=1024)
+def _cheapest(ranks: int, nbytes: int, link: Link) -> tuple[str, float]:
+    flat = [name for name in ALGORITHMS if name != "two_level"]  # which is for hosts
+    costs = {name: cost_seconds(_schedule(name, ranks), nbytes, link) for name in flat}
+    name = min(costs, key=lambda name: costs[name])
+    return name, costs[name]
+
+
+_schedule = functools.lru_cache(maxsize=64)(build)
+
+
+def check_algorithm(name: str) -> None:
+    """Raises `UserError` unless there is an all-reduce of this name."""
+    known = [*ALGORITHMS, NATIVE, AUTO]
+    if name not in known:
+        raise UserError(f"no all-reduce algorithm {name!r}. {nearest(name, known)}")
+
+
+def check_transport(name: str) -> TransportName:
+    """Raises `UserError` unless there is a transport of this name to ask for."""
+    known: tuple[TransportName, ...] = get_args(TransportName)
+    for transport in known:
+        if name == transport:
+            return transport
+    raise UserError(f"no transport {name!r}. {nearest(name, known)}")

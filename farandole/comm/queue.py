@@ -1,0 +1,117 @@
+"""Collectives in the background: one thread, in the order they were started."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch.futures import Future
+
+from farandole.comm.meter import Meter
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """A collective under way. `wait` returns its result, or raises what went wrong in it."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.future: Future[T] = Future()
+        """For PyTorch's own machinery, such as a DDP communication hook."""
+        self._meter = meter
+        self._ended = threading.Event()
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self) -> T:
+        """Ends within the group's timeout: the collective itself does."""
+        with self._meter.waiting():
+            return self._result()
+
+    def _result(self) -> T:
+        self._ended.wait()
+        return self.future.wait()
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            result = work()
+        except Exception as error:
+            self.future.set_exception(error)  # type: ignore[arg-type]
+        else:
+            self.future.set_result(result)
+        finally:
+            self._ended.set()
+
+
+class Queue:
+    """Runs what it is given one after the other; `meter` counts the time that others wait for it.
+
+    Time in which a collective runs behind the caller's back is not waited for.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._changed = threading.Condition()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._busy = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, work: Callable[[], T]) -> Handle[T]:
+        """Puts `work` behind everything started before it and returns at once."""
+        handle: Handle[T] = Handle(self._meter)
+        work = _as_here(work)
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="comm", daemon=True)
+                self._thread.start()
+            self._waiting.append(lambda: handle._run(work))
+            self._changed.notify_all()
+        return handle
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way. Only the thread that starts work can rely on it."""
+        with self._changed:
+            return not self._busy and not self._waiting
+
+    def in_order(self, work: Callable[[], T]) -> T:
+        """Runs `work` after everything started before it: here and now when nothing is."""
+        if threading.current_thread() is self._thread:
+            return work()
+        begin = time.perf_counter()
+        try:
+            return self.unmetered(work)
+        finally:
+            self._meter.add_wait(time.perf_counter() - begin)
+
+    def unmetered(self, work: Callable[[], T]) -> T:
+        """The same, for callers who count the waiting themselves."""
+        return work() if self.idle else self.start(work)._result()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.wait_for(lambda: bool(self._waiting))
+                work = self._waiting.popleft()
+                self._busy = True
+            work()
+            del work  # it may hold the last reference to a tensor
+
+
+def _as_here(work: Callable[[], T]) -> Callable[[], T]:
+    """`work` as it would run in this thread: on the GPU stream that is current here."""
+    if not torch.cuda.is_initialized():
+        return work
+    stream = torch.cuda.current_stream()
+
+    def on_stream() -> T:
+        with torch.cuda.stream(stream):
+            return work()
+
+    return on_stream

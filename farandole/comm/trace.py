@@ -1,0 +1,54 @@
+"""Where the time goes: spans, told when somebody wants them and free when not.
+
+This is the seam. What keeps the spans is a `Recorder`; what tells them are groups, for every
+collective, and whoever else holds a group.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol
+
+OVERLAPPING = frozenset({"gradients", "wait"})
+"""Categories whose spans belong to no thread: they overlap, and may end on another thread than
+they began on. All others must nest within their thread, as `with` makes them do."""
+
+
+class Trace(Protocol):
+    """Something that spans are told to."""
+
+    def span(
+        self, name: str, category: str, **details: str | int | float
+    ) -> AbstractContextManager[None]:
+        """Lasts from entering to leaving what is returned, also when it is left by an error."""
+
+
+class _Nothing:
+    """`contextlib.nullcontext`, without what makes that slower."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+
+class _NoTrace:
+    __slots__ = ()
+
+    def span(
+        self, name: str, category: str, **details: str | int | float
+    ) -> AbstractContextManager[None]:
+        return _NOTHING
+
+
+_NOTHING = _Nothing()
+NO_TRACE: Trace = _NoTrace()

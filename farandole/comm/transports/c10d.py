@@ -1,0 +1,214 @@
+"""PyTorch's own process groups: gloo between CPUs anywhere, NCCL between GPUs.
+
+Collectives of GPU tensors go to the backend as they are. On CPU tensors, schedules run over its
+point-to-point messages.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from farandole.comm.arithmetic import Op, divide_
+from farandole.comm.transport import Message, PeerLost, Transport
+from farandole.comm.witness import StoreBoard, who_is_missing
+from farandole.topology import Topology
+
+_GLOO_THREADS = 2  # that may still hold a tensor of a collective that has ended
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "average": dist.ReduceOp.SUM,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "product": dist.ReduceOp.PRODUCT,
+}
+_GLOO_REDUCES = {
+    torch.float32, torch.float64, torch.float16, torch.bfloat16,
+    torch.int8, torch.uint8, torch.int32, torch.int64,
+}  # fmt: skip
+
+
+Underway = tuple[int, dist.Work, torch.Tensor]  # with a peer, and what it holds on to
+
+
+class C10d(Transport):
+    """A transport over a `ProcessGroup`.
+
+    In `store`, which its ranks have to themselves, subgroups find each other, and ranks that fail
+    tell whom they miss.
+    """
+
+    name = "c10d"
+    has_native = True
+    takes_cuda = True
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup,
+        *,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        store: dist.Store,
+        topology: Topology | None = None,
+        tag: int = 0,
+    ) -> None:
+        super().__init__(rank, size, timeout, topology)
+        self._process_group = process_group
+        self._tag = tag
+        cuda = torch.device("cuda")
+        devices = process_group._device_types
+        self._nccl = cuda in devices and process_group._get_backend(cuda).name() == "nccl"
+        self._board = StoreBoard(store, rank, size)
+        self._store = store
+        self._subgroups: Counter[tuple[int, ...]] = Counter()
+        self._recent: deque[torch.Tensor] = deque(maxlen=_GLOO_THREADS)
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        return self._process_group
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        if not self._nccl and any(data.is_cuda for _, data in [*sends, *receives]):
+            # Gloo sends from the memory of the host alone.
+            landing = [(peer, into.cpu()) for peer, into in receives]
+            self.finish(self.begin([(peer, data.cpu()) for peer, data in sends], landing))
+            for (_, into), (_, arrived) in zip(receives, landing, strict=True):
+                into.copy_(arrived)
+            return
+        if self._nccl and any(data.is_cuda for _, data in [*sends, *receives]):
+            # NCCL carries out what it is given in order, so all of it must be given as one.
+            device = torch.device("cuda", torch.cuda.current_device())
+            self._process_group._start_coalescing(device)
+            self.begin(sends, receives)
+            self._process_group._end_coalescing(device).wait()
+            return
+        self.finish(self.begin(sends, receives))
+
+    def begin(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Underway]:
+        """The first half of `exchange`: returns at once."""
+        group = self._process_group
+        under_way: list[Underway] = []
+        for messages, start in ((receives, group.recv), (sends, group.send)):
+            for peer, data in messages:
+                raw = data.view(torch.uint8)
+                try:
+                    under_way.append((peer, start([raw], peer, self._tag), raw))
+                except RuntimeError as error:
+                    raise self._lost([peer], error) from error
+        return under_way
+
+    def finish(self, under_way: Sequence[Underway]) -> None:
+        """The second half: waits until everything is through."""
+        for peer, work, raw in under_way:
+            try:
+                work.wait(self.timeout)
+            except RuntimeError as error:
+                raise self._lost([peer], error) from error
+            self._recent.append(raw)
+
+    def native_all_reduce(self, flat: torch.Tensor, op: Op, claim: str | None) -> None:
+        if claim is not None:
+            self.agree(claim)
+        if not flat.is_cuda and flat.dtype not in _GLOO_REDUCES:
+            self.all_reduce(flat, op, self.default_algorithm, None)
+            return
+        options = dist.AllreduceOptions()
+        options.reduceOp = _OPS[op]  # type: ignore[assignment]
+        options.timeout = self.timeout
+        self._recent.append(flat)
+        try:
+            self._process_group.allreduce([flat], options).wait()
+        except RuntimeError as error:
+            raise self._lost(self.others, error) from error
+        divide_(flat, op, self.size)
+
+    def broadcast(self, flat: torch.Tensor, source: int) -> None:
+        if not flat.is_cuda:
+            super().broadcast(flat, source)
+            return
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.timeout = self.timeout
+        try:
+            self._process_group.broadcast([flat], options).wait()
+        except RuntimeError as error:
+            raise self._lost([source], error) from error
+
+    def beside(self) -> C10d:
+        """Another transport over the same connections, for another thread."""
+        return C10d(
+            self._process_group,
+            rank=self.rank,
+            size=self.size,
+            timeout=self.timeout,
+            store=self._store,
+            topology=self.topology,
+            tag=self._tag + 1,
+        )
+
+    def subgroup(self, ranks: Sequence[int]) -> C10d:
+        # Named by what its ranks have done together, for they may know of different other groups.
+        self._subgroups[tuple(ranks)] += 1
+        name = f"{'-'.join(map(str, ranks))}/{self._subgroups[tuple(ranks)]}"
+        store = dist.PrefixStore(name, self._store)
+        rank, size = list(ranks).index(self.rank), len(ranks)
+        try:
+            group = _process_group(self._process_group, store, rank, size, self.timeout)
+        except RuntimeError as error:
+            raise self._lost([rank for rank in ranks if rank != self.rank], error) from error
+        return C10d(group, rank=rank, size=size, timeout=self.timeout, store=store)
+
+    def blame(self, lost: PeerLost) -> PeerLost:
+        return PeerLost(who_is_missing(self._board, self.rank, lost.ranks), lost.reason)
+
+    def close(self) -> None:
+        """Waits until no thread of gloo holds one of our tensors.
+
+        A gloo thread lets go of a tensor shortly after the collective has been waited for. If it
+        is the last to do so, it needs the interpreter, and when that has ended by then, the
+        process aborts. So the last tensors are kept here until only we hold them.
+        """
+        deadline = time.monotonic() + 1.0
+        while any(t._use_count() > 1 for t in self._recent) and time.monotonic() < deadline:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        self._recent.clear()
+        time.sleep(0.01)  # the same for the callbacks of the last backward pass
+
+    def _lost(self, ranks: Sequence[int], error: RuntimeError) -> PeerLost:
+        # Gloo's own words begin with a source file and end with advice; the middle is the fact.
+        said = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()).split(". ")[0]
+        late = "imed out" in said or "imeout" in said
+        reason = (
+            f"did not answer within {self.timeout.total_seconds():g} s"
+            if late
+            else (f"hung up ({said})")
+        )
+        return PeerLost(ranks, reason)
+
+
+def _process_group(
+    like: dist.ProcessGroup, store: dist.Store, rank: int, size: int, timeout: timedelta
+) -> dist.ProcessGroup:
+    """What `dist.new_group` makes, but it sorts the ranks, and finds them by the number of groups
+    that each has made before: ranks for which that differs wait for each other in vain."""
+    kinds = dist.ProcessGroup.BackendType
+    group = dist.ProcessGroup(store, rank, size)
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout=timeout)
+    group._set_default_backend(kinds.GLOO)
+    for device in like._device_types:
+        if like._get_backend(device).name() == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
+            group._register_backend(device, kinds.NCCL, nccl)
+            group._set_default_backend(kinds.NCCL)
+        else:
+            group._register_backend(device, kinds.GLOO, gloo)
+    return group

@@ -1,0 +1,35 @@
+"""Some of a transport's ranks as a transport of their own, over the same connections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farandole.comm.transport import Message, PeerLost, Transport
+
+
+class Subset(Transport):
+    """Needs nothing set up, so it serves to set up what does."""
+
+    def __init__(self, parent: Transport, ranks: Sequence[int]) -> None:
+        super().__init__(list(ranks).index(parent.rank), len(ranks), parent.timeout)
+        self.name = parent.name  # type: ignore[misc]
+        self._parent = parent
+        self.ranks = tuple(ranks)
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        try:
+            self._parent.exchange(
+                [(self.ranks[peer], data) for peer, data in sends],
+                [(self.ranks[peer], into) for peer, into in receives],
+            )
+        except PeerLost as lost:
+            here = [self.ranks.index(rank) for rank in lost.ranks if rank in self.ranks]
+            raise PeerLost(here, lost.reason) from lost
+
+    def blame(self, lost: PeerLost) -> PeerLost:
+        found = self._parent.blame(PeerLost([self.ranks[rank] for rank in lost.ranks], lost.reason))
+        here = [self.ranks.index(rank) for rank in found.ranks if rank in self.ranks]
+        return PeerLost(here, found.reason) if here else lost
+
+    def subgroup(self, ranks: Sequence[int]) -> Transport:
+        return Subset(self._parent, [self.ranks[rank] for rank in ranks])

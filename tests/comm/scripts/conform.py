@@ -1,0 +1,33 @@
+"""conform.py TRANSPORT SIZE…: the conformance suite in worlds of so many processes."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import psutil
+from worlds import run_world
+
+from farandole.comm import Group
+from farandole.comm.transports import mpi
+from farandole.launch.environment import is_loopback
+from farandole.testing.conformance import CHECKS, movement, run_checks
+
+
+def body(group: Group) -> None:
+    failures = run_checks(group)
+    if group.transport.name == "mpi":
+        mpi._MOST_BYTES = 100_000  # as if messages were too long for MPI
+        failures += run_checks(group, movement.CHECKS)
+    assert not failures, "\n".join(failures)
+    heard = [seat for seat in psutil.Process().net_connections() if seat.status == "LISTEN"]
+    assert all(is_loopback(seat.laddr.ip) for seat in heard), f"listens on the network: {heard}"
+    group.close()
+    if group.rank == 0:
+        print(f"{group.transport.name} {group.size}: {len(CHECKS)} checks passed", flush=True)
+
+
+if __name__ == "__main__":
+    transport, *sizes = sys.argv[1:]
+    ends = [run_world(transport, int(size), timedelta(seconds=20), body) for size in sizes]
+    sys.exit(0 if all(ends) else 1)

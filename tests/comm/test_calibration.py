@@ -1,0 +1,104 @@
+"""α and β: measured between two ranks, the same on all, remembered, and overridable."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.comm import Exchange, InProcess
+from farandole.comm.calibration import Kept, cache_folder, calibrate, measure, parse_link
+from farandole.comm.transport import Message
+from farandole.errors import UserError
+from farandole.schedule import Link
+from farandole.topology import Topology
+
+HOSTS = Topology.from_names(["a", "a", "b", "b"])
+
+
+class Slow(InProcess):
+    """Messages take a known time."""
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        if receives and receives[0][1].nbytes > 8:  # not what the two tell each other
+            time.sleep(0.002 + receives[0][1].nbytes * 2e-8)
+        super().exchange(sends, receives)
+
+
+def on_ranks(size: int, body: Callable[[InProcess], Any]) -> list[Any]:
+    exchange = Exchange(size)
+    results: dict[int, Any] = {}
+
+    def work(rank: int) -> None:
+        results[rank] = body(Slow(exchange, rank, HOSTS if size == 4 else None))
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[rank] for rank in range(size)]
+
+
+def test_what_is_measured_is_what_it_takes_and_the_same_for_all() -> None:
+    links = on_ranks(3, lambda transport: measure(transport, 0, 2))
+    assert links[0] == links[1] == links[2]
+    assert 0.002 < links[0].seconds_per_message < 0.02
+    assert 1e-8 < links[0].seconds_per_byte < 1e-7
+
+
+def test_it_is_measured_once_and_then_remembered(tmp_path: Path) -> None:
+    first = on_ranks(4, lambda transport: calibrate(transport, {}, tmp_path))
+    again = on_ranks(4, lambda transport: calibrate(transport, {}, tmp_path))
+    assert set(first) == set(again) == {first[0]}
+    (entry,) = json.loads((tmp_path / "links.json").read_text())
+    assert entry == f"in-process {HOSTS}"
+
+
+def test_rank_0s_word_overrides_the_measurement(tmp_path: Path) -> None:
+    asked = {"FARANDOLE_LINK": "0.5,1e-6"}
+    links = on_ranks(
+        4, lambda transport: calibrate(transport, asked if transport.rank == 0 else {}, tmp_path)
+    )
+    assert set(links) == {Link(0.5, 1e-6)}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "1", "fast,slow", "1,2,3", "-1,1e-9", "0.1,0", "nan,1e-9"])
+def test_a_link_that_cannot_be(text: str) -> None:
+    with pytest.raises(UserError, match="seconds per message and seconds per byte, such as"):
+        parse_link(text)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "no json", '{"k": 3}', '{"k": {"alpha": "x", "beta": 1, "measured": 9e9}}'],
+)
+def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "links.json").write_text(content)
+    kept = Kept(tmp_path, "k")
+    assert kept.read() is None
+    kept.write(Link(1e-4, 1e-9))
+    assert kept.read() == Link(1e-4, 1e-9)
+
+
+def test_what_is_old_is_measured_again(tmp_path: Path) -> None:
+    entry = {"alpha": 1e-4, "beta": 1e-9, "measured": time.time() - 8 * 86400}
+    (tmp_path / "links.json").write_text(json.dumps({"k": entry}))
+    assert Kept(tmp_path, "k").read() is None
+
+
+def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    Kept(tmp_path / "file" / "below", "k").write(Link(1e-4, 1e-9))
+    assert Kept(tmp_path / "file" / "below", "k").read() is None
+
+
+def test_where_it_is_kept() -> None:
+    assert cache_folder({"XDG_CACHE_HOME": "/somewhere"}) == Path("/somewhere/farandole")
+    assert cache_folder({}) == Path.home() / ".cache" / "farandole"

@@ -1,0 +1,96 @@
+"""Collectives in the background: order, failures, and what is held on to."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farandole.comm.meter import Meter
+from farandole.comm.queue import Handle, Queue
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.booleans(), max_size=30))
+def test_what_is_started_and_what_is_called_run_in_one_order(directly: list[bool]) -> None:
+    queue, seen = Queue(Meter()), list[int]()
+    handles: list[Handle[None]] = []
+    for number, direct in enumerate(directly):
+        if direct:
+            queue.in_order(lambda number=number: seen.append(number))
+            assert all(handle.done() for handle in handles)
+        else:
+            handles.append(queue.start(lambda number=number: seen.append(number)))
+    for handle in handles:
+        handle.wait()
+    assert seen == list(range(len(directly)))
+
+
+def test_start_returns_before_the_work_is_done() -> None:
+    queue, go = Queue(Meter()), threading.Event()
+    first = queue.start(lambda: go.wait(10))
+    second = queue.start(threading.current_thread)
+    assert not first.done()
+    assert not second.done()
+    assert not queue.idle
+    go.set()
+    assert first.wait() is True
+    assert second.wait() is not threading.current_thread()
+    assert first.done()
+    assert second.done()
+
+
+def test_without_anything_under_way_the_caller_s_thread_does_it() -> None:
+    assert Queue(Meter()).in_order(threading.current_thread) is threading.current_thread()
+
+
+def test_work_may_call_what_waits_for_the_queue() -> None:
+    """A collective that is made of others, run in the background."""
+    queue = Queue(Meter())
+    assert queue.start(lambda: queue.in_order(lambda: queue.in_order(lambda: 7))).wait() == 7
+
+
+def test_a_failure_is_raised_by_wait_every_time_and_the_queue_goes_on() -> None:
+    queue = Queue(Meter())
+
+    def fail() -> None:
+        raise KeyError("lost")
+
+    failed, after = queue.start(fail), queue.start(lambda: 1)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="lost"):
+            failed.wait()
+    assert failed.done()
+    assert after.wait() == 1
+    go = threading.Event()
+    queue.start(lambda: go.wait(10))
+    threading.Timer(0.01, go.set).start()
+    with pytest.raises(KeyError, match="lost"):
+        queue.in_order(fail)  # behind what is under way
+
+
+def test_a_result_is_let_go_with_its_handle() -> None:
+    queue = Queue(Meter())
+    tensor = torch.zeros(3)
+    seen = weakref.ref(tensor)
+    handle = queue.start(lambda held=tensor: held)
+    handle.wait()
+    queue.start(lambda: None).wait()  # so that the thread is past it
+    del tensor, handle
+    gc.collect()
+    assert seen() is None
+
+
+def test_only_those_who_wait_are_metered() -> None:
+    meter = Meter()
+    queue, go = Queue(meter), threading.Event()
+    handle = queue.start(lambda: go.wait(10))
+    assert meter.waited_seconds == 0
+    threading.Timer(0.05, go.set).start()
+    handle.wait()
+    assert meter.waited_seconds > 0.01
