@@ -35,7 +35,8 @@ def strike(sandbox: Sandbox, job: Any, world: str, how: signal.Signals) -> psuti
     sandbox.wait_until(
         lambda: all(map(Path.exists, ready)) or job.poll() is not None, "every collective under way"
     )
-    assert job.poll() is None, sandbox.finish(job)
+    if job.poll() is not None:
+        pytest.fail(f"it ended before anybody struck: {sandbox.finish(job).stderr}")
     victim = psutil.Process(json.loads(ready[VICTIM].read_text())["pid"])
     victim.send_signal(how)
     (sandbox.folder / world / "struck").touch()

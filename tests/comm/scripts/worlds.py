@@ -27,7 +27,9 @@ def run_world(transport: str, size: int, timeout: timedelta, body: Body) -> bool
     """Calls `body(group)` on every rank, each a process. Whether all ended well."""
     if transport == "mpi":
         torch.set_num_threads(1)
-        body(Group(mpi_world(timeout)))
+        world = mpi_world(timedelta(seconds=60))  # not all ranks start at the same moment
+        world.timeout = timeout
+        body(Group(world))
         return True
     agent = os.fork()
     if not agent:
