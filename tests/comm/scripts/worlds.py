@@ -20,6 +20,7 @@ from farandole.launch.loopback import LOOPBACK, serve_store, stay_on_loopback
 from farandole.topology import Topology
 
 Body = Callable[[Group], None]
+PATIENCE = timedelta(seconds=60)  # until all have started
 HOST_NAMES = "abaab"  # the hosts that the ranks of a two-level world take themselves to be on
 
 
@@ -27,7 +28,7 @@ def run_world(transport: str, size: int, timeout: timedelta, body: Body) -> bool
     """Calls `body(group)` on every rank, each a process. Whether all ended well."""
     if transport == "mpi":
         torch.set_num_threads(1)
-        world = mpi_world(timedelta(seconds=60))  # not all ranks start at the same moment
+        world = mpi_world(PATIENCE)  # not all ranks start at the same moment
         world.timeout = timeout
         body(Group(world))
         return True
@@ -63,7 +64,7 @@ def _fork_ranks(transport: str, size: int, timeout: timedelta, body: Body) -> No
 def _connect(transport: str, rank: int, size: int, timeout: timedelta, port: int) -> Group:
     torch.set_num_threads(1)
     store = dist.TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
     group = dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)
     missing = dist.PrefixStore("missing", store)
