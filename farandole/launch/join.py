@@ -25,8 +25,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from farandole.comm import C10d, Exchange, Group, InProcess, TransportName, over_hosts
+from farandole.comm import (
+    C10d,
+    Exchange,
+    Group,
+    InProcess,
+    Transport,
+    TransportName,
+    over_hosts,
+)
 from farandole.comm.calibration import calibrate
+from farandole.comm.transport import PeerLost
 from farandole.comm.transports.mpi_world import mpi_world
 from farandole.errors import JoinError
 from farandole.launch.environment import Seat
@@ -57,19 +66,26 @@ def join(
     else:
         _form(seat, device if nccl else None, timeout)
     world = c10d_world(timeout)
+    try:
+        return Group(_best(world, device, transport))
+    except PeerLost as waited_for:
+        lost = world.blame(waited_for)
+        raise JoinError(f"rank {seat.rank} of {seat.size} connects, but {lost}.") from lost
+
+
+def _best(world: C10d, device: torch.device, transport: TransportName) -> Transport:
+    """What carries the bytes between these ranks fastest, or what was asked for."""
     world.topology = Topology.from_names(world.share(platform.node() or "localhost"))
-    if device.type == "cuda" or transport == "c10d":
-        if device.type == "cpu":
-            world.link = calibrate(world)
-        return Group(world)
-    found = over_hosts(world, world.topology)
+    if device.type == "cuda":
+        return world
+    found = world if transport == "c10d" else over_hosts(world, world.topology)
     if transport == "shm" and isinstance(found, C10d):
         raise JoinError(
             f"transport='shm' was asked for, and ranks on {world.topology} cannot share memory."
         )
     if found.name != "shm":  # there auto has nothing to choose
         found.link = calibrate(found)
-    return Group(found)
+    return found
 
 
 def _join_mpi(seat: Seat, device: torch.device, timeout: timedelta) -> Group:

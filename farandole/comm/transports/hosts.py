@@ -123,7 +123,7 @@ class Hosts(Transport):
         """First in the host; then every lane takes what its ranks have learned to the others."""
         with numbered(self._here):
             here = self._local.share(claim)
-        frames = b"".join(encode_claim(text).ljust(CLAIM_BYTES, b"\0") for text in here)
+        frames = b"".join(encode_claim(text) for text in here)
         told = torch.frombuffer(bytearray(frames), dtype=torch.uint8)
         lengths = [len(host.ranks) * CLAIM_BYTES for host in self.topology.hosts]
         _, lanes = self._streams[0]
