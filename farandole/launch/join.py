@@ -36,7 +36,6 @@ from farandole.comm import (
 )
 from farandole.comm.calibration import calibrate
 from farandole.comm.transport import PeerLost
-from farandole.comm.transports.mpi_world import mpi_world
 from farandole.errors import JoinError
 from farandole.launch.environment import Seat
 from farandole.launch.failure import record_leaving
@@ -95,6 +94,8 @@ def _join_mpi(seat: Seat, device: torch.device, timeout: timedelta) -> Group:
             f"transport='mpi' is for ranks on CPUs that mpirun or srun started; these were started "
             f"by {seat.launcher} and compute on {device.type}. Leave the transport to 'auto'."
         )
+    from farandole.comm.transports.mpi_world import mpi_world  # few jobs need it
+
     world = mpi_world(timeout)
     if (world.rank, world.size) != (seat.rank, seat.size):
         raise JoinError(
