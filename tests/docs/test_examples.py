@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FASHION = Path("/usr/share/datasets/fashion-mnist")
@@ -29,7 +30,19 @@ def accuracies(tmp_path: Path) -> list[float]:
 
 
 def test_every_example_is_tested():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"digits.py", "fashion_mnist.py"}
+    found = {path.name for path in EXAMPLES.glob("*.py")}
+    assert found == {"collectives.py", "digits.py", "fashion_mnist.py"}
+
+
+def test_collectives_agree(tmp_path):
+    done = run(tmp_path, str(EXAMPLES / "collectives.py"))
+    assert done.returncode == 0, done.stderr
+    seeds = (torch.Generator().manual_seed(rank) for rank in range(2))
+    samples = [torch.randn(10_000, generator=seed) for seed in seeds]
+    inside = sum(int((part.abs() <= 4).sum()) for part in samples)
+    outliers = [int((part.abs() > 3.5).sum()) for part in samples]
+    assert f"[0] {inside} of 20000 samples lie within 4 sigma" in done.stdout
+    assert f"outliers by rank: {outliers}" in done.stdout
 
 
 def test_digits_learns_and_resumes(tmp_path):
