@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -43,9 +44,9 @@ def _measure_with(transport: Transport, peer: int) -> tuple[float, float]:
         outgoing, incoming = torch.zeros(2, size, dtype=torch.uint8).unbind()
         times = []
         for _ in range(9 if size < 2**20 else 5):
-            begin = time.perf_counter()
+            begin = perf_counter()
             transport.exchange([(peer, outgoing)], [(peer, incoming)])
-            times.append(time.perf_counter() - begin)
+            times.append(perf_counter() - begin)
         seconds[size] = statistics.median(times[1:])
         # Both must agree on going on, so the slower one's word counts.
         own = torch.tensor([seconds[size]], dtype=torch.float64)
