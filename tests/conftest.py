@@ -18,11 +18,16 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
 from farandole.errors import UserError
 from farandole.testing import namespaces
+
+# Hypothesis' own limit of time per example would be a timed test: the first one loads torch.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 REPOSITORY = Path(__file__).parents[1]
 MARK = "FARANDOLE_TEST"

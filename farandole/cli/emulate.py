@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,9 +97,10 @@ def _clean(command: Sequence[str]) -> None:
 def _run(cluster: Cluster, commands: Sequence[Sequence[str]]) -> int:
     """Runs them all to their end and returns the exit code. The cluster is gone afterwards."""
     from farandole.launch.output import Relay, Source
+    from farandole.launch.signals import signals_noted
 
     with ExitStack() as stack:
-        received = stack.enter_context(_signals_noted())
+        received = stack.enter_context(signals_noted())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-hosts-")))
         outputs = [folder / f"{name}.out" for name in cluster.names]
         errors = [folder / f"{name}.err" for name in cluster.names]
@@ -135,20 +136,6 @@ def _run(cluster: Cluster, commands: Sequence[Sequence[str]]) -> int:
         err=True,
     )
     return code if code > 0 else 128 - code
-
-
-@contextmanager
-def _signals_noted() -> Iterator[list[str]]:
-    """Collects the names of signals that ask us to stop, instead of raising just anywhere."""
-    from farandole.launch.signals import handlers_kept, stop_signals
-
-    received: list[str] = []
-    with handlers_kept():
-        for name in ("SIGINT", *stop_signals()):
-            number = signal.Signals[name]
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda got, _: received.append(signal.Signals(got).name))
-        yield received
 
 
 def _wait(processes: Sequence[subprocess.Popen[str]], received: Sequence[str]) -> int | None:

@@ -7,9 +7,8 @@ the collective and the rank, and structured values as JSON, so nothing is ever u
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import TracebackType
@@ -24,6 +23,7 @@ from farandole.comm.choice import choose
 from farandole.comm.face import ProcessGroupFace
 from farandole.comm.meter import Meter, ring_bytes
 from farandole.comm.queue import Handle, Queue
+from farandole.comm.tensors import batches, claim_of, flat_view, kind_of, put_back
 from farandole.comm.trace import NO_TRACE, Trace
 from farandole.comm.transport import PeerLost, Transport, disagreement, name_ranks
 from farandole.errors import CommError, UserError
@@ -32,8 +32,6 @@ from farandole.topology import Topology
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_FLAT_BYTES = 64 * 2**20  # tensors are broadcast in flat pieces of about this size
 
 
 class Group:
@@ -144,12 +142,12 @@ class Group:
         chosen = choose(self.transport, tensor.nbytes, algorithm, cuda=tensor.is_cuda)
         if self.size == 1:
             return tensor
-        flat = _flat(tensor)
-        claim = None if agreed else _claim("all_reduce", tensor, op, chosen)
+        flat = flat_view(tensor)
+        claim = None if agreed else claim_of("all_reduce", tensor, op, chosen)
         with self._collective("all_reduce", flat.nbytes, chosen):
             self.transport.all_reduce(flat, op, chosen, claim)
         self.meter.add_bytes(ring_bytes(flat.nbytes, self.size))
-        return _put_back(flat, tensor)
+        return put_back(flat, tensor)
 
     def reduce_scatter(self, tensor: torch.Tensor, op: Op = "sum") -> torch.Tensor:
         """This rank's share of the rows of the reduced `tensor`.
@@ -164,9 +162,9 @@ class Group:
     def _reduce_scatter(self, tensor: torch.Tensor, op: Op) -> torch.Tensor:
         rows = [len(piece(rank, self.size, tensor.shape[0])) for rank in range(self.size)]
         width = tensor[:1].numel()
-        flat = _flat(tensor)
+        flat = flat_view(tensor)
         with self._collective("reduce_scatter", flat.nbytes):
-            self.transport.agree(_claim("reduce_scatter", tensor, op))
+            self.transport.agree(claim_of("reduce_scatter", tensor, op))
             result = self.transport.reduce_scatter(flat, [count * width for count in rows], op)
         self.meter.add_bytes(flat.nbytes - result.nbytes)
         return result.view(rows[self.rank], *tensor.shape[1:])
@@ -176,7 +174,7 @@ class Group:
         return self._queue.in_order(lambda: self._all_gather(tensor))
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        mine = _flat(tensor)
+        mine = flat_view(tensor)
         with self._collective("all_gather", mine.nbytes):
             shapes = self._shapes(tensor)
             counts = [torch.Size(shape).numel() for shape in shapes]
@@ -192,17 +190,17 @@ class Group:
         return self._queue.in_order(lambda: self._broadcast(tensor, source))
 
     def _broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
-        flat = _flat(tensor)
+        flat = flat_view(tensor)
         with self._collective("broadcast", flat.nbytes):
-            self.transport.agree(_claim("broadcast", tensor, f"from rank {source}"))
+            self.transport.agree(claim_of("broadcast", tensor, f"from rank {source}"))
             self.transport.broadcast(flat, source)
         if self.rank == source and self.size > 1:
             self.meter.add_bytes(flat.nbytes)
-        return _put_back(flat, tensor)
+        return put_back(flat, tensor)
 
     def broadcast_all(self, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
         """Broadcasts many tensors in few messages: those of one dtype and device travel flat."""
-        for batch in _batches(tensors):
+        for batch in batches(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in batch])
             self.broadcast(flat, source)
             pieces = flat.split([tensor.numel() for tensor in batch])
@@ -221,7 +219,7 @@ class Group:
         return self._queue.in_order(lambda: self._all_to_all(tensors))
 
     def _all_to_all(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        flats = [_flat(tensor) for tensor in tensors]
+        flats = [flat_view(tensor) for tensor in tensors]
         row = tensors[0].shape[1:]
         sent = sum(flat.nbytes for rank, flat in enumerate(flats) if rank != self.rank)
         with self._collective("all_to_all", sent):
@@ -230,7 +228,7 @@ class Group:
             table = self.transport.all_gather(lengths, [self.size] * self.size)
             incoming = table.view(self.size, self.size)[:, self.rank].tolist()
             result = [tensors[0].new_empty((count, *row)) for count in incoming]
-            self.transport.all_to_all(flats, [_flat(tensor) for tensor in result])
+            self.transport.all_to_all(flats, [flat_view(tensor) for tensor in result])
         self.meter.add_bytes(sent)
         return result
 
@@ -246,7 +244,7 @@ class Group:
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Sends to one rank, which must call `receive`."""
         self._require_peer(to)
-        flat = _flat(tensor)
+        flat = flat_view(tensor)
 
         def work() -> None:
             with self._collective(f"send to rank {to}", flat.nbytes):
@@ -259,7 +257,7 @@ class Group:
     def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """Overwrites `tensor` with what rank `source` sends; shape and dtype must be the same."""
         self._require_peer(source)
-        flat = _flat(tensor)
+        flat = flat_view(tensor)
 
         def work() -> None:
             with self._collective(f"receive from rank {source}", flat.nbytes):
@@ -267,7 +265,7 @@ class Group:
 
         if flat.numel():
             self._queue.in_order(work)
-        return _put_back(flat, tensor)
+        return put_back(flat, tensor)
 
     # Structured values
 
@@ -348,7 +346,7 @@ class Group:
 
     def _shapes(self, tensor: torch.Tensor) -> list[tuple[int, ...]]:
         """Every rank's shape, when all gather tensors of one dtype."""
-        begin = f"all_gather({_kind(tensor.dtype)} "
+        begin = f"all_gather({kind_of(tensor.dtype)} "
         claims = self.transport.share(f"{begin}{list(tensor.shape)})")
         for rank, claim in enumerate(claims):
             if not claim.startswith(begin):
@@ -382,49 +380,3 @@ class _Collective:
             better = self._group._failed(self._what, error)
             if better is not None:
                 raise better from error
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in a row; the tensor's own memory when it lies in a row itself."""
-    if tensor.dim() == 1 and tensor.stride(0) == 1 and not tensor.requires_grad:
-        return tensor
-    row = tensor.detach().contiguous()
-    return row.as_strided((row.numel(),), (1,))  # even a single element of a wider stride
-
-
-def _put_back(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Copies into a tensor that did not lie in a row; returns the tensor."""
-    if not tensor.is_contiguous():
-        tensor.detach().copy_(flat.view(tensor.shape))
-    return tensor
-
-
-def _claim(what: str, tensor: torch.Tensor, *details: str) -> str:
-    return _claim_text(what, tensor.dtype, tensor.shape, details)
-
-
-@functools.lru_cache(maxsize=1024)
-def _claim_text(what: str, dtype: torch.dtype, shape: torch.Size, details: tuple[str, ...]) -> str:
-    return f"{what}({_kind(dtype)} {tuple(shape)}, {', '.join(details)})"
-
-
-def _kind(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _batches(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if tensor.numel():
-            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    for same_kind in kinds.values():
-        batch: list[torch.Tensor] = []
-        batch_bytes = 0
-        for tensor in same_kind:
-            batch.append(tensor)
-            batch_bytes += tensor.nbytes
-            if batch_bytes >= _FLAT_BYTES:
-                yield batch
-                batch, batch_bytes = [], 0
-        if batch:
-            yield batch

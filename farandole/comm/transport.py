@@ -62,9 +62,7 @@ class Transport(ABC):
     """One rank's end of the connections between the ranks of a group."""
 
     name: ClassVar[str]
-    has_native: ClassVar[bool] = False  # whether `native_all_reduce` is more than a schedule
     native_is_fastest: ClassVar[bool] = False  # for CPU tensors of any size
-    takes_cuda: ClassVar[bool] = False
 
     def __init__(
         self, rank: int, size: int, timeout: timedelta, topology: Topology | None = None
@@ -140,19 +138,17 @@ class Transport(ABC):
 
         `claim` says what this rank believes it is doing; None means that it is known to agree.
         """
-        if algorithm == NATIVE and self.has_native:
+        if algorithm == NATIVE:
             self.native_all_reduce(flat, op, claim)
             return
         if claim is not None:
             self.agree(claim)
-        name = self.default_algorithm if algorithm == NATIVE else algorithm
-        self.run_schedule(_cached_schedule(name, self.size, self.topology), flat, op)
+        self.run_schedule(_cached_schedule(algorithm, self.size, self.topology), flat, op)
         divide_(flat, op, self.size)
 
-    default_algorithm: ClassVar[str] = "ring"
-
     def native_all_reduce(self, flat: torch.Tensor, op: Op, claim: str | None) -> None:
-        raise NotImplementedError
+        """What the transport does by itself; one that knows nothing better runs a ring."""
+        self.all_reduce(flat, op, "ring", claim)
 
     def run_schedule(self, schedule: Schedule, flat: torch.Tensor, op: Op) -> None:
         """Executes this rank's part of a schedule: one exchange a round. An average stays a sum."""

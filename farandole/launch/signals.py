@@ -37,3 +37,15 @@ def undisturbed() -> Iterator[None]:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         yield
+
+
+@contextmanager
+def signals_noted() -> Iterator[list[str]]:
+    """Collects the names of signals that ask us to stop, instead of raising just anywhere."""
+    received: list[str] = []
+    with handlers_kept():
+        for name in ("SIGINT", *stop_signals()):
+            number = signal.Signals[name]
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda got, _: received.append(signal.Signals(got).name))
+        yield received

@@ -68,7 +68,7 @@ def test_an_operation_that_only_c10d_knows_is_refused(on_ranks: Any) -> None:
 
 
 def test_broadcast_all_in_several_messages(on_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farandole.comm.group._FLAT_BYTES", 64)
+    monkeypatch.setattr("farandole.comm.tensors._FLAT_BYTES", 64)
 
     def body(group: Group) -> tuple[list[float], int]:
         tensors = [torch.full((10,), float(group.rank + n)) for n in range(5)]
@@ -145,6 +145,7 @@ def test_a_rank_that_fails_wakes_the_others(tmp_path: Path) -> None:
     woken: dict[int, Exception] = {}
 
     def body(run: Run) -> None:
+        run.group.barrier()  # all have begun
         if run.rank == 1:
             raise KeyError("lost on rank one")
         try:

@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farandole.errors import UserError
 from farandole.launch.orphans import LAUNCHER, end_with_parent
-from farandole.launch.signals import handlers_kept, stop_signals
+from farandole.launch.signals import signals_noted
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 10.0
@@ -69,7 +68,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
     ours = {LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     if not sys.stdout.isatty():
         ours["TERM"] = "dumb"  # mpirun shows its ranks a terminal even when it writes to none
-    with _signals_noted() as received:
+    with signals_noted() as received:
         process = subprocess.Popen(
             words,
             env={**os.environ, **ours, **environment},
@@ -88,15 +87,3 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
                 process.wait()
     code = process.returncode
     return End(code if code >= 0 else 128 - code, received[0] if received else None)
-
-
-@contextmanager
-def _signals_noted() -> Iterator[list[str]]:
-    """Collects the names of signals that ask us to stop, instead of raising just anywhere."""
-    received: list[str] = []
-    with handlers_kept():
-        for name in ("SIGINT", *stop_signals()):
-            number = signal.Signals[name]
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda got, _: received.append(signal.Signals(got).name))
-        yield received

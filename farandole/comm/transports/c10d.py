@@ -45,8 +45,6 @@ class C10d(Transport):
     """
 
     name = "c10d"
-    has_native = True
-    takes_cuda = True
 
     def __init__(
         self,
@@ -117,7 +115,7 @@ class C10d(Transport):
         if claim is not None:
             self.agree(claim)
         if not flat.is_cuda and flat.dtype not in _GLOO_REDUCES:
-            self.all_reduce(flat, op, self.default_algorithm, None)
+            super().native_all_reduce(flat, op, None)
             return
         options = dist.AllreduceOptions()
         options.reduceOp = _OPS[op]  # type: ignore[assignment]

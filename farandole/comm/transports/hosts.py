@@ -46,7 +46,6 @@ class Hosts(Transport):
     """`world` between all ranks; `local` between those of this host, in the topology's order."""
 
     name = "hosts"
-    has_native = True
     native_is_fastest = True
 
     def __init__(self, world: C10d, local: Transport, topology: Topology) -> None:

@@ -104,7 +104,6 @@ class InProcess(Transport):
     """One thread's end of an `Exchange`."""
 
     name = "in-process"
-    has_native = True
     native_is_fastest = True
 
     def __init__(self, exchange: Exchange, rank: int, topology: Topology | None = None) -> None:

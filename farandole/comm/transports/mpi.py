@@ -53,7 +53,6 @@ class Mpi(Transport):
     """A transport over a communicator that nobody else uses. `mpi_world` makes one."""
 
     name = "mpi"
-    has_native = True
     native_is_fastest = True
 
     def __init__(
@@ -85,7 +84,7 @@ class Mpi(Transport):
 
     def native_all_reduce(self, flat: torch.Tensor, op: Op, claim: str | None) -> None:
         if flat.dtype not in _REDUCES or flat.nbytes > _MOST_REDUCED_BYTES:
-            self.all_reduce(flat, op, self.default_algorithm, claim)
+            super().native_all_reduce(flat, op, claim)
             return
         if claim is not None:
             self.agree(claim)

@@ -63,7 +63,6 @@ class SharedMemory(Transport):
     """Between processes of one host that can see each other in /proc. Made by `connect`."""
 
     name = "shm"
-    has_native = True
     native_is_fastest = True
 
     def __init__(
