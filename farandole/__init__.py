@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from farandole.errors import (
         CheckpointError,
         CommError,
+        DivergedError,
         FarandoleError,
         JoinError,
         LaunchError,
@@ -27,20 +28,37 @@ if TYPE_CHECKING:
         UserError,
     )
     from farandole.optim import LargeBatch, Lars
-    from farandole.sync import AllReduce
+    from farandole.sync import (
+        AdaComm,
+        AllReduce,
+        Daso,
+        DiLoCo,
+        Federated,
+        Lagged,
+        Local,
+        PostLocal,
+    )
     from farandole.topology import Topology
     from farandole.train import Run, init
 
 _HOME = {
+    "AdaComm": "farandole.sync",
     "AllReduce": "farandole.sync",
     "CheckpointError": "farandole.errors",
     "CommError": "farandole.errors",
+    "Daso": "farandole.sync",
+    "DiLoCo": "farandole.sync",
+    "DivergedError": "farandole.errors",
     "FarandoleError": "farandole.errors",
+    "Federated": "farandole.sync",
     "JoinError": "farandole.errors",
+    "Lagged": "farandole.sync",
     "LargeBatch": "farandole.optim",
     "Lars": "farandole.optim",
     "LaunchError": "farandole.errors",
+    "Local": "farandole.sync",
     "ModelMismatchError": "farandole.errors",
+    "PostLocal": "farandole.sync",
     "Run": "farandole.train",
     "Topology": "farandole.topology",
     "UserError": "farandole.errors",
@@ -48,15 +66,23 @@ _HOME = {
 }
 
 __all__ = [
+    "AdaComm",
     "AllReduce",
     "CheckpointError",
     "CommError",
+    "Daso",
+    "DiLoCo",
+    "DivergedError",
     "FarandoleError",
+    "Federated",
     "JoinError",
+    "Lagged",
     "LargeBatch",
     "Lars",
     "LaunchError",
+    "Local",
     "ModelMismatchError",
+    "PostLocal",
     "Run",
     "Topology",
     "UserError",

@@ -34,6 +34,10 @@ class ModelMismatchError(FarandoleError):
     """The ranks hold different models; the message names the tensor and both shapes."""
 
 
+class DivergedError(FarandoleError):
+    """A loss or a parameter is not finite; the message names the rank, the step and the tensor."""
+
+
 class CheckpointError(FarandoleError):
     """A checkpoint could not be written, or is damaged; the message names the last good one."""
 

@@ -42,6 +42,15 @@ class Topology:
             ranks.setdefault(name, []).append(rank)
         return cls(tuple(Host(name, tuple(on_host)) for name, on_host in ranks.items()))
 
+    @classmethod
+    def declared(cls, counts: Sequence[int]) -> Topology:
+        """Hosts that somebody says there are, with so many ranks on each, in rank order."""
+        if not counts or min(counts) < 1:
+            raise UserError(f"hosts of {list(counts)} workers: each must have at least one.")
+        ends = [sum(counts[: index + 1]) for index in range(len(counts))]
+        ranks = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        return cls(tuple(Host(f"host-{index}", tuple(on)) for index, on in enumerate(ranks)))
+
     @property
     def size(self) -> int:
         return sum(len(host.ranks) for host in self.hosts)

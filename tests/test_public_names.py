@@ -69,15 +69,23 @@ def acquaintances() -> dict[str, set[str]]:
 
 def test_the_public_names_are_these() -> None:
     assert farandole.__all__ == [
+        "AdaComm",
         "AllReduce",
         "CheckpointError",
         "CommError",
+        "Daso",
+        "DiLoCo",
+        "DivergedError",
         "FarandoleError",
+        "Federated",
         "JoinError",
+        "Lagged",
         "LargeBatch",
         "Lars",
         "LaunchError",
+        "Local",
         "ModelMismatchError",
+        "PostLocal",
         "Run",
         "Topology",
         "UserError",

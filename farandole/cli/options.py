@@ -10,6 +10,18 @@ import click
 
 from farandole.errors import UserError
 
+KINDS = (
+    "allreduce",
+    "lagged",
+    "local",
+    "postlocal",
+    "adacomm",
+    "diloco",
+    "federated",
+    "daso",
+)
+"""The strategies, by name; here as text, because help must not wait for torch."""
+
 PASS_ON = {"allow_interspersed_args": False}
 """What follows the script belongs to the script."""
 
@@ -20,7 +32,17 @@ def sync_option(*, multiple: bool = False) -> Callable[[Any], Any]:
         "--sync",
         metavar="STRATEGY",
         multiple=multiple,
-        help="How replicas stay in step, such as allreduce or allreduce:bucket_mib=5." + again,
+        help=f"How replicas stay in step: {', '.join(KINDS)}; with options as in local:every=8."
+        + again,
+    )
+
+
+def hosts_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--hosts",
+        metavar="N",
+        help="Act as if the workers sat on N hosts, or on hosts of so many each, such as 3,1. "
+        "For DASO, which wants hosts.",
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farandole.cli.options import PASS_ON, check_script, seed_option, sync_option
+from farandole.cli.options import PASS_ON, check_script, hosts_option, seed_option, sync_option
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     "--runs", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs are kept."
 )
 @seed_option(default=0)
+@hosts_option()
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def race(
@@ -43,6 +44,7 @@ def race(
     target: str | None,
     runs: Path,
     seed: int,
+    hosts: str | None,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
@@ -52,7 +54,7 @@ def race(
     Shows a live table, then writes report.html, report.png and summary.json.
 
     \b
-      farandole race -n 4 --sync allreduce --sync allreduce:bucket_mib=1 \\
+      farandole race -n 4 --hosts 2 --sync allreduce --sync local:every=8 --sync daso \\
                      --target accuracy=0.95 train.py
     """
     if workers < 1:
@@ -70,7 +72,7 @@ def race(
     if not entries:
         raise UserError("a race needs runners: give --sync once for each strategy, or --serial.")
     name = f"race-{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    course = Course((script, *arguments), runs / name, seed)
+    course = Course((script, *arguments), runs / name, seed, hosts)
     lanes, stopped = _run_all(course, entries, goal)
     _finish(course, lanes, goal)
     if stopped:

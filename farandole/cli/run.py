@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farandole.cli.options import PASS_ON, check_script, seed_option, sync_option
+from farandole.cli.options import PASS_ON, check_script, hosts_option, seed_option, sync_option
 from farandole.errors import FarandoleError, UserError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="What carries the bytes: auto, shm (shared memory) or c10d (gloo, NCCL). [auto]",
 )
+@hosts_option()
 @click.option(
     "--trace",
     metavar="FILE.json",
@@ -43,6 +44,7 @@ def run(
     runs: Path | None,
     seed: int | None,
     transport: str | None,
+    hosts: str | None,
     trace: Path | None,
     module: bool,
     script: str,
@@ -55,7 +57,8 @@ def run(
 
     \b
       farandole run -n 4 train.py --epochs 10
-      farandole run -n 4 --sync allreduce:bucket_mib=5 train.py
+      farandole run -n 4 --sync local:every=8 train.py
+      farandole run -n 4 --hosts 2 --sync daso train.py
       farandole run -n 4 --trace out.json train.py
     """
     if workers is not None and workers < 1:
@@ -93,8 +96,12 @@ def run(
         trace = trace.absolute()
         chosen[settings.TRACE_PARTS] = str(tracing.prepare(trace))
         chosen[settings.TRACE] = ""  # the ranks need not merge
+    count = workers or torch.cuda.device_count() or 1
+    if hosts is not None:
+        settings.declared_hosts(hosts, count)  # or says what is wrong with it
+        chosen[settings.HOSTS] = hosts
     job = Job(
-        workers=workers or torch.cuda.device_count() or 1,
+        workers=count,
         command=(*(["-m"] if module else []), script, *arguments),
         environment={key: value for key, value in chosen.items() if value is not None},
         rank0_owns_terminal=sys.stdout.isatty() and sys.stderr.isatty(),

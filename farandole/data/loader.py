@@ -43,7 +43,8 @@ class Loader:
         group: Group,
         device: torch.device,
         on_batch: Callable[[BatchInfo], None] = lambda info: None,
-        on_end: Callable[[], None] = lambda: None,
+        on_begin: Callable[[bool], None] = lambda fresh: None,
+        on_end: Callable[[bool], None] = lambda finished: None,
         **torch_options: Any,
     ) -> None:
         self.source = source  # kept: the run knows its loaders by the identity of their source
@@ -52,7 +53,8 @@ class Loader:
         self._group = group
         self._device = device
         self._on_batch = on_batch
-        self._on_end = on_end
+        self._on_begin = on_begin  # is told whether the epoch begins, or goes on after a resume
+        self._on_end = on_end  # is told whether it was read to its end, or broken off
         self._resume_at = 0
         told = understood(source, options, torch_options)
         source, options, torch_options = told.dataset, told.options, told.torch_options
@@ -99,6 +101,8 @@ class Loader:
         self._seeder.manual_seed(mixed(self.options.seed, self.epoch, self._group.rank))
         self._batches.begin(self.epoch, done)
         steps_before = done // self.options.global_batch(self._group.size)
+        self._on_begin(done == 0)
+        finished = False
         try:
             for index, batch in enumerate(self._inner):
                 steps = None
@@ -112,12 +116,13 @@ class Loader:
                 self.done_samples += samples
                 self._on_batch(BatchInfo(steps_before + index, steps, samples, weight))
                 yield to_device(batch, self._device)
+            finished = True
         finally:
             # A loop that the user breaks out of has ended its epoch too.
             self.epoch += 1
             self.done_samples = 0
             self._drawn = []
-            self._on_end()
+            self._on_end(finished)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"epoch": self.epoch, "done_samples": self.done_samples}

@@ -42,11 +42,14 @@ class Course:
     command: Sequence[str]  # the script and its arguments
     folder: Path
     seed: int
+    hosts: str | None = None  # as the workers are said to sit
 
     def arguments(self, entry: Entry) -> list[str]:
         """What to type after `farandole` to run one entry alone."""
         sync = ["--sync", entry.sync] if entry.sync else []
-        return ["run", "-n", str(entry.workers), *sync, "--seed", str(self.seed), *self.command]
+        hosts = ["--hosts", self.hosts] if self.hosts and entry.sync else []
+        run = ["run", "-n", str(entry.workers), *hosts, *sync, "--seed", str(self.seed)]
+        return [*run, *self.command]
 
     def lane(self, entry: Entry) -> Lane:
         """The lane before it has started."""

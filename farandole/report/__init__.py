@@ -6,7 +6,7 @@ Only what is quick to import is imported here. The page needs matplotlib, which 
 
 from __future__ import annotations
 
-from farandole.report.history import Counters, Follower, History, Point, read_history
+from farandole.report.history import Counters, Follower, History, Note, Point, read_history
 from farandole.report.lane import Lane, Outcome, outcome_of
 from farandole.report.standing import Results, Standing, rank, require_metric
 from farandole.report.summary import headline, plain, table
@@ -17,6 +17,7 @@ __all__ = [
     "Follower",
     "History",
     "Lane",
+    "Note",
     "Outcome",
     "Point",
     "Results",

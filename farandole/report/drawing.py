@@ -1,7 +1,7 @@
 """The marks all plots are made of: a lane's line, the spots on it, and the legend that names them.
 
-Every mark carries a matplotlib label, `lane 3`, `reached` or `failed`; the legend is made from
-the labels it finds, so a plot need not tell it what was drawn.
+Every mark carries a matplotlib label, `lane 3`, `reached`, `failed` or `wait`; the legend is made
+from the labels it finds, so a plot need not tell it what was drawn.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ def legend(figure: Figure, results: Results) -> None:
         entries.append((star, "target reached"))
     if "failed" in marks:
         entries.append((marks["failed"], "failed"))
+    if "wait" in marks:
+        entries.append((Line2D([], [], color=INK.light, linestyle=":", linewidth=1.2), "wait"))
     if not entries:
         return
     longest = max(len(name) for _, name in entries)

@@ -38,14 +38,26 @@ class Point(Counters):
 
 
 @dataclass(frozen=True)
+class Note(Counters):
+    """One decision of a strategy, such as a new period or phase, and when it was made."""
+
+    values: Mapping[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class History:
-    """Everything one run wrote. `start` is its latest start record, empty when there is none."""
+    """Everything one run wrote. `start` is its latest start record, empty when there is none.
+
+    `points` come as they were logged; `notes` by time, since a note may be written after logs
+    that it came before. `last` is as far as any record goes, or the end.
+    """
 
     start: Mapping[str, Any] = field(default_factory=dict)
     points: tuple[Point, ...] = ()
     last: Counters = Counters()
     finished: bool = False
     damage: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def sync(self) -> str:
@@ -135,6 +147,7 @@ class _Parser:
         self._line = 0
         self._start: Mapping[str, Any] = {}
         self._points: list[Point] = []
+        self._notes: list[Note] = []
         self._last = Counters()
         self._finished = False
         self._damage: list[str] = []
@@ -156,10 +169,16 @@ class _Parser:
         elif event in ("log", "end"):
             counters = _counters(record)
             if event == "log":
-                metrics = _metrics(record.get("metrics", {}))
-                self._points.append(Point(**vars(counters), metrics=metrics))
+                metrics = _values("metrics", record.get("metrics", {}))
+                numbers = {k: v for k, v in metrics.items() if not isinstance(v, str)}
+                self._points.append(Point(**vars(counters), metrics=numbers))
             self._last = counters
             self._finished = event == "end"
+        elif event == "sync":
+            counters = _counters(record)
+            self._notes.append(Note(**vars(counters), values=_values("sync", record.get("sync"))))
+            if counters.time_seconds > self._last.time_seconds:
+                self._last = counters
         # Other events belong to later writers; an older reader passes over them.
 
     def history(self) -> History:
@@ -169,6 +188,7 @@ class _Parser:
             last=self._last,
             finished=self._finished,
             damage=tuple(self._damage),
+            notes=tuple(sorted(self._notes, key=lambda note: note.time_seconds)),
         )
 
 
@@ -204,15 +224,17 @@ def _number(record: Mapping[str, Any], key: str) -> float:
     raise ValueError(f"{key!r} is {value!r}, not a count or a duration")
 
 
-def _metrics(metrics: object) -> dict[str, float]:
-    """The numeric metrics. Non-finite ones come as the strings "nan", "inf" and "-inf"."""
-    if not isinstance(metrics, dict):
-        raise ValueError(f"'metrics' is {metrics!r}, not an object")
-    numbers = {}
-    for name, value in metrics.items():
+def _values(key: str, values: object) -> dict[str, float | str]:
+    """The numbers and the text. Non-finite numbers come as the strings "nan", "inf" and "-inf"."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{key!r} is {values!r}, not an object")
+    kept: dict[str, float | str] = {}
+    for name, value in values.items():
         if isinstance(value, int | float) or value in ("nan", "inf", "-inf"):
             try:
-                numbers[name] = float(value)
+                kept[name] = float(value)
             except OverflowError:
-                numbers[name] = math.inf if value > 0 else -math.inf
-    return numbers
+                kept[name] = math.inf if value > 0 else -math.inf
+        elif isinstance(value, str):
+            kept[name] = value
+    return kept

@@ -30,7 +30,7 @@ class Lane:
 
     @property
     def total_seconds(self) -> float:
-        """Up to the last thing the run wrote: its end, or its last log if it never ended."""
+        """Up to the last thing the run wrote: its end, or, if it never ended, its last record."""
         return self.history.last.time_seconds
 
     @property

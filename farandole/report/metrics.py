@@ -1,7 +1,8 @@
 """Writes `runs/<name>/metrics.jsonl` and the same numbers for TensorBoard.
 
 One JSON object per line, each line written whole, so that a reader can follow a run under way:
-a "start" record, a "log" record for every `run.log`, an "end" record when the run closes.
+a "start" record, a "log" record for every `run.log`, a "sync" record for every decision of a
+strategy that adapts, an "end" record when the run closes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class MetricsLog:
         Raises `OSError` when the folder cannot be made or written.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        if not resumed:
+        if resumed:
+            _end_torn_line(folder / FILE_NAME)
+        else:
             _set_aside(folder)
         self._file = (folder / FILE_NAME).open("ab", buffering=0)
         self._boards = _TensorBoard(folder)
@@ -38,6 +41,16 @@ class MetricsLog:
         """Adds one record; `counters` are the run's own numbers, `metrics` the user's."""
         self._write({"event": "log", **counters, "metrics": dict(metrics)})
         self._boards.log(int(counters["samples"]), metrics)
+
+    def note(self, counters: Mapping[str, float], values: Mapping[str, float | str]) -> None:
+        """Adds one decision of a strategy, with the counters of the moment it was made.
+
+        That moment may be earlier than the last record: readers sort by time. TensorBoard gets
+        the numbers, as `sync/<name>`.
+        """
+        self._write({"event": "sync", **counters, "sync": dict(values)})
+        numbers = {f"sync/{k}": v for k, v in values.items() if not isinstance(v, str)}
+        self._boards.log(int(counters["samples"]), numbers)
 
     def close(self, counters: Mapping[str, float]) -> None:
         """Adds the end record and closes the files."""
@@ -70,8 +83,11 @@ def _set_aside(folder: Path) -> None:
 
 def _end_torn_line(path: Path) -> None:
     """A run that was killed may have left half a line; what follows must not be glued to it."""
-    if path.exists() and not path.read_bytes().endswith((b"\n", b"")):
-        with path.open("ab") as file:
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
             file.write(b"\n")
 
 

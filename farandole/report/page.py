@@ -39,7 +39,7 @@ def write_report(
     png = render.png(lambda: plots.overview(results))
     # A file name or an argument may hold bytes that are no text; they must not cost the report.
     html = page(results).encode("utf-8", "replace")
-    summary = summary_json(results).encode()
+    summary = summary_json(results).encode("utf-8", "replace")
     write_whole(folder / "summary.json", summary)
     write_whole(folder / "report.png", png)
     write_whole(folder / "report.html", html)

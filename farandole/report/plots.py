@@ -17,7 +17,7 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from farandole.report import drawing, palette, units
 from farandole.report.drawing import drawable, label_text
-from farandole.report.history import Point
+from farandole.report.history import Counters, Point
 from farandole.report.lane import labels
 from farandole.report.palette import INK, LINE, MUTED
 from farandole.report.standing import Results
@@ -141,7 +141,9 @@ def draw_bytes(axes: Axes, results: Results) -> None:
     unit, seconds_per_unit = drawing.time_unit(results)
     for index, lane in enumerate(results.lanes):
         if lane.total_seconds > 0:
-            counters = [*lane.history.points, lane.history.last]
+            history = lane.history
+            counters: list[Counters] = [*history.points, *history.notes, history.last]
+            counters.sort(key=lambda counter: counter.time_seconds)
             times = [0.0, *(counter.time_seconds / seconds_per_unit for counter in counters)]
             drawing.line(axes, index, times, [0.0, *(float(c.bytes_sent) for c in counters)])
     axes.set_xlim(left=0)

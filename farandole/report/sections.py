@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from html import escape
 
 from farandole.errors import UserError
-from farandole.report import palette, plots, render, units
+from farandole.report import plots, render, units
+from farandole.report.decisions import decisions
 from farandole.report.drawing import drawable
 from farandole.report.history import Point
 from farandole.report.lane import Lane, labels
+from farandole.report.markup import cell, figure, swatch
 from farandole.report.standing import Results, require_metric
 from farandole.report.summary import Name, columns, headline
 
@@ -51,7 +53,9 @@ def warnings(results: Results) -> str:
             why = f": {escape(lane.problem)}" if lane.problem else "."
             lines.append(f"{code} failed after {units.seconds(lane.total_seconds)}{why}")
         if lane.outcome == "unfinished":
-            lines.append(f"{code} stopped without writing its end; its last log counts as its end.")
+            lines.append(
+                f"{code} stopped without writing its end; its last record counts as its end."
+            )
         for damage in lane.history.damage:
             lines.append(f"The metrics of {code} are damaged. Left out: {escape(damage)}")
     return "".join(f'<p class="warning">{line}</p>' for line in lines)
@@ -63,7 +67,7 @@ def race_table(results: Results) -> str:
     rows = results.standings
     shown = columns(results, rows)
     words = ("strategy", "outcome")
-    head = "".join(_cell("th", escape(column.title), column.title in words) for column in shown)
+    head = "".join(cell("th", escape(column.title), column.title in words) for column in shown)
     body = ""
     for at, row in enumerate(rows):
         won = row.place == 1 and row.lane.outcome != "failed"
@@ -71,10 +75,10 @@ def race_table(results: Results) -> str:
         for column in shown:
             heading, text = column.title, escape(column.cells[at])
             if heading == "strategy":
-                text = f'<span class="strategy">{_swatch(row.index)}<code>{text}</code></span>'
+                text = f'<span class="strategy">{swatch(row.index)}<code>{text}</code></span>'
             if heading == "outcome" and row.lane.outcome == "failed":
                 text = f'<span class="failed">{text}</span>'
-            body += _cell("td", text, heading in words)
+            body += cell("td", text, heading in words)
         body += "</tr>"
     over = "time to target" if results.target else "samples/s"
     note = (
@@ -97,8 +101,8 @@ def costs(results: Results) -> str:
     """Waiting and traffic: where the time went."""
     if not any(lane.total_seconds for lane in results.lanes):
         return ""
-    waiting = _figure(render.svg(lambda: plots.waiting(results), "share of time spent waiting"))
-    sent = _figure(render.svg(lambda: plots.bytes_over_time(results), "bytes sent over time"))
+    waiting = figure(render.svg(lambda: plots.waiting(results), "share of time spent waiting"))
+    sent = figure(render.svg(lambda: plots.bytes_over_time(results), "bytes sent over time"))
     return f'<section><h2>Waiting and traffic</h2><div class="pair">{waiting}{sent}</div></section>'
 
 
@@ -129,13 +133,13 @@ def how_it_was_run(results: Results) -> str:
     for index, (name, facts) in enumerate(zip(labels(results.lanes), of_runs, strict=True)):
         own = {key: text for key, text in facts.items() if key not in shared}
         if own:
-            parts.append(f"<h3>{_swatch(index)}<code>{escape(name)}</code></h3>{_facts(own)}")
+            parts.append(f"<h3>{swatch(index)}<code>{escape(name)}</code></h3>{_facts(own)}")
     return f"<section><h2>How it was run</h2>{''.join(parts)}</section>"
 
 
 def raw_numbers(results: Results) -> str:
     parts = [
-        f"<details><summary>{_swatch(index)}<code>{escape(name)}</code>, "
+        f"<details><summary>{swatch(index)}<code>{escape(name)}</code>, "
         f"{len(lane.history.points)} logs</summary>{_raw_table(lane)}</details>"
         for index, (name, lane) in enumerate(zip(labels(results.lanes), results.lanes, strict=True))
         if lane.history.points
@@ -149,6 +153,7 @@ SECTIONS: tuple[Section, ...] = (
     race_table,
     goal_curves,
     costs,
+    decisions,
     other_metrics,
     how_it_was_run,
     raw_numbers,
@@ -167,19 +172,7 @@ def _pair(results: Results, metric: str) -> str:
         for point in lane.history.series(metric)
     )
     note = f'<p class="note">{gaps} values could not be drawn: not finite.</p>' if gaps else ""
-    return f'<div class="pair">{_figure(by_time)}{_figure(by_samples)}</div>{note}'
-
-
-def _figure(svg: str) -> str:
-    return f"<figure>{svg}</figure>"
-
-
-def _swatch(index: int) -> str:
-    return f'<span class="swatch" style="background: var(--{palette.shade(index).name})"></span>'
-
-
-def _cell(tag: str, content: str, words: bool) -> str:
-    return f'<{tag} class="words">{content}</{tag}>' if words else f"<{tag}>{content}</{tag}>"
+    return f'<div class="pair">{figure(by_time)}{figure(by_samples)}</div>{note}'
 
 
 def _facts(facts: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from farandole.report import units
+from farandole.report.history import Note
 from farandole.report.lane import Lane, Outcome, labels
 from farandole.report.standing import Results, Standing
 from farandole.report.target import Target
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # Closer than this, one run of each cannot tell two strategies apart.
 TOO_CLOSE = 1.05
+
+MOST_NOTES = 1000  # of a lane, in the page and in `summary.json`; metrics.jsonl has them all
 
 OUTCOME_STYLES: Mapping[Outcome, str] = {  # `ok` goes without saying
     "failed": "bold red",
@@ -221,4 +224,14 @@ def _lane_record(row: Standing) -> dict[str, Any]:
         "bytes_sent": lane.bytes_sent,
         "total_seconds": lane.total_seconds,
         "damage": list(lane.history.damage),
+        "notes": [_note_record(note) for note in lane.history.notes[-MOST_NOTES:]],
+        "notes_left_out": max(0, len(lane.history.notes) - MOST_NOTES),
     }
+
+
+def _note_record(note: Note) -> dict[str, Any]:
+    values = {
+        name: value if isinstance(value, str) else units.jsonable(value)
+        for name, value in note.values.items()
+    }
+    return {"time": note.time_seconds, "steps": note.steps, "values": values}

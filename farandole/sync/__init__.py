@@ -6,13 +6,38 @@ from types import MappingProxyType
 
 from farandole.errors import UserError, nearest
 from farandole.options import parse_options
+from farandole.sync.adacomm import AdaComm
 from farandole.sync.alignment import InStep, in_step
 from farandole.sync.allreduce import AllReduce
+from farandole.sync.daso import Daso
+from farandole.sync.lagged import Lagged
+from farandole.sync.local import DiLoCo, Federated, Local
+from farandole.sync.postlocal import PostLocal
 from farandole.sync.strategy import Strategy, Synchronizer
 
-STRATEGIES = MappingProxyType({kind.name: kind for kind in (AllReduce,)})
+STRATEGIES = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (AllReduce, Lagged, Local, PostLocal, AdaComm, DiLoCo, Federated, Daso)
+    }
+)
 
-__all__ = ["STRATEGIES", "AllReduce", "InStep", "Strategy", "Synchronizer", "in_step", "parse"]
+__all__ = [
+    "STRATEGIES",
+    "AdaComm",
+    "AllReduce",
+    "Daso",
+    "DiLoCo",
+    "Federated",
+    "InStep",
+    "Lagged",
+    "Local",
+    "PostLocal",
+    "Strategy",
+    "Synchronizer",
+    "in_step",
+    "parse",
+]
 
 
 def parse(text: str) -> Strategy:
@@ -23,4 +48,5 @@ def parse(text: str) -> Strategy:
     name, _, options = text.strip().partition(":")
     if name not in STRATEGIES:
         raise UserError(f"there is no strategy {name!r}. {nearest(name, STRATEGIES)}")
-    return parse_options(STRATEGIES[name], options, what=f"strategy {name!r}")
+    strategy: Strategy = parse_options(STRATEGIES[name], options, what=f"strategy {name!r}")
+    return strategy

@@ -8,32 +8,63 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from farandole.comm import Group
+from farandole.errors import UserError
 from farandole.options import format_options
 
 
-class Synchronizer(Protocol):
-    """A strategy at work on one model."""
+class Synchronizer:
+    """A strategy at work on one model. What a strategy has no use for does nothing here.
 
-    model: nn.Module  # what the user calls; `unwrapped` is what they passed in
-    unwrapped: nn.Module
+    Everything but `report` and `hear` is called by all ranks, in the same order.
+    """
 
-    def weigh(self, weight: float) -> None:
-        """Says how this rank's next batch compares with the average one (1.0: equal)."""
+    def __init__(self, model: nn.Module, unwrapped: nn.Module) -> None:
+        self.model = model  # what the user calls
+        self.unwrapped = unwrapped  # what they passed in
+        self.notes: list[dict[str, float | str]] = []
+        """Decisions, such as a new period, since somebody last took them out of here."""
+
+    def begin_step(self, weight: float, progress: float | None) -> None:
+        """Before each training batch: how this rank's compares with the average one (1.0: equal),
+        and how much of the whole run is done, if that is known."""
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Gradients accumulate locally inside, to be averaged by the next backward outside."""
+        return nullcontext()
+
+    def report(self, loss: torch.Tensor | float) -> None:
+        """This rank's loss of a batch."""
+
+    def hear(self, loss: float) -> None:
+        """The loss that the script logs. Rank 0's counts."""
+
+    def begin_pass(self) -> None:
+        """Before each pass over the training data."""
+
+    def end_pass(self) -> None:
+        """After each of them. Most strategies bring all ranks in step here."""
+
+    def whole_model(self) -> dict[str, Any]:
+        """The state of the one model that all replicas together stand for; changes nothing."""
+        return self.unwrapped.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """What must be saved, beside model and optimizer, to go on as if never stopped."""
+        """What must be saved, beside model and optimizer, to go on as if never stopped.
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+        It is this rank's own, and may hold its model and optimizer where they differ from others'.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there. Comes after the common model and optimizer were loaded."""
 
 
 class Strategy(ABC):
@@ -49,3 +80,27 @@ class Strategy(ABC):
         """The text form, as on the command line: `local:every=8`."""
         options = format_options(self)
         return f"{self.name}:{options}" if options else self.name
+
+
+def require_optimizer(strategy: Strategy, optimizer: Optimizer | None) -> Optimizer:
+    """For strategies that act on the optimizer's steps."""
+    if optimizer is None:
+        raise UserError(
+            f"{strategy.name} counts the optimizer's steps and was given none. Write "
+            "`model, opt = run.distribute(model, opt)`."
+        )
+    return optimizer
+
+
+def require_at_least(strategy: Strategy, option: str, least: float) -> None:
+    value = getattr(strategy, option)
+    if not value >= least:  # nor NaN
+        raise UserError(f"{strategy.name}: {option}={value:g} must be at least {least:g}.")
+
+
+def require_share(strategy: Strategy, option: str) -> None:
+    value = getattr(strategy, option)
+    if not 0 <= value < 1:
+        raise UserError(
+            f"{strategy.name}: {option}={value:g} must be a share: 0 or more, and below 1."
+        )

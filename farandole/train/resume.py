@@ -45,7 +45,7 @@ class RunState:
         own: dict[str, Any] = {"random": random_state(run.device), "sync": []}
         pairs = zip(run._synchronizers, run._optimizers, strict=True)
         for index, (synchronizer, optimizer) in enumerate(pairs):
-            shared[f"model-{index}"] = synchronizer.unwrapped.state_dict()
+            shared[f"model-{index}"] = synchronizer.whole_model()
             if optimizer is not None:
                 shared[f"optimizer-{index}"] = optimizer.state_dict()
             own["sync"].append(synchronizer.state_dict())

@@ -73,6 +73,9 @@ class Run:
         self._loader_states: list[dict[str, Any]] = []
         self._epoch_under_way = False
         self._pass_ended = False  # a pass over training data, in this epoch
+        self._broken_off = False  # the last one was left before its end
+        self._total_epochs: int | None = None
+        self._notes: list[tuple[dict[str, float], dict[str, float | str]]] = []
         self._first_checkpoint: dict[Path, int] = {}  # this run's, in each folder it uses
         self._metrics: MetricsLog | None = None
         self._progress = EpochProgress() if group.rank == 0 else None
@@ -156,6 +159,7 @@ class Run:
         for known in self._synchronizers:
             if known.model is model:
                 model = known.unwrapped  # so that tensors have the names they have in the script
+        self._settle()
         return in_step(model, self.group)
 
     def _synchronizer(self, model: nn.Module) -> Synchronizer:
@@ -193,6 +197,7 @@ class Run:
                 group=self.group,
                 device=self.device,
                 on_batch=lambda info: self._count(loader, info),
+                on_begin=self._begin_pass,
                 on_end=self._end_of_pass,
                 **torch_options,
             )
@@ -207,6 +212,7 @@ class Run:
         """`range(count)`, except that a resumed run starts where it stopped."""
         if self.resumed and self.epoch >= count:
             self.print(f"{self.name}: all {count} epochs are done already")
+        self._total_epochs = count
         for epoch in range(self.epoch, count):
             self.epoch = epoch
             self._epoch_under_way, self._pass_ended = True, False
@@ -224,29 +230,73 @@ class Run:
                 )
             self.samples += info.samples
             self.steps += 1
+            progress = self._share_done(info)
             for synchronizer in self._synchronizers:
-                synchronizer.weigh(info.weight)
+                synchronizer.begin_step(info.weight, progress)
+            self._collect_notes()
         if self._progress is not None:
             self._progress.batch(loader.epoch, info)
 
-    def _end_of_pass(self) -> None:
+    def _share_done(self, info: BatchInfo) -> float | None:
+        """How much of the run lies behind, if anybody knows how long it is."""
+        if not self._total_epochs or not info.steps or not self._epoch_under_way:
+            return None
+        return (self.epoch + info.step / info.steps) / self._total_epochs
+
+    def _begin_pass(self, fresh: bool) -> None:
+        self._settle()
+        if torch.is_grad_enabled() and fresh:
+            for synchronizer in self._synchronizers:
+                synchronizer.begin_pass()
+
+    def _end_of_pass(self, finished: bool) -> None:
         # Evaluation in the middle of a training pass must not change that pass's weights.
         if torch.is_grad_enabled():
             self._pass_ended = True
-            for synchronizer in self._synchronizers:
-                synchronizer.weigh(1.0)
+            # A loop that was broken off may have been so by an error: no time to talk to others.
+            self._broken_off = True
+            if finished:
+                self._settle()
         if self._progress is not None:
             self._progress.end()
+
+    def _settle(self) -> None:
+        """*Together.* Ends the last pass over training data, if it has not been ended yet."""
+        if not self._broken_off:
+            return
+        self._broken_off = False
+        for synchronizer in self._synchronizers:
+            synchronizer.end_pass()
+        self._collect_notes()
+
+    def report(self, loss: float | torch.Tensor) -> None:
+        """Tells the strategies the loss of this rank's batch: AdaComm and DASO steer by it.
+
+        Costs next to nothing; a loss that is on a GPU is not waited for. Scripts that do not call
+        it are steered by what they `log` as `loss`.
+        """
+        for synchronizer in self._synchronizers:
+            synchronizer.report(loss)
+
+    def _collect_notes(self) -> None:
+        """Takes what strategies have decided, with the time; it is written with the next log."""
+        for synchronizer in self._synchronizers:
+            if self.rank == 0 and synchronizer.notes:
+                counters = self._counters()
+                self._notes += [(counters, note) for note in synchronizer.notes]
+            synchronizer.notes.clear()
 
     # Numbers
 
     def mean(self, value: T, weight: float = 1.0) -> T:
         """*Together.* The mean of `value` over all ranks, each counted `weight` times."""
+        self._settle()
         total = self.group.all_reduce(_double(value) * float(weight))
         return _like(value, total / self.sum(float(weight)))
 
     def sum(self, value: T) -> T:
         """*Together.* The sum of `value` over all ranks; as in torch, integers add up to int64."""
+        self._settle()
         if isinstance(value, torch.Tensor) and not value.is_floating_point():
             return self.group.all_reduce(value.detach().to(torch.int64, copy=True))
         return _like(value, self.group.all_reduce(_double(value)))
@@ -259,14 +309,24 @@ class Run:
         if self.rank != 0:
             return
         plain = {name: _plain(name, value) for name, value in metrics.items()}
+        if isinstance(plain.get("loss"), (int, float)):
+            for synchronizer in self._synchronizers:
+                synchronizer.hear(float(plain["loss"]))
         counters = self._counters()
         try:
+            self._write_notes(self._open_metrics())
             self._open_metrics().log(counters, plain)
         except OSError as error:
             raise unwritable(self.folder, error) from error
         shown = "  ".join(f"{name} {_short(value)}" for name, value in plain.items())
         waited = counters["waited_seconds"] / max(counters["time"], 1e-9)
         self.print(f"{shown}  ·  {counters['time']:.1f} s, {waited:.0%} waiting")
+
+    def _write_notes(self, metrics: MetricsLog) -> None:
+        self._collect_notes()
+        for counters, note in self._notes:
+            metrics.note(counters, note)
+        self._notes.clear()
 
     def print(self, *values: object) -> None:
         """Prints on rank 0, above the progress bar if there is one."""
@@ -308,6 +368,7 @@ class Run:
         could not be written whole; earlier checkpoints are then untouched.
         """
         folder = Path(path) if path else self.folder / "checkpoints"
+        self._settle()
         with self.group.trace.span("save", "checkpoint"):
             return self._state().save(folder, state, keep)
 
@@ -337,6 +398,7 @@ class Run:
             )
         if self._metrics is not None:
             try:
+                self._write_notes(self._metrics)
                 self._metrics.close(self._counters())
             except OSError as error:  # must not hide the error that ended the script
                 warnings.warn(f"the end of {self.folder} is not written: {error}", stacklevel=2)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from farandole.comm import TransportName, check_transport
 from farandole.errors import FarandoleError, UserError
+from farandole.schedule import piece
 from farandole.sync import Strategy, parse
+from farandole.topology import Topology
 
 SYNC = "FARANDOLE_SYNC"
 NAME = "FARANDOLE_NAME"
@@ -18,6 +20,8 @@ FOLDER = "FARANDOLE_RUNS"
 SEED = "FARANDOLE_SEED"
 SCRIPT = "FARANDOLE_SCRIPT"
 TRANSPORT = "FARANDOLE_TRANSPORT"
+HOSTS = "FARANDOLE_HOSTS"
+"""The hosts that are said to be there: how many, or the workers of each."""
 TRACE = "FARANDOLE_TRACE"
 """Where the ranks write a trace. They merge it themselves."""
 TRACE_PARTS = "FARANDOLE_TRACE_PARTS"
@@ -34,6 +38,7 @@ class Settings:
     seed: int | None = None
     script: str | None = None
     transport: TransportName | None = None
+    hosts: str | None = None
     trace: Path | None = None
     trace_parts: Path | None = None
 
@@ -51,9 +56,30 @@ class Settings:
             seed=seed,
             script=environ.get(SCRIPT) or None,
             transport=check_transport(environ[TRANSPORT]) if environ.get(TRANSPORT) else None,
+            hosts=environ.get(HOSTS) or None,
             trace=Path(environ[TRACE]) if environ.get(TRACE) else None,
             trace_parts=Path(environ[TRACE_PARTS]) if environ.get(TRACE_PARTS) else None,
         )
+
+
+def declared_hosts(text: str, workers: int) -> Topology:
+    """`2`: so many hosts, with as many workers each as possible; `3,1`: the workers of each."""
+    try:
+        counts = [int(count) for count in text.split(",")]
+    except ValueError:
+        raise UserError(
+            f"--hosts {text!r}: give a number of hosts, such as 2, or the workers of each, such "
+            "as 3,1."
+        ) from None
+    if len(counts) == 1:
+        if not 1 <= counts[0] <= workers:
+            raise UserError(f"--hosts {text}: {workers} workers sit on 1 to {workers} hosts.")
+        counts = [len(piece(host, counts[0], workers)) for host in range(counts[0])]
+    if sum(counts) != workers:
+        raise UserError(
+            f"--hosts {text}: that makes {sum(counts)} workers, and there are {workers}."
+        )
+    return Topology.declared(counts)
 
 
 def check_name(name: str) -> str:

@@ -22,7 +22,7 @@ from farandole.launch.join import join, leave
 from farandole.launch.orphans import end_with_launcher
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
-from farandole.train.settings import Settings
+from farandole.train.settings import Settings, declared_hosts
 from farandole.train.tracing import start_tracing
 
 
@@ -62,6 +62,8 @@ def init(
         timeout=limit,
         transport=settings.transport or transport,
     )
+    if settings.hosts is not None:
+        group.transport.topology = declared_hosts(settings.hosts, group.size)
     chosen = settings.seed if settings.seed is not None else seed
     if chosen is not None:
         seed_everything(chosen)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from farandole.report import Counters, History, Lane, Outcome, Point
+from farandole.report import Counters, History, Lane, Note, Outcome, Point
 
 
 @pytest.fixture(scope="session")
 def make_lane() -> Callable[..., Lane]:
-    """`make_lane("daso", [0.5, 0.9])`: a log every second, of 100 samples each."""
+    """`make_lane("daso", [0.5, 0.9])`: a log every second, of 100 samples each.
+
+    `notes` are pairs of seconds and the values decided then.
+    """
 
     def make(
         sync: str = "allreduce",
@@ -23,6 +26,7 @@ def make_lane() -> Callable[..., Lane]:
         workers: int = 2,
         problem: str = "",
         damage: tuple[str, ...] = (),
+        notes: Sequence[tuple[float, Mapping[str, float | str]]] = (),
     ) -> Lane:
         points = tuple(
             Point(
@@ -37,7 +41,18 @@ def make_lane() -> Callable[..., Lane]:
         )
         start = {"event": "start", "sync": sync, "size": workers, "script": "train.py", "seed": 0}
         last = points[-1] if points else Counters()
-        history = History(start, points, last, finished=outcome == "ok", damage=damage)
+        decided = tuple(
+            Note(
+                time_seconds=at,
+                samples=int(100 * at),
+                steps=int(10 * at),
+                waited_seconds=0.25 * at,
+                bytes_sent=int(1000 * at),
+                values=values,
+            )
+            for at, values in notes
+        )
+        history = History(start, points, last, outcome == "ok", damage, decided)
         return Lane(sync, workers, outcome, history, f"farandole run {sync}", problem)
 
     return make

@@ -21,6 +21,10 @@ def log(at: float, **metrics: Any) -> dict[str, Any]:
     return {"event": "log", **counters(at), "metrics": metrics}
 
 
+def note(at: float, **values: Any) -> dict[str, Any]:
+    return {"event": "sync", **counters(at), "sync": values}
+
+
 def counters(at: float) -> dict[str, Any]:
     samples = int(100 * at)
     return {
@@ -105,6 +109,9 @@ def test_a_torn_last_line_is_skipped_wherever_it_was_cut(
         (json.dumps({**log(1.0), "time": "nan"}), "'time' is 'nan'"),
         (json.dumps({**log(1.0), "time": 10**400}), "'time' is 1000"),
         (json.dumps({**log(1.0), "metrics": 3}), "'metrics' is 3"),
+        (json.dumps({"event": "sync", **counters(1.5)}), "'sync' is None"),
+        (json.dumps({"event": "sync", **counters(1.5), "sync": [8]}), "'sync' is [8]"),
+        (json.dumps({"event": "sync", "time": 9, "sync": {}}), "'samples' is None"),
     ],
 )
 def test_a_damaged_line_is_reported_by_number_and_costs_nothing_else(
@@ -115,6 +122,7 @@ def test_a_damaged_line_is_reported_by_number_and_costs_nothing_else(
     assert [point.metrics["loss"] for point in history.points] == [0.5, 0.4]
     assert len(history.damage) == 1
     assert history.damage[0].startswith("line 3: ")
+    assert (history.notes, history.last.time_seconds) == ((), 2.0)
     assert said in history.damage[0]
 
 
@@ -143,6 +151,39 @@ def test_unknown_events_and_blank_lines_are_passed_over(path: Path) -> None:
     assert (history.points, history.damage) == ((), ())
 
 
+def test_notes_come_by_time_whenever_they_were_written(path: Path) -> None:
+    late = [note(1.5, period=8), note(0.5, period=16, why="start")]
+    path.write_text(text_of(START, log(2.0, loss=0.5), *late))
+    history = read_history(path)
+    assert [(n.time_seconds, n.steps, n.values) for n in history.notes] == [
+        (0.5, 0, {"period": 16.0, "why": "start"}),
+        (1.5, 1, {"period": 8.0}),
+    ]
+    assert len(history.points) == 1
+    assert history.metric_names == ("loss",)
+    assert history.last.time_seconds == 2.0, "a note from before does not set the run back"
+
+
+def test_a_note_shows_how_far_a_run_is_and_never_that_it_ended(path: Path) -> None:
+    path.write_text(text_of(START, log(1.0, loss=0.5), note(3.0, period=8)))
+    history = read_history(path)
+    assert (history.last.time_seconds, history.last.samples) == (3.0, 300)
+    assert not history.finished
+    end = {"event": "end", **counters(4.0)}
+    path.write_text(text_of(START, log(1.0, loss=0.5), end, note(3.0, period=8)))
+    history = read_history(path)
+    assert history.finished, "nor does it take the end back"
+    assert history.last.time_seconds == 4.0
+
+
+def test_values_of_a_note_are_numbers_and_text(path: Path) -> None:
+    values = {"a": "nan", "b": "-inf", "c": 10**400, "d": "warm-up", "e": None, "f": [1]}
+    path.write_text(text_of(note(1.0, **values)))
+    (only,) = read_history(path).notes
+    assert math.isnan(float(only.values["a"]))
+    assert dict(list(only.values.items())[1:]) == {"b": -math.inf, "c": math.inf, "d": "warm-up"}
+
+
 def test_a_missing_file_says_where_it_was_looked_for(path: Path) -> None:
     with pytest.raises(UserError, match=r"metrics\.jsonl.*run\.log"):
         read_history(path)
@@ -160,7 +201,9 @@ def test_following_in_any_pieces_ends_where_reading_at_once_does(
     cuts: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("follow") / "metrics.jsonl"
-    whole = (text_of(START, log(1.0, loss=0.5)) + "damaged\n" + text_of(log(2.0, é=1))).encode()
+    decided = note(0.5, phase="warm-up é", period=4)
+    first, second = text_of(START, log(1.0, loss=0.5)), text_of(decided, log(2.0, é=1))
+    whole = (first + "damaged\n" + second).encode()
     follower = Follower(path)
     assert follower.poll().points == ()
     seen = 0
@@ -172,6 +215,7 @@ def test_following_in_any_pieces_ends_where_reading_at_once_does(
         seen = count
     assert follower.poll() == read_history(path)
     assert follower.poll().damage == ("line 3: not JSON: damaged",)
+    assert [note.values["period"] for note in follower.poll().notes] == [4.0]
 
 
 def test_following_parses_each_byte_once(path: Path) -> None:

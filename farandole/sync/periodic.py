@@ -1,0 +1,223 @@
+"""Local steps, and now and then an average of the models: what local SGD and its kin share.
+
+    rank 0   ─step─step─step─step─┐          ┌─step─step─step─step─┐
+    rank 1   ─step─step─step─step─┼─ meet ───┼─step─step─step─step─┼─ meet ─
+    rank 2   ─step─step─step─step─┘  average └─step─step─step─step─┘
+
+A meeting has three parts: all ranks say where they are and that they are sound (`meeting`), the
+models are averaged (`average`), and the period is thought over (`period`). At the end of each pass
+over the data there is one too, so that what is evaluated and saved is one model. It ends a round of
+an outer optimizer only if the round's steps are done.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from farandole.comm import Group
+from farandole.comm.codecs import Codec
+from farandole.errors import UserError
+from farandole.sync.average import ModelAverage
+from farandole.sync.losses import Losses
+from farandole.sync.meeting import Word, ask_everyone, require_sound, word_of
+from farandole.sync.outer import Outer, OuterRule
+from farandole.sync.period import Period
+from farandole.sync.strategy import Synchronizer
+from farandole.sync.weighing import Replica, Weighing
+
+Moments = Literal["keep", "average", "reset"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How models are averaged."""
+
+    moments: Moments = "keep"  # what becomes of the optimizer's own state when ranks meet
+    codec: Codec | None = None
+    outer: OuterRule | None = None
+    fraction: float | None = None  # of the ranks whose work counts, drawn anew for each round
+    seed: int = 0
+    meet_epochs: bool = True
+
+
+class Periodic(Synchronizer):
+    """Trains alone for a period, then averages, and so on."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, group: Group, period: Period, rule: Rule
+    ) -> None:
+        replica = Replica(model)
+        super().__init__(replica, model)
+        self._group = group
+        self._optimizer = optimizer
+        self._period = period
+        self._rule = rule
+        self._average = ModelAverage(model, optimizer, group, rule.codec)
+        self._outer = Outer(rule.outer) if rule.outer else None
+        if self._outer is not None:
+            self._average.remember()
+        self._losses = Losses()
+        self._weighing = Weighing()
+        if rule.fraction is None:  # else a rank's samples count when models are averaged
+            self._weighing.follow(replica)
+        self._weight = 0.0
+        self._steps = 0  # since the run began
+        self._pending = 0  # since all ranks were in step
+        self._in_round = 0  # since the last full period ended
+        self._rounds = 0
+        self._passes = 0
+        self._began = time.monotonic()
+        self.notes.append({"period": period.steps})
+        optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+    def begin_step(self, weight: float, progress: float | None) -> None:
+        self._weighing.weight = weight
+        self._weight += weight
+
+    def report(self, loss: torch.Tensor | float) -> None:
+        self._losses.report(loss)
+
+    def hear(self, loss: float) -> None:
+        self._losses.hear(loss)
+
+    def begin_pass(self) -> None:
+        if self._steps == 0:
+            return  # nothing was learned yet: somebody may only have had a look at the data
+        self._passes += 1
+        if self._passes == 1 and self._period.lacks_loss:
+            self._period.after(ask_everyone(self._group, self._word(ending=False, sound=True)))
+            if self._period.lacks_loss:
+                raise loss_is_missing()
+
+    def end_pass(self) -> None:
+        self._weighing.weight = 1.0
+        if self._rule.meet_epochs:
+            self.meet(ending=True)
+
+    def _stepped(self) -> None:
+        self._steps += 1
+        self._pending += 1
+        self._in_round += 1
+        if self._in_round >= self._period.steps:
+            self.meet()
+
+    def meet(self, *, ending: bool = False) -> None:
+        """All ranks average their models now. `ending` ranks go on meeting until all are ending."""
+        while True:
+            culprit = self._average.gather()
+            said = ask_everyone(self._group, self._word(ending=ending, sound=culprit is None))
+            require_sound(self._group, said, culprit)
+            if any(word.pending for word in said):
+                self._bring_in_step(said)
+            note = self._period.after(said)
+            if note is not None:
+                self.notes.append(note)
+            if not ending or all(word.ending for word in said):
+                return
+
+    def _word(self, *, ending: bool, sound: bool) -> Word:
+        weight, self._weight = self._weight, 0.0
+        return word_of(
+            self._losses,
+            self._optimizer,
+            pending=self._pending,
+            steps=self._steps,
+            sound=sound,
+            ending=ending,
+            due=self._in_round >= self._period.steps,
+            weight=weight,
+            seconds=time.monotonic() - self._began,
+        )
+
+    def _bring_in_step(self, said: list[Word]) -> None:
+        round_is_over = any(word.due for word in said)
+        average = self._average
+        average.average(self._share(said))
+        if self._outer is not None and average.base is not None:
+            if round_is_over:
+                self._outer.step(average.base, average.weights.buffers)
+                for buffer, where in zip(average.weights.buffers, average.base, strict=True):
+                    buffer.copy_(where)
+        elif self._rule.codec is not None:
+            average.remember()
+        average.scatter()
+        self._settle_moments(said, round_is_over)
+        self._pending = 0
+        if round_is_over or self._outer is None:
+            self._in_round = 0
+            self._rounds += 1
+
+    def _share(self, said: list[Word]) -> float | None:
+        """Of this rank in the average; None if all count the same."""
+        if self._rule.fraction is None:
+            return None
+        count = max(1, round(self._rule.fraction * self._group.size))
+        draw = random.Random(f"{self._rule.seed}/{self._rounds}")
+        chosen = draw.sample(range(self._group.size), count)
+        if self._group.rank not in chosen:
+            return 0.0
+        total = sum(said[rank].weight for rank in chosen)
+        return said[self._group.rank].weight / total if total else 1 / count
+
+    def _settle_moments(self, said: list[Word], round_is_over: bool) -> None:
+        alike = len({word.moments for word in said}) == 1  # a rank may have skipped every step
+        if self._rule.moments == "average" and alike and said[0].moments:
+            self._average.average_moments()
+        elif self._rule.moments == "reset" and round_is_over:
+            self._average.forget_moments()
+
+    def whole_model(self) -> dict[str, Any]:
+        if any(self._group.gather_json(self._pending)):
+            return self._average.whole_model()
+        return super().whole_model()
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {
+            "steps": self._steps,
+            "pending": self._pending,
+            "in_round": self._in_round,
+            "rounds": self._rounds,
+            "passes": self._passes,
+            "weight": self._weight,
+            "seconds": time.monotonic() - self._began,
+            "period": {"steps": self._period.steps, **self._period.state_dict()},
+            "average": self._average.state_dict(),
+            "losses": self._losses.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        if self._pending:
+            state["model"] = self.unwrapped.state_dict()
+        if self._outer is not None:
+            state["outer"] = self._outer.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "model" in state:
+            self.unwrapped.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._steps, self._pending = state["steps"], state["pending"]
+        self._in_round, self._rounds = state["in_round"], state["rounds"]
+        self._passes, self._weight = state["passes"], state["weight"]
+        self._began = time.monotonic() - state["seconds"]
+        self._period.steps = state["period"]["steps"]
+        self._period.load_state_dict(state["period"])
+        self._average.load_state_dict(state["average"])
+        self._losses.load_state_dict(state["losses"])
+        if self._outer is not None:
+            self._outer.load_state_dict(state["outer"])
+        self.notes.append({"period": self._period.steps})
+
+
+def loss_is_missing() -> UserError:
+    return UserError(
+        "this strategy steers by the loss, and nobody has told it one. Call run.report(loss) "
+        "after each batch, or run.log(loss=…) after each epoch."
+    )

@@ -1,0 +1,132 @@
+"""Post-local SGD: all-reduce first, local steps later.
+
+Early on, ranks that train alone drift apart; after the first fall of the learning rate they no
+longer do, and are said to find flatter minima (Lin et al., 2020).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from farandole.comm import Group
+from farandole.comm.codecs import Codec
+from farandole.errors import UserError
+from farandole.sync.coding import CODEC, understood
+from farandole.sync.gradients import Guarded, averaging, is_trained, names_by_parameter
+from farandole.sync.guard import GradientGuard
+from farandole.sync.local import known, prepare, require_momentum
+from farandole.sync.outer import OuterRule
+from farandole.sync.period import Period
+from farandole.sync.periodic import Moments, Periodic, Rule
+from farandole.sync.strategy import Strategy, Synchronizer, require_at_least, require_share
+from farandole.sync.weighing import Replica
+
+
+@dataclasses.dataclass(frozen=True)
+class PostLocal(Strategy):
+    """All-reduce until the rate falls, then local SGD."""
+
+    name: ClassVar[str] = "postlocal"
+
+    every: int = 8  # steps between averages, once they are local
+    below: float = 0.5  # local as soon as the rate is at most this share of its highest
+    at: float | None = None  # or from this share of the whole run on, whatever the rate
+    momentum: float = 0.0
+    moments: Moments = "keep"
+    codec: Codec | str | None = dataclasses.field(default=None, metadata=CODEC)  # of the averages
+    unused: bool = False
+    meet_epochs: bool = True
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "every", 1)
+        require_momentum(self, "momentum")
+        if not 0 < self.below < 1:
+            raise UserError(f"postlocal: below={self.below:g} must be between 0 and 1.")
+        if self.at is not None:
+            require_share(self, "at")
+        object.__setattr__(self, "codec", understood(self.name, self.codec))
+
+    def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
+        codec = known(self.codec)
+        given = prepare(self, model, optimizer, group, codec)
+        outer = OuterRule(1.0, self.momentum, nesterov=False) if self.momentum else None
+        rule = Rule(self.moments, codec, outer, meet_epochs=self.meet_epochs)
+        return _PostLocalAtWork(self, model, given, group, rule)
+
+
+class _PostLocalAtWork(Periodic):
+    def __init__(
+        self, config: PostLocal, model: nn.Module, optimizer: Optimizer, group: Group, rule: Rule
+    ) -> None:
+        super().__init__(model, optimizer, group, Period(config.every), rule)
+        self._config = config
+        self._highest_rate = 0.0
+        self._progress: float | None = None
+        self._ddp: DistributedDataParallel | None = None
+        self._local = False
+        self.notes[:] = [{"phase": "synchronous", "period": 1}]
+        if group.size > 1 and is_trained(model):
+            guard = GradientGuard(optimizer, group, range(group.size))
+            reduction = Guarded(group, guard, names_by_parameter(model))
+            self._ddp = averaging(model, group, reduction, unused=config.unused)
+            assert isinstance(self.model, Replica)
+            self.model.through = self._ddp.__call__
+
+    def begin_step(self, weight: float, progress: float | None) -> None:
+        super().begin_step(weight, progress)
+        self._progress = progress
+        if not self._local and self._is_time():
+            self._go_local()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._ddp is None else self._ddp.no_sync()
+
+    def end_pass(self) -> None:
+        if self._local:
+            super().end_pass()
+        self._weighing.weight = 1.0
+
+    def _stepped(self) -> None:
+        if self._local:
+            super()._stepped()
+            return
+        self._steps += 1
+        self._highest_rate = max(self._highest_rate, self._rate())
+        if self._is_time():
+            self._go_local()
+
+    def _is_time(self) -> bool:
+        if self._config.at is not None:
+            return self._progress is not None and self._progress >= self._config.at
+        return self._steps > 0 and self._rate() <= self._config.below * self._highest_rate
+
+    def _rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def _go_local(self) -> None:
+        self._local = True
+        self._ddp = None
+        assert isinstance(self.model, Replica)
+        self.model.through = None
+        self._average.gather()
+        if self._average.base is not None:  # the ranks are in step: this is where they part
+            self._average.remember()
+        self.notes.append({"phase": "local", "period": self._period.steps})
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"local": self._local, "highest_rate": self._highest_rate}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["local"] and not self._local:
+            self._go_local()
+        self._highest_rate = state["highest_rate"]
+        super().load_state_dict(state)
+        self.notes.pop()
