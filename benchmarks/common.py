@@ -33,19 +33,20 @@ def environment() -> dict[str, Any]:
     }
 
 
-def save(name: str, result: dict[str, Any]) -> None:
+def save(name: str, result: dict[str, Any], folder: Path = RESULTS) -> None:
     """Writes `results/<name>.json`, with the environment and the command."""
-    RESULTS.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     record = {
         "command": shlex.join(["python", *sys.argv]),
         "environment": environment(),
         **result,
     }
-    path = RESULTS / f"{name}.json"
+    path = folder / f"{name}.json"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(record, indent=2) + "\n")
     temporary.replace(path)
-    print(f"result: {path.relative_to(RESULTS.parent.parent)}")
+    root = RESULTS.parent.parent
+    print(f"result: {path.relative_to(root) if path.is_relative_to(root) else path}")
 
 
 def restart_on_workers(workers: int) -> None:

@@ -8,6 +8,7 @@ the collective and the rank, and structured values as JSON, so nothing is ever u
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -29,6 +30,8 @@ from farandole.comm.transport import PeerLost, Transport, disagreement, name_ran
 from farandole.errors import CommError, UserError
 from farandole.schedule import piece
 from farandole.topology import Topology
+
+_PATIENCE_SECONDS = 5.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +61,7 @@ class Group:
         self.process_group: dist.ProcessGroup = transport.process_group or ProcessGroupFace(self)
         """For code of PyTorch's that wants a c10d group, such as DDP."""
         self._queue = Queue(self.meter)
+        self._subgroups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._broken: str | None = None
 
     @property
@@ -303,10 +307,19 @@ class Group:
                 return self.transport.subgroup(ranks)
 
         transport = self._queue.in_order(make)
-        return Group(transport, meter=self.meter, trace=self.trace)
+        subgroup = Group(transport, meter=self.meter, trace=self.trace)
+        self._subgroups.add(subgroup)
+        return subgroup
 
     def close(self) -> None:
-        """Before the interpreter ends: gives back what the transport holds. Waits for nobody."""
+        """Before the interpreter ends: gives back what the transport holds.
+
+        What is under way in the background, here and in subgroups, is given a few seconds to end: a
+        thread that is still inside a collective when the interpreter goes would abort the process.
+        """
+        for subgroup in list(self._subgroups):
+            subgroup.close()
+        self._queue.settle(_PATIENCE_SECONDS)
         self.transport.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import torch
 from torch.futures import Future
 
+from farandole.comm.helper import start_helper
 from farandole.comm.meter import Meter
 
 T = TypeVar("T")
@@ -67,8 +68,7 @@ class Queue:
         work = _as_here(work)
         with self._changed:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="comm", daemon=True)
-                self._thread.start()
+                self._thread = start_helper(self._serve, "comm")
             self._waiting.append(lambda: handle._run(work))
             self._changed.notify_all()
         return handle
@@ -78,6 +78,11 @@ class Queue:
         """Whether nothing is under way. Only the thread that starts work can rely on it."""
         with self._changed:
             return not self._busy and not self._waiting
+
+    def settle(self, seconds: float) -> None:
+        """Waits until nothing is under way, but no longer than so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy and not self._waiting, seconds)
 
     def in_order(self, work: Callable[[], T]) -> T:
         """Runs `work` after everything started before it: here and now when nothing is."""
@@ -97,6 +102,7 @@ class Queue:
         while True:
             with self._changed:
                 self._busy = False
+                self._changed.notify_all()  # somebody may wait for the end
                 self._changed.wait_for(lambda: bool(self._waiting))
                 work = self._waiting.popleft()
                 self._busy = True
