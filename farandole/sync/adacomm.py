@@ -81,8 +81,9 @@ class FallingPeriod(Period):
         super().__init__(config.start)
         self._config = config
         self._first_loss: float | None = None
-        self._first_rate = 0.0
+        self._highest_rate = 0.0  # not the first: it may have warmed up
         self._recent: list[tuple[float, float]] = []  # mean loss and batches, of late meetings
+        self._reported = False  # ever: then what is logged does not count
         self._logs = 0.0
         self._decided_at = 0.0  # in seconds or in steps
         self.highest_rates: list[float] = []  # of each parameter group, where they are deferred
@@ -93,6 +94,7 @@ class FallingPeriod(Period):
 
     def after(self, said: Sequence[Word]) -> Note | None:
         self._listen(said)
+        self._highest_rate = max(self._highest_rate, said[0].rate)
         now = said[0].seconds
         interval = self._config.seconds
         if self._config.steps is not None:
@@ -108,11 +110,12 @@ class FallingPeriod(Period):
 
     def _listen(self, said: Sequence[Word]) -> None:
         loss = loss_of(said)
-        if loss is None:
-            return
         batches = max(word.loss_count for word in said)
+        self._reported = self._reported or batches > 0
+        if loss is None or not math.isfinite(loss) or (self._reported and not batches):
+            return
         if self._first_loss is None:
-            self._first_loss, self._first_rate = loss, said[0].rate
+            self._first_loss = loss
         if batches:
             self._recent.append((loss, batches))
             while sum(b for _, b in self._recent[1:]) >= _BATCHES_FOR_A_LOSS:
@@ -128,12 +131,12 @@ class FallingPeriod(Period):
         ratio = loss / self._first_loss if self._first_loss > 0 else 0.0
         told = f"{loss:.4g}/{self._first_loss:.4g}"
         if self._config.rate == "couple" and rate > 0:
-            ratio *= self._first_rate / rate
-            if rate != self._first_rate:
-                told = f"{self._first_rate:g}/{rate:g}·{told}"
+            ratio *= self._highest_rate / rate
+            if rate != self._highest_rate:
+                told = f"{self._highest_rate:g}/{rate:g}·{told}"
         wanted = math.sqrt(max(ratio, 0.0)) * self._config.start
         before = self.steps
-        self.steps = max(1, math.ceil(wanted - 1e-9))
+        self.steps = max(1, math.ceil(min(wanted, before) - 1e-9))
         why = f"√({told})·{self._config.start} = {wanted:.1f}"
         if self.steps >= before:
             self.steps = max(1, math.ceil(self._config.shrink * before))
@@ -143,16 +146,18 @@ class FallingPeriod(Period):
     def state_dict(self) -> dict[str, Any]:
         return {
             "first_loss": self._first_loss,
-            "first_rate": self._first_rate,
+            "highest_rate": self._highest_rate,
             "recent": [list(pair) for pair in self._recent],
+            "reported": self._reported,
             "logs": self._logs,
             "decided_at": self._decided_at,
             "highest_rates": self.highest_rates,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._first_loss, self._first_rate = state["first_loss"], state["first_rate"]
+        self._first_loss, self._highest_rate = state["first_loss"], state["highest_rate"]
         self._recent = [(loss, batches) for loss, batches in state["recent"]]
+        self._reported = state["reported"]
         self._logs, self._decided_at = state["logs"], state["decided_at"]
         self.highest_rates = state["highest_rates"]
 

@@ -37,6 +37,8 @@ class ModelAverage:
         self._statistics = Flat({})
         self.base: list[torch.Tensor] | None = None
         """Where all ranks once stood together, if anybody needs to know."""
+        self._frozen: list[nn.Parameter] = []  # until somebody trains them
+        self._registered = False
         self._refresh()
         self.weights.gather()
         if codec:
@@ -48,6 +50,7 @@ class ModelAverage:
         A network that is sick in its statistics only is sick in its parameters one step later.
         """
         self._refresh()
+        self._register()
         self.weights.gather()
         self._statistics.gather()
         return None if self.weights.is_finite() else self.weights.first_not_finite()
@@ -76,6 +79,18 @@ class ModelAverage:
         """Makes the parameters that are here the base."""
         self.base = self.weights.copies()
 
+    def start_here(self) -> None:
+        """The model, as it is, is the base, if there is one. Needs no other rank."""
+        if self.base is not None:
+            self._refresh()
+            self.weights.gather()
+            self.remember()
+
+    def before_step(self) -> None:
+        """A parameter that was frozen is the same on all ranks until it is first trained: now."""
+        if self.base is not None and any(parameter.requires_grad for parameter in self._frozen):
+            self._refresh()
+
     def average_moments(self) -> None:
         """Of the optimizer. All ranks remember the same things."""
         moments = Flat(moments_of(self._optimizer))
@@ -86,6 +101,10 @@ class ModelAverage:
     def forget_moments(self) -> None:
         for moment in moments_of(self._optimizer).values():
             moment.zero_()
+        for state in self._optimizer.state.values():
+            # Adam makes up for how young its moments are, by the number of steps.
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"].zero_()
 
     def whole_model(self) -> dict[str, Any]:
         """The averaged model, as a state of its own: this rank's stays as it is."""
@@ -93,7 +112,10 @@ class ModelAverage:
         self._average(self.weights, None)
         self._average(self._statistics, None)
         views = {**self.weights.views, **self._statistics.views}
-        state = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
+        state = {
+            name: value.detach().clone() if isinstance(value, torch.Tensor) else value
+            for name, value in self._model.state_dict().items()
+        }
         for name, value in state.items():
             if name in views:
                 value.copy_(_like(value, views[name]))
@@ -129,15 +151,24 @@ class ModelAverage:
         """Makes room again where the model has got other tensors, or other ones are trained."""
         weights = weights_of(self._model, known=list(self.weights.views))
         statistics = statistics_of(self._model)
-        if self.weights.holds(weights) and self._statistics.holds(statistics):
-            return
-        before = self.weights
-        self._memory.close()
-        self.weights, self._statistics = Flat(weights), Flat(statistics)
+        if not self.weights.holds(weights) or not self._statistics.holds(statistics):
+            self._make_room(weights, statistics)
+
+    def _make_room(
+        self, weights: Mapping[str, torch.Tensor], statistics: Mapping[str, torch.Tensor]
+    ) -> None:
+        before, self.weights, self._statistics = self.weights, Flat(weights), Flat(statistics)
+        self._frozen = [p for name, p in self._model.named_parameters() if name not in weights]
+        self._registered = False
         if self.base is not None:
             self._rebase(self.base, before)
-        if self._group.size == 1:
+
+    def _register(self) -> None:
+        """Not before all ranks have come to the same place: it takes all of them."""
+        if self._registered or self._group.size == 1:
             return
+        self._registered = True
+        self._memory.close()
         for buffer in self.weights.buffers:
             if not buffer.is_cuda:
                 self._memory.enter_context(self._group.register(buffer))
@@ -153,7 +184,7 @@ class ModelAverage:
         self.base = self.weights.copies()
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {}
+        state: dict[str, Any] = {"weights": list(self.weights.views)}
         if self.base is not None:
             state["base"] = [where.clone() for where in self.base]
         if self._compressor is not None:
@@ -161,7 +192,12 @@ class ModelAverage:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._refresh()
+        weights = {
+            name: parameter
+            for name, parameter in self._model.named_parameters()
+            if name in state["weights"]  # others may be frozen now than were when it was saved
+        }
+        self._make_room(weights, statistics_of(self._model))
         if "base" in state:
             self.base = [
                 where.to(buffer.device, copy=True)
@@ -172,13 +208,17 @@ class ModelAverage:
 
 
 def _like(value: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_complex(view) if value.is_complex() else view
+    """A place may begin at an odd element, where a complex number cannot."""
+    return torch.view_as_complex(view.clone()) if value.is_complex() else view
 
 
 def _follow_ties(model: nn.Module, state: dict[str, Any]) -> None:
-    """A shared parameter has several names, and was averaged under one of them."""
+    """A tensor of a shared layer has several names, and was averaged under one of them."""
     first: dict[int, str] = {}
-    for name, tensor in (*model.named_parameters(remove_duplicate=False),):
+    for name, tensor in (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ):
         known = first.setdefault(id(tensor), name)
         if known != name and name in state:
             state[name].copy_(state[known])

@@ -18,7 +18,7 @@ is how far the host has moved since the last exchange, and only that is rounded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class Crossing:
         self._host_weight = len(here) * len(hosts) / group.size  # 1 if all have as many workers
         self._turn = 0
         self._flat = Flat({})
-        self._base: list[torch.Tensor] = []  # what all hosts know: what they last averaged
+        self._base: list[torch.Tensor] = []  # with a codec: what all hosts last averaged
         self._exchange: _Exchange | None = None
 
     @property
@@ -79,7 +79,8 @@ class Crossing:
     def begin(self) -> None:
         """All ranks are in step: what they hold now is what all hosts know."""
         self._copy_model()
-        self._base = self._flat.copies()
+        if self._codec is not None:
+            self._base = self._flat.copies()
 
     def culprit(self) -> str | None:
         """Copies this rank's model to be sent; returns what is not finite in it."""
@@ -103,10 +104,10 @@ class Crossing:
             source = self._here.index(self._sender(exchange.turn))
             for buffer in self._flat.buffers:
                 self.local.broadcast(buffer, source)
-        for buffer, where in zip(self._flat.buffers, self._base, strict=True):
-            if self._codec is not None:
-                buffer.add_(where)
-            where.copy_(buffer)
+        if self._codec is not None:
+            for buffer, where in zip(self._flat.buffers, self._base, strict=True):
+                where.add_(buffer)
+                buffer.copy_(where)
         self._flat.pull(self._hosts / (2 * exchange.age + self._hosts))
 
     def _sender(self, turn: int) -> int:
@@ -130,7 +131,8 @@ class Crossing:
         tensors = {**weights, **statistics_of(self._model)}
         if not self._flat.holds(tensors):
             before, self._flat = self._flat, Flat(tensors)
-            self._base = self._carried_over(before)
+            if self._codec is not None:
+                self._base = self._carried_over(before)
         self._flat.gather()
 
     def _carried_over(self, before: Flat) -> list[torch.Tensor]:
@@ -159,7 +161,10 @@ class Crossing:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._copy_model()
         self._turn = state["turn"]
-        self._base = _on_devices(state["base"], self._flat.buffers)
+        self._base = [
+            value.to(buffer.device, copy=True)
+            for value, buffer in zip(state["base"], self._flat.buffers, strict=False)
+        ]
         self._exchange = None
         if "exchange" in state:
             saved = state["exchange"]
@@ -171,11 +176,3 @@ class Crossing:
 def _scale(buffer: torch.Tensor, factor: float) -> None:
     if factor != 1.0:
         buffer.mul_(factor)
-
-
-def _on_devices(
-    values: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    return [
-        value.to(buffer.device, copy=True) for value, buffer in zip(values, buffers, strict=False)
-    ]

@@ -33,6 +33,7 @@ from farandole.sync.average import ModelAverage
 from farandole.sync.coding import CODEC, understood
 from farandole.sync.crossing import Crossing
 from farandole.sync.cycle import Cycle, CycleRule, Phase
+from farandole.sync.flat import load_buffers
 from farandole.sync.gradients import (
     Guarded,
     Reduction,
@@ -270,7 +271,7 @@ class _DasoAtWork(Synchronizer):
             "losses": self._losses.state_dict(),
             "epoch_loss": self._epoch_loss,
             "crossing": self._crossing.state_dict(),
-            "statistics": dict(self.unwrapped.named_buffers()),
+            "buffers": dict(self.unwrapped.named_buffers()),  # not all of them are averaged
         }
         if self._apart:
             state["model"] = self.unwrapped.state_dict()
@@ -281,9 +282,7 @@ class _DasoAtWork(Synchronizer):
         if state["apart"]:
             self.unwrapped.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
-        with torch.no_grad():
-            for name, buffer in self.unwrapped.named_buffers():
-                buffer.copy_(state["statistics"][name])
+        load_buffers(self.unwrapped, state["buffers"])
         self._cycle.load_state_dict(state["cycle"])
         self._phase = state["phase"]
         self._set_gradients()

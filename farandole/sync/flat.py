@@ -84,6 +84,12 @@ def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+@torch.no_grad()
+def load_buffers(model: nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
+    for name, buffer in model.named_buffers():
+        buffer.copy_(saved[name])
+
+
 def moments_of(optimizer: Optimizer) -> dict[str, torch.Tensor]:
     """What the optimizer remembers of each parameter, such as momentum; counters are left out."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -91,7 +97,10 @@ def moments_of(optimizer: Optimizer) -> dict[str, torch.Tensor]:
         f"{index}.{name}": value
         for index, parameter in enumerate(parameters)
         for name, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, torch.Tensor) and value.dim() and value.is_floating_point()
+        if isinstance(value, torch.Tensor)
+        and (value.is_floating_point() or value.is_complex())
+        and (value.dim() or not parameter.dim())  # else a counter
+        and name != "step"
     }
 
 

@@ -32,7 +32,9 @@ class GradientGuard:
         self.group = group
         self.ranks = ranks
         self._steps = 0
-        self._noted: deque[list[tuple[list[str], torch.Tensor]]] = deque([[]], maxlen=_PASSES)
+        self._noted: deque[list[tuple[list[str], torch.Tensor]]] = deque(
+            [[]], maxlen=_PASSES + 1
+        )  # the last list is of the pass to come
         optimizer.register_step_pre_hook(self._check)
 
     def note(self, names: list[str], buffer: torch.Tensor, *, last: bool) -> None:

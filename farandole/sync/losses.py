@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from farandole.errors import UserError
+
 
 class Losses:
     """This rank's losses. Nothing here waits for a GPU until somebody asks."""
@@ -18,6 +20,11 @@ class Losses:
         self._count = 0
 
     def report(self, loss: torch.Tensor | float) -> None:
+        if isinstance(loss, torch.Tensor) and loss.numel() != 1:
+            raise UserError(
+                f"run.report(loss) takes one number; this tensor has shape {tuple(loss.shape)}. "
+                "Pass its mean."
+            )
         value = loss.detach().double() if isinstance(loss, torch.Tensor) else float(loss)
         self._sum = self._sum + value
         self._count += 1

@@ -26,6 +26,7 @@ from farandole.comm import Group
 from farandole.comm.codecs import Codec
 from farandole.errors import UserError
 from farandole.sync.average import ModelAverage
+from farandole.sync.flat import load_buffers
 from farandole.sync.losses import Losses
 from farandole.sync.meeting import Word, ask_everyone, require_sound, word_of
 from farandole.sync.outer import Outer, OuterRule
@@ -69,13 +70,14 @@ class Periodic(Synchronizer):
         if rule.fraction is None:  # else a rank's samples count when models are averaged
             self._weighing.follow(replica)
         self._weight = 0.0
+        self._begun = False
         self._steps = 0  # since the run began
         self._pending = 0  # since all ranks were in step
         self._in_round = 0  # since the last full period ended
         self._rounds = 0
-        self._passes = 0
         self._began = time.monotonic()
         self.notes.append({"period": period.steps})
+        optimizer.register_step_pre_hook(lambda *_: self._about_to_step())
         optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def begin_step(self, weight: float, progress: float | None) -> None:
@@ -89,18 +91,28 @@ class Periodic(Synchronizer):
         self._losses.hear(loss)
 
     def begin_pass(self) -> None:
-        if self._steps == 0:
-            return  # nothing was learned yet: somebody may only have had a look at the data
-        self._passes += 1
-        if self._passes == 1 and self._period.lacks_loss:
-            self._period.after(ask_everyone(self._group, self._word(ending=False, sound=True)))
-            if self._period.lacks_loss:
-                raise loss_is_missing()
+        if not self._period.lacks_loss:
+            return
+        said = ask_everyone(self._group, self._word(ending=False, sound=True))
+        self._think_over(said)
+        # Before the first step somebody may only have had a look at the data.
+        if self._period.lacks_loss and any(word.steps for word in said):
+            raise loss_is_missing()
 
     def end_pass(self) -> None:
         self._weighing.weight = 1.0
         if self._rule.meet_epochs:
             self.meet(ending=True)
+
+    def _about_to_step(self) -> None:
+        self._begin()
+        self._average.before_step()
+
+    def _begin(self) -> None:
+        """A model may have been loaded since `distribute`: the first round begins from there."""
+        if not self._begun:
+            self._begun = True
+            self._average.start_here()
 
     def _stepped(self) -> None:
         self._steps += 1
@@ -111,17 +123,24 @@ class Periodic(Synchronizer):
 
     def meet(self, *, ending: bool = False) -> None:
         """All ranks average their models now. `ending` ranks go on meeting until all are ending."""
+        self._begin()
         while True:
             culprit = self._average.gather()
             said = ask_everyone(self._group, self._word(ending=ending, sound=culprit is None))
             require_sound(self._group, said, culprit)
             if any(word.pending for word in said):
                 self._bring_in_step(said)
-            note = self._period.after(said)
-            if note is not None:
-                self.notes.append(note)
+            else:  # but statistics change with every forward pass
+                self._average.average_statistics()
+                self._average.scatter()
+            self._think_over(said)
             if not ending or all(word.ending for word in said):
                 return
+
+    def _think_over(self, said: list[Word]) -> None:
+        note = self._period.after(said)
+        if note is not None:
+            self.notes.append(note)
 
     def _word(self, *, ending: bool, sound: bool) -> Word:
         weight, self._weight = self._weight, 0.0
@@ -138,7 +157,7 @@ class Periodic(Synchronizer):
         )
 
     def _bring_in_step(self, said: list[Word]) -> None:
-        round_is_over = any(word.due for word in said)
+        round_is_over = self._outer is None or any(word.due for word in said)
         average = self._average
         average.average(self._share(said))
         if self._outer is not None and average.base is not None:
@@ -151,7 +170,7 @@ class Periodic(Synchronizer):
         average.scatter()
         self._settle_moments(said, round_is_over)
         self._pending = 0
-        if round_is_over or self._outer is None:
+        if round_is_over:
             self._in_round = 0
             self._rounds += 1
 
@@ -175,9 +194,11 @@ class Periodic(Synchronizer):
             self._average.forget_moments()
 
     def whole_model(self) -> dict[str, Any]:
-        if any(self._group.gather_json(self._pending)):
-            return self._average.whole_model()
-        return super().whole_model()
+        return self._average.whole_model() if self._are_apart() else super().whole_model()
+
+    def _are_apart(self) -> bool:
+        """Whether any rank has taken a step since all were in step."""
+        return any(self._group.gather_json(self._pending))
 
     def state_dict(self) -> dict[str, Any]:
         state = {
@@ -185,15 +206,15 @@ class Periodic(Synchronizer):
             "pending": self._pending,
             "in_round": self._in_round,
             "rounds": self._rounds,
-            "passes": self._passes,
             "weight": self._weight,
             "seconds": time.monotonic() - self._began,
             "period": {"steps": self._period.steps, **self._period.state_dict()},
             "average": self._average.state_dict(),
             "losses": self._losses.state_dict(),
             "optimizer": self._optimizer.state_dict(),
+            "buffers": dict(self.unwrapped.named_buffers()),  # not all of them are averaged
         }
-        if self._pending:
+        if self._are_apart():
             state["model"] = self.unwrapped.state_dict()
         if self._outer is not None:
             state["outer"] = self._outer.state_dict()
@@ -202,10 +223,12 @@ class Periodic(Synchronizer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "model" in state:
             self.unwrapped.load_state_dict(state["model"])
+        load_buffers(self.unwrapped, state["buffers"])
         self._optimizer.load_state_dict(state["optimizer"])
+        self._begun = True
         self._steps, self._pending = state["steps"], state["pending"]
         self._in_round, self._rounds = state["in_round"], state["rounds"]
-        self._passes, self._weight = state["passes"], state["weight"]
+        self._weight = state["weight"]
         self._began = time.monotonic() - state["seconds"]
         self._period.steps = state["period"]["steps"]
         self._period.load_state_dict(state["period"])

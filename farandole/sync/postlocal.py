@@ -105,7 +105,8 @@ class _PostLocalAtWork(Periodic):
     def _is_time(self) -> bool:
         if self._config.at is not None:
             return self._progress is not None and self._progress >= self._config.at
-        return self._steps > 0 and self._rate() <= self._config.below * self._highest_rate
+        highest = self._highest_rate  # 0 before the first step, and where a warm-up begins
+        return highest > 0 and self._rate() <= self._config.below * highest
 
     def _rate(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])
@@ -115,9 +116,7 @@ class _PostLocalAtWork(Periodic):
         self._ddp = None
         assert isinstance(self.model, Replica)
         self.model.through = None
-        self._average.gather()
-        if self._average.base is not None:  # the ranks are in step: this is where they part
-            self._average.remember()
+        self._average.start_here()  # the ranks are in step: this is where they part
         self.notes.append({"phase": "local", "period": self._period.steps})
 
     def state_dict(self) -> dict[str, Any]:
