@@ -7,15 +7,18 @@ that whatever survives the test is found, ended, and held against it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -30,6 +33,7 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 REPOSITORY = Path(__file__).parents[1]
+FORKED = Path(__file__).parent / "scripts" / "forked.py"
 MARK = "FARANDOLE_TEST"
 # What launchers and users set, and what would change how a job starts or how its output looks.
 FOREIGN = re.compile(
@@ -87,6 +91,27 @@ class Sandbox:
     def python(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         return self.run([sys.executable, *arguments], **variables)
 
+    def by_hand(
+        self,
+        ranks: Sequence[Mapping[str, str]],
+        *arguments: str | Path,
+        preload: str = "torch",
+        under: Sequence[str] = (),
+    ) -> list[subprocess.CompletedProcess[str]]:
+        """Runs a script on ranks that are each told by some variables; all `under` some command."""
+        forked = [sys.executable, FORKED, preload, json.dumps(ranks)]
+        start = self.run([*under, *forked, *arguments])
+        assert start.returncode == 0, start.stderr
+        texts = [
+            [(self.folder / f"{rank}.{end}").read_text() for end in ("out", "err")]
+            for rank in range(len(ranks))
+        ]
+        codes = json.loads(start.stdout)
+        return [
+            subprocess.CompletedProcess(start.args, code, *text)
+            for code, text in zip(codes, texts, strict=True)
+        ]
+
     def farandole(
         self, *arguments: str | Path, **variables: str
     ) -> subprocess.CompletedProcess[str]:
@@ -135,9 +160,38 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
 
 
 @pytest.fixture
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.fixture
+def two_ranks(free_port: str) -> list[dict[str, str]]:
+    """For `Sandbox.by_hand`: the variables by which two ranks find each other."""
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": free_port}
+    return [common | {"RANK": rank} for rank in ("0", "1")]
+
+
+@pytest.fixture
 def farandole_cli(sandbox: Sandbox) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`farandole_cli("run", "-n", "2", script)`: runs the command in a clean place, to its end."""
     return sandbox.farandole
+
+
+@pytest.fixture(scope="session")
+def readme_command() -> Callable[[str], list[str]]:
+    """`readme_command("bench comm")`: the words of that command in the README, less `farandole`.
+
+    For tests that ask more of it than that it works, and so need not start it a second time.
+    """
+
+    def words(name: str) -> list[str]:
+        lines = (REPOSITORY / "README.md").read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith(f"farandole {name}"))
+        return shlex.split(line, comments=True)[1:]
+
+    return words
 
 
 @pytest.fixture(scope="session")

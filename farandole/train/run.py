@@ -32,6 +32,7 @@ from farandole.train.settings import (
     default_name,
     unwritable,
 )
+from farandole.train.trainer import LossFunction, MakeOptimizer, Trainer
 from farandole.train.watch import Watch, WatchedLoader
 
 T = TypeVar("T", float, torch.Tensor)
@@ -145,6 +146,22 @@ class Run:
         if optimizer is None:
             return synchronizer.model
         return synchronizer.model, optimizer
+
+    def trainer(
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        make_optimizer: MakeOptimizer,
+        *,
+        layout: object = None,
+        sync: Strategy | None = None,
+    ) -> Trainer:
+        """*Together.* As `distribute`, but the step is ours: `trainer.step(x, y)`.
+
+        `loss(model(x), y)` is what is minimised, by `make_optimizer(parameters)`. There is no
+        `layout` yet but the whole model on every worker.
+        """
+        return Trainer(self, model, loss, make_optimizer, layout=layout, sync=sync)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The plain model inside what `distribute` returned."""

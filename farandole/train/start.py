@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import warnings
@@ -77,6 +78,9 @@ def init(
         folder=Path(folder),
         seed=chosen or 0,
     )
+    # What is here stays to the end. Without this the interpreter looks through all of torch once
+    # more before it ends, for a second.
+    gc.freeze()
     # In this order at exit: last registered, first called.
     if group.size > 1:
         atexit.register(leave, group)

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -49,10 +50,15 @@ SMALL = ("--sizes", "4KiB,60000B", "--repeats", "2", "--timeout", "30")
 # Real processes
 
 
-def check_rows(found: dict[str, Any], algorithms: list[str], against: list[str]) -> None:
+def check_rows(
+    found: dict[str, Any],
+    algorithms: list[str],
+    against: list[str],
+    sizes: tuple[int, ...] = (4096, 60_000),
+) -> None:
     rows = found["rows"]
     assert [(row["bytes"], row["algorithm"]) for row in rows] == [
-        (size, name) for size in (4096, 60_000) for name in algorithms
+        (size, name) for size in sizes for name in algorithms
     ]
     for row in rows:
         assert row.keys() >= PROMISED
@@ -69,22 +75,24 @@ def check_rows(found: dict[str, Any], algorithms: list[str], against: list[str])
 
 
 def test_two_ranks_print_write_and_draw_what_they_measured(
-    farandole_cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    farandole_cli: Callable[..., subprocess.CompletedProcess[str]],
+    readme_command: Callable[[str], list[str]],
+    tmp_path: Path,
 ) -> None:
-    files = ("--json", "out.json", "--plot", "out.png")
-    done = farandole_cli("bench", "comm", "-n", "2", *SMALL, "--algorithms", "auto,ring", *files)
+    """By the command of the README, and more options."""
+    more = ["--repeats", "2", "--timeout", "30", "--algorithms", "auto,ring"]
+    words = [*readme_command("bench comm"), *more, "--json", "out.json", "--plot", "out.png"]
+    done = farandole_cli(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "out.json").read_text())
-    check_rows(found, ["auto", "ring"], ["gloo"])
-    assert found["command"] == (
-        "farandole bench comm -n 2 --sizes 4KiB,60000B --repeats 2 --timeout 30 "
-        "--algorithms auto,ring --json out.json --plot out.png"
-    )
-    assert [row["chosen"] for row in found["rows"] if row["algorithm"] == "ring"] == ["ring"] * 2
+    check_rows(found, ["auto", "ring"], ["gloo"], sizes=parse_sizes("4KiB:1MiB"))
+    assert found["command"] == shlex.join(["farandole", *words])
+    assert [row["chosen"] for row in found["rows"] if row["algorithm"] == "ring"] == ["ring"] * 5
     assert "auto" not in {row["chosen"] for row in found["rows"]}
     lines = done.stdout.splitlines()
     assert lines[0].startswith("2 ranks on 1 host, float32, registered memory")
-    assert [line.split()[:2] for line in lines[2:6:2]] == [["4", "KiB"], ["60000", "B"]]
+    sizes = [["4", "KiB"], ["16", "KiB"], ["64", "KiB"], ["256", "KiB"], ["1", "MiB"]]
+    assert [line.split()[:2] for line in lines[2:12:2]] == sizes
     assert lines[-1] == "every result was right, with the same bits on all ranks."
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]

@@ -30,16 +30,16 @@ from farandole.train.throughput import Bench, Workload
 bench = importlib.import_module("farandole.cli.bench")  # not the command of that name
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
-TINY = ("--batch-size", "4", "--warmup-batches", "1", "--iterations", "3")
-
-
 # Real processes
 
 
-def test_two_workers_print_and_write_what_they_measured(farandole_cli: Cli, tmp_path: Path) -> None:
+def test_two_workers_print_and_write_what_they_measured(
+    farandole_cli: Cli, readme_command: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    """By the command of the README, and more options."""
     sync = "allreduce:bucket_mib=0.1"
     done = farandole_cli(
-        "bench", "train", "-n", "2", "--model", "small_cnn", "--image-size", "8", *TINY,
+        *readme_command("bench train"), "--image-size", "8", "--warmup-batches", "1",
         "--batches-per-iteration", "2", "--channels-last", "--bare", "--sync", sync,
         "--json", "out.json",
     )  # fmt: skip
@@ -47,6 +47,8 @@ def test_two_workers_print_and_write_what_they_measured(farandole_cli: Cli, tmp_
     found = json.loads((tmp_path / "out.json").read_text())
 
     rates = found["images_per_second_per_worker"]
+    assert len(rates["iterations"]) == found["settings"]["iterations"] == 3
+    assert found["settings"]["batch_size"] == 32
     assert rates["mean"] == pytest.approx(statistics.fmean(rates["iterations"]))
     assert rates["ci"] == pytest.approx(1.96 * statistics.pstdev(rates["iterations"]))
     assert found["images_per_second_total"]["mean"] == pytest.approx(2 * rates["mean"])
@@ -54,7 +56,7 @@ def test_two_workers_print_and_write_what_they_measured(farandole_cli: Cli, tmp_
     bytes_per_step = sum(p.numel() * 4 for p in parameters)  # a ring of two sends it once
     # Of the timed steps, of ours alone, and what DDP tells about its buckets.
     assert found["bytes_sent_per_worker"] == pytest.approx(3 * 2 * bytes_per_step, abs=200)
-    assert 0 < found["waited_seconds"] < 3 * 2 * 4 / min(rates["iterations"])
+    assert 0 < found["waited_seconds"] < 3 * 2 * 32 / min(rates["iterations"])
     assert found["peak_memory_bytes"] > 50 * 2**20
     assert found["settings"]["sync"] == sync
     assert found["settings"]["image_size"] == 8

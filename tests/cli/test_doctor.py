@@ -27,8 +27,12 @@ NOTHING: Callable[[str], None] = lambda name: None  # noqa: E731
 # This machine
 
 
-def test_this_machine(farandole_cli: Cli) -> None:
-    done = farandole_cli("doctor", "--json")
+def test_this_machine(
+    farandole_cli: Cli,
+    readme_command: Callable[[str], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = farandole_cli(*readme_command("doctor"), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     found = {finding["name"]: finding for finding in report["findings"]}
@@ -42,6 +46,10 @@ def test_this_machine(farandole_cli: Cli) -> None:
     assert all(found[name]["status"] == "ok" for name in checks.REQUIRED)
     for finding in found.values():
         assert bool(finding["hint"]) == (finding["status"] != "ok"), finding
+    # The same findings as the README's command itself shows them.
+    code, output = run_doctor(monkeypatch, *(Finding(**finding) for finding in report["findings"]))
+    assert code == 0
+    assert all(finding["value"] in output for finding in found.values())
 
 
 def test_an_all_reduce_that_fails_is_broken(sandbox: Any) -> None:

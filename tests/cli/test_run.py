@@ -12,6 +12,7 @@ import torch
 
 from farandole.cli import main
 from farandole.launch import local
+from farandole.sync import STRATEGIES
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -82,7 +83,7 @@ def test_a_missing_script(
     ("sync", "message"),
     [
         ("alreduce", "there is no strategy 'alreduce'. Did you mean 'allreduce'?"),
-        ("", "there is no strategy ''. Known: allreduce."),
+        ("", f"there is no strategy ''. Known: {', '.join(sorted(STRATEGIES))}."),
         (
             "allreduce:buckt_mib=5",
             "strategy 'allreduce' has no option 'buckt_mib'. Did you mean 'bucket_mib'?",
@@ -138,6 +139,11 @@ def test_the_strategy_travels_in_its_shortest_form(
     command("run", "-n", "2", "--sync", "allreduce:bucket_mib=2.50,unused", "train.py", "--unused")
     assert started[0].environment["FARANDOLE_SYNC"] == "allreduce:bucket_mib=2.5,unused"
     assert started[0].command == ("train.py", "--unused")
+
+
+def test_the_transport_travels_too(command: Command, started: list[local.Job]) -> None:
+    command("run", "--transport", "c10d", "train.py")
+    assert started[0].environment["FARANDOLE_TRANSPORT"] == "c10d"
 
 
 def test_our_option_behind_the_script_is_noted_and_passed_on(

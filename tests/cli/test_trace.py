@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -253,25 +252,12 @@ def test_a_job_that_is_stopped(sandbox: Sandbox) -> None:
     assert not list(sandbox.folder.glob("*.parts"))
 
 
-def test_hosts_whose_clocks_differ(sandbox: Sandbox) -> None:
+def test_hosts_whose_clocks_differ(sandbox: Sandbox, two_ranks: list[dict[str, str]]) -> None:
     """Started by hand, so that rank 0 merges; an hour between the clocks."""
     script = sandbox.script("train.py", TRAINING)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = {
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "FARANDOLE_TRACE": "out.json",
-    }
-    started = [
-        sandbox.start([sys.executable, script, "--hosts"], RANK=str(rank), **common)
-        for rank in range(2)
-    ]
-    ends = [sandbox.finish(process) for process in started]
+    hosts = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "FARANDOLE_TRACE": "out.json"}
+    ranks = [rank | hosts for rank in two_ranks]
+    ends = sandbox.by_hand(ranks, script, "--hosts", preload="torch._dynamo")
     assert [end.returncode for end in ends] == [0, 0], ends
     target = sandbox.folder / "out.json"
     assert f"farandole: the trace of 2 ranks (0, 1) is {target}" in ends[0].stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -94,3 +95,28 @@ def test_only_those_who_wait_are_metered() -> None:
     threading.Timer(0.05, go.set).start()
     handle.wait()
     assert meter.waited_seconds > 0.01
+
+
+def test_what_runs_in_the_background_has_no_team_of_threads() -> None:
+    """It would fight with the computation for the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        queue = Queue(Meter())
+        assert queue.start(torch.get_num_threads).wait() == 1
+        assert torch.get_num_threads() == 3
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_queue_can_be_waited_for_but_not_for_ever() -> None:
+    queue, go = Queue(Meter()), threading.Event()
+    queue.settle(60)  # nothing is under way
+    handle = queue.start(go.wait)
+    queue.settle(0.01)
+    assert not handle.done()
+    go.set()
+    queue.settle(60)
+    assert handle.done()

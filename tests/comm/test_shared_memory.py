@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,28 +37,31 @@ def test_gradients_are_shared_and_nothing_outlives_the_death_of_all(
     assert in_dev_shm() == before  # the rest has no name at all
 
 
-def test_asked_to_do_without(sandbox: Sandbox, tmp_path: Path) -> None:
-    done = sandbox.farandole("run", "-n", "2", "--transport", "c10d", SCRIPT, tmp_path, "end")
+Under = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def under(sandbox: Sandbox, two_ranks: list[dict[str, str]], tmp_path: Path) -> Under:
+    """Runs the job where a command has changed something first; both ranks' ends as one."""
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        arguments = (SCRIPT, tmp_path, "end")
+        ends = sandbox.by_hand(two_ranks, *arguments, preload="torch._dynamo", under=command)
+        code = max(abs(end.returncode) for end in ends)
+        return subprocess.CompletedProcess(command, code, "", "".join(end.stderr for end in ends))
+
+    return run
+
+
+def test_asked_to_do_without(under: Under, tmp_path: Path) -> None:
+    done = under("env", "FARANDOLE_TRANSPORT=c10d")
     assert done.returncode == 0, done.stderr
     for found in facts(tmp_path):
         assert found == {"transport": "c10d", "shared": False, "in_step": True, "memory": False}
 
 
-def under(prefix: str, sandbox: Sandbox, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The job in a shell that has taken something away first."""
-    starter = sandbox.script(
-        "starter.py",
-        f"""
-import subprocess, sys
-command = [sys.executable, "-m", "farandole", "run", "-n", "2", {str(SCRIPT)!r}, *sys.argv[1:]]
-sys.exit(subprocess.run(["sh", "-c", {prefix!r} + ' exec "$@"', "sh", *command]).returncode)
-""",
-    )
-    return sandbox.python(starter, folder, "end")
-
-
-def test_no_room_for_a_segment_is_one_warning_and_gloo(sandbox: Sandbox, tmp_path: Path) -> None:
-    done = under("ulimit -f 500;", sandbox, tmp_path)
+def test_no_room_for_a_segment_is_one_warning_and_gloo(under: Under, tmp_path: Path) -> None:
+    done = under("sh", "-c", 'ulimit -f 500; exec "$@"', "sh")
     assert done.returncode == 0, done.stderr
     assert [found["transport"] for found in facts(tmp_path)] == ["c10d", "c10d"]
     assert all(found["in_step"] for found in facts(tmp_path))
@@ -67,11 +71,11 @@ def test_no_room_for_a_segment_is_one_warning_and_gloo(sandbox: Sandbox, tmp_pat
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
-def test_a_small_dev_shm_is_one_warning_and_one_more_copy(sandbox: Sandbox, tmp_path: Path) -> None:
-    small = "unshare -m sh -c 'mount -t tmpfs -o size=4m none /dev/shm; exec \"$@\"' sh"
-    starter = under(f'set -- {small} "$@";', sandbox, tmp_path)
-    assert starter.returncode == 0, starter.stderr
+def test_a_small_dev_shm_is_one_warning_and_one_more_copy(under: Under, tmp_path: Path) -> None:
+    small = 'mount -t tmpfs -o size=4m none /dev/shm; exec "$@"'
+    done = under("unshare", "-m", "sh", "-c", small, "sh")
+    assert done.returncode == 0, done.stderr
     for found in facts(tmp_path):
         assert found == {"transport": "shm", "shared": False, "in_step": True, "memory": True}
-    assert starter.stderr.count("UserWarning") == 1
-    assert "docker run --shm-size" in starter.stderr
+    assert done.stderr.count("UserWarning") == 1
+    assert "docker run --shm-size" in done.stderr

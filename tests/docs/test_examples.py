@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,15 +24,19 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def accuracies(tmp_path: Path) -> list[float]:
+def records(tmp_path: Path, event: str) -> list[dict[str, Any]]:
     lines = (tmp_path / "runs/r/metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    return [r["metrics"]["accuracy"] for r in records if r["event"] == "log"]
+    return [record for line in lines if (record := json.loads(line))["event"] == event]
+
+
+def accuracies(tmp_path: Path) -> list[float]:
+    return [record["metrics"]["accuracy"] for record in records(tmp_path, "log")]
 
 
 def test_every_example_is_tested():
+    """The digits in test_readme.py: they are what the README starts with."""
     found = {path.name for path in EXAMPLES.glob("*.py")}
-    assert found == {"collectives.py", "digits.py", "fashion_mnist.py"}
+    assert found == {"collectives.py", "digits.py", "fashion_mnist.py", "strategies.py"}
 
 
 def test_collectives_agree(tmp_path):
@@ -45,14 +50,27 @@ def test_collectives_agree(tmp_path):
     assert f"outliers by rank: {outliers}" in done.stdout
 
 
-def test_digits_learns_and_resumes(tmp_path):
-    script = str(EXAMPLES / "digits.py")
-    first = run(tmp_path, script, "--epochs", "3")
-    assert first.returncode == 0, first.stderr
+def test_strategies_meets_more_often_as_it_learns(tmp_path):
+    sync = ["--sync", "adacomm:start=8,steps=20"]
+    done = run(tmp_path, *sync, str(EXAMPLES / "strategies.py"), "--epochs", "3")
+    assert done.returncode == 0, done.stderr
     assert accuracies(tmp_path)[-1] > accuracies(tmp_path)[0] > 0.1
-    second = run(tmp_path, script, "--epochs", "5")
+    periods = [record["sync"]["period"] for record in records(tmp_path, "sync")]
+    assert periods[0] == 8
+    assert periods[-1] < 4
+
+
+def test_strategies_crosses_hosts_and_resumes(tmp_path):
+    sync = ["--hosts", "2", "--sync", "daso"]
+    first = run(tmp_path, *sync, str(EXAMPLES / "strategies.py"), "--epochs", "3")
+    assert first.returncode == 0, first.stderr
+    phases = [record["sync"]["phase"] for record in records(tmp_path, "sync")]
+    assert list(dict.fromkeys(phases)) == ["warm-up", "cycling", "cool-down"]
+    second = run(tmp_path, *sync, str(EXAMPLES / "strategies.py"), "--epochs", "4")
     assert second.returncode == 0, second.stderr
-    assert len(accuracies(tmp_path)) == 5, "the second run adds two epochs to the three"
+    assert "going on from" in second.stdout
+    assert len(accuracies(tmp_path)) == 4
+    assert accuracies(tmp_path)[-1] > accuracies(tmp_path)[0] > 0.1
 
 
 def test_fashion_mnist_learns(tmp_path):

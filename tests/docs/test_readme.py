@@ -1,5 +1,6 @@
 """Every command that the README tells a newcomer to type, typed."""
 
+import json
 import os
 import re
 import shlex
@@ -13,12 +14,16 @@ ROOT = Path(__file__).parents[2]
 TRY_IT = (ROOT / "README.md").read_text().split("## Try it")[1].split("\n## ")[0]
 BLOCKS = re.findall(r"```\n(.*?)```", TRY_IT, re.DOTALL)
 LINES = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines() if line]
+# Typed, by `readme_command`, in tests that look closely at what they do.
+ELSEWHERE = ("farandole bench train", "farandole bench comm", "farandole doctor")
+TRAINING = ("farandole run -n 2 examples/digits.py", "farandole run -n 2 --name mine")
+OTHERS = [line for line in LINES if not line.startswith(("make", *TRAINING, *ELSEWHERE))]
 
 
-def run(command: list[str], cwd: Path) -> str:
+def run(command: list[str], cwd: Path, **variables: str) -> str:
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=170
+        command, cwd=cwd, env=environ | variables, capture_output=True, text=True, timeout=170
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -30,10 +35,28 @@ def test_the_section_lists_what_these_tests_run():
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("farandole")])
-def test_farandole_command(line, tmp_path):
+@pytest.mark.parametrize("line", OTHERS)
+def test_command(line, tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     assert run(shlex.split(line), tmp_path)
+
+
+@pytest.mark.timeout(180)
+def test_digits_learns_and_resumes(tmp_path):
+    """The README's first line begins, its second goes on."""
+    first, second = (line for line in LINES if line.startswith(TRAINING))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+
+    def accuracies() -> list[float]:
+        lines = (tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        return [r["metrics"]["accuracy"] for r in records if r["event"] == "log"]
+
+    run([*shlex.split(first), "--epochs", "3"], tmp_path, FARANDOLE_NAME="mine")
+    assert accuracies()[-1] > accuracies()[0] > 0.1
+    run([*shlex.split(second), "--epochs", "5"], tmp_path)
+    assert len(accuracies()) == 5, "the second run adds two epochs to the three"
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["ranks"] == 2
 
 
 @pytest.mark.timeout(180)
@@ -45,5 +68,7 @@ def test_make_race(tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     printed = run(arguments, tmp_path)
     assert "reached accuracy ≥ 0.95 first" in printed or "too close to call" in printed
-    (report,) = tmp_path.glob("runs/race-*/report.html")
-    assert report.stat().st_size > 10_000
+    (folder,) = tmp_path.glob("runs/race-*")
+    assert (folder / "report.html").stat().st_size > 10_000
+    lanes = json.loads((folder / "summary.json").read_text())["lanes"]
+    assert {lane["outcome"] for lane in lanes} == {"ok"}

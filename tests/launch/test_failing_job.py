@@ -31,27 +31,20 @@ def logs_of(done: subprocess.CompletedProcess[str]) -> Path:
     return Path(match[1])
 
 
-def test_one_rank_raises_while_the_other_waits_for_it(sandbox: Sandbox) -> None:
-    done = sandbox.farandole("run", "-n", "2", FAIL, "raise")
-    last = last_words(done)
-    assert done.returncode == 1
-    assert last.startswith("1 failed (exit code 1); the other was stopped\nTraceback")
-    assert f'File "{FAIL}", line' in last
-    assert "\nValueError: the first to fail\n" in last
-    assert "CommError" not in last
-    assert "[1] ValueError: the first to fail" in done.stderr  # where it happened, too
-    logs = logs_of(done)
-    assert logs.parent == sandbox.temporary
-    assert "ValueError: the first to fail" in (logs / "rank-1.err").read_text()
-
-
-def test_several_fail_because_one_did(sandbox: Sandbox) -> None:
-    done = sandbox.farandole("run", "-n", "3", FAIL, "several")
+def test_others_fail_because_one_did(sandbox: Sandbox) -> None:
+    """One of them by what our own collective raises, one by something of its own."""
+    done = sandbox.farandole("run", "-n", "3", FAIL, "raise")
     last = last_words(done)
     assert done.returncode == 1
     assert last.startswith("2 failed (exit code 1); the other 2 were stopped\nTraceback")
+    assert f'File "{FAIL}", line' in last
     assert "\nValueError: the first to fail\n" in last
+    assert "CommError" not in last
     assert "one that follows" not in last
+    assert "[2] ValueError: the first to fail" in done.stderr  # where it happened, too
+    logs = logs_of(done)
+    assert logs.parent == sandbox.temporary
+    assert "ValueError: the first to fail" in (logs / "rank-2.err").read_text()
 
 
 @pytest.mark.parametrize(("how", "code"), [("exit", 3), ("linger", 3), ("vanish", 4)])

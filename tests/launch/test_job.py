@@ -67,14 +67,21 @@ def test_a_script_with_a_process_group_of_its_own(sandbox: Sandbox) -> None:
 
 
 def test_a_module_and_a_chosen_number_of_threads(sandbox: Sandbox) -> None:
+    """And what the worker leaves running ends with the job."""
     (sandbox.folder / "package").mkdir()
     sandbox.script(
         "package/train.py",
-        "import os, sys\nprint(__name__, __package__, sys.argv[1:], os.environ['OMP_NUM_THREADS'])",
+        """
+import os, subprocess, sys
+
+subprocess.Popen(["sleep", "600"])
+print(__name__, __package__, sys.argv[1:], os.environ["OMP_NUM_THREADS"])
+""",
     )
     done = sandbox.farandole("run", "-m", "package.train", "-m", "x", OMP_NUM_THREADS="5")
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "[0] __main__ package ['-m', 'x'] 5\n"
+    assert sandbox.processes() == []
 
 
 def test_output_is_whole_and_comes_while_the_workers_run(sandbox: Sandbox) -> None:
@@ -103,13 +110,6 @@ sys.stdout.buffer.write(b"\\xff no newline at the end")
     expected = [f"line {number} of 2000" for number in range(2000)]
     expected.append("\ufffd no newline at the end")
     assert by_rank(stdout, 2) == [expected, expected]
-
-
-def test_what_a_worker_left_running_ends_with_the_job(sandbox: Sandbox) -> None:
-    script = sandbox.script("leave.py", "import subprocess\nsubprocess.Popen(['sleep', '600'])")
-    done = sandbox.farandole("run", script)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert sandbox.processes() == []
 
 
 def test_a_job_under_nohup_survives_the_end_of_its_terminal(sandbox: Sandbox) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -35,13 +34,7 @@ def facts_of(done: subprocess.CompletedProcess[str], ranks: int = 2) -> list[dic
     return found
 
 
-def together(sandbox: Sandbox, script: Path, *variables: dict[str, str]) -> list[Any]:
-    """Runs one process for each set of variables, all at once, to their ends."""
-    started = [sandbox.start([sys.executable, script], **each) for each in variables]
-    return [sandbox.finish(process) for process in started]
-
-
-def joined(ends: list[Any]) -> subprocess.CompletedProcess[str]:
+def joined(ends: list[subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:
     """Several ends as one."""
     code = max(abs(end.returncode) for end in ends)
     text = "".join(end.stdout for end in ends)
@@ -56,13 +49,6 @@ def open_mpi(rank: int, local_size: int = 2) -> dict[str, str]:
         "OMPI_COMM_WORLD_LOCAL_SIZE": str(local_size),
         "PMIX_NAMESPACE": "17",
     }
-
-
-@pytest.fixture
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def test_alone(sandbox: Sandbox) -> None:
@@ -105,16 +91,14 @@ def test_our_launcher_names_the_rank_that_never_came(sandbox: Sandbox) -> None:
     assert "JoinError: rank 0 waited 2 s for rank(s) [1] of 2 to call fd.init()" in last
 
 
-def test_a_rank_set_by_hand(sandbox: Sandbox, free_port: str) -> None:
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": free_port}
-    ends = together(sandbox, FACTS, common | {"RANK": "0"}, common | {"RANK": "1"})
-    facts_of(joined(ends))
+def test_a_rank_set_by_hand(sandbox: Sandbox, two_ranks: list[dict[str, str]]) -> None:
+    facts_of(joined(sandbox.by_hand(two_ranks, FACTS)))
     assert list(sandbox.temporary.iterdir()) == []  # the port is known to all; no file is needed
 
 
 def test_mpi_on_several_hosts(sandbox: Sandbox, free_port: str) -> None:
     # One rank a host, says Open MPI; that both hosts are this one is not the ranks' business.
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
-    ends = together(sandbox, FACTS, *(open_mpi(rank, 1) | common for rank in (0, 1)))
+    ends = sandbox.by_hand([open_mpi(rank, 1) | common for rank in (0, 1)], FACTS)
     found = [json.loads(end.stdout.removeprefix("facts ")) for end in ends]
     assert [facts["sum"] for facts in found] == [1.0, 1.0]

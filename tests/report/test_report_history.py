@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from farandole.errors import UserError
 from farandole.report import Follower, Lane, outcome_of, read_history
+from farandole.report.metrics import MetricsLog
 
 START = {"event": "start", "name": "digits", "sync": "local:every=8", "size": 2, "seed": 0}
 
@@ -248,3 +249,13 @@ def test_outcome_and_measures_of_a_run(path: Path) -> None:
     assert lane.outcome == "ok"
     assert (lane.total_seconds, lane.samples_per_second, lane.waited_seconds) == (4.0, 100.0, 1.0)
     assert (lane.waited_share, lane.bytes_sent) == (0.25, 7)
+
+
+def test_a_resumed_log_is_not_glued_to_a_torn_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"event": "start", "sync": "a"}\n{"event": "lo')
+    log = MetricsLog(tmp_path, {"sync": "b"}, resumed=True)
+    log.close({"time": 1.0, "samples": 0, "steps": 0, "waited_seconds": 0.0, "bytes_sent": 0})
+    history = read_history(tmp_path / "metrics.jsonl")
+    assert history.sync == "b"
+    assert history.finished
+    assert len(history.damage) == 1

@@ -20,6 +20,7 @@ from farandole.testing.cluster import NETWORK, Cluster, refuse_collision
 from farandole.testing.link import Link
 
 REPOSITORY = Path(__file__).parents[2]
+FORKED = REPOSITORY / "tests" / "scripts" / "forked.py"
 
 
 @pytest.fixture(scope="module")
@@ -203,28 +204,28 @@ def test_an_all_reduce_crosses_the_links(cluster: Cluster, tmp_path: Path) -> No
     """Two hosts of two ranks, each started by hand, join over TCP and see two hosts."""
     script = tmp_path / "job.py"
     script.write_text(ALL_REDUCE.format(folder=tmp_path))
-    ranks = [
-        cluster.start(
-            rank // 2,
-            [sys.executable, script],
-            env={
-                "RANK": str(rank),
-                "WORLD_SIZE": "4",
-                "LOCAL_RANK": str(rank % 2),
-                "LOCAL_WORLD_SIZE": "2",
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": str(REPOSITORY),
-            },
+    common = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    hosts = []
+    for host in range(2):
+        ranks = [{"RANK": str(2 * host + local), "LOCAL_RANK": str(local)} for local in range(2)]
+        (tmp_path / str(host)).mkdir()
+        started = cluster.start(
+            host,
+            [sys.executable, FORKED, "torch", json.dumps(ranks), script],
+            env={**common, "PYTHONPATH": str(REPOSITORY)},
+            cwd=tmp_path / str(host),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        for rank in range(4)
-    ]
-    said = [rank.communicate(timeout=90) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * 4, said
-    for rank, (out, _) in enumerate(said):
-        topology = "emulated-0: 0-1, emulated-1: 2-3"
-        assert out == f"{topology}; local {rank % 2} of 2; sent True\n"
+        hosts.append(started)
+    said = [host.communicate(timeout=90) for host in hosts]
+    errors = [path.read_text() for path in tmp_path.glob("*/*.err")]
+    assert [json.loads(out) for out, _ in said] == [[0, 0]] * 2, errors
+    for host in range(2):
+        for local in range(2):
+            topology = "emulated-0: 0-1, emulated-1: 2-3"
+            out = (tmp_path / str(host) / f"{local}.out").read_text()
+            assert out == f"{topology}; local {local} of 2; sent True\n"
 
 
 # What stays of it: nothing.

@@ -1,16 +1,17 @@
-"""All-reduce between real processes: `farandole run -n 2`, once, and what both ranks found."""
+"""All-reduce between real processes: two ranks, once, and what both found."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch.utils.data import WeightedRandomSampler
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
 
 SCRIPT = Path(__file__).parent / "scripts" / "allreduce_facts.py"
 
@@ -18,13 +19,11 @@ Facts = list[dict[str, Any]]
 
 
 def test_two_real_processes(
-    farandole_cli: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path: Path,
-    subtests: pytest.Subtests,
+    sandbox: Sandbox, two_ranks: Any, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     """One test, because starting processes costs more than all that they do."""
-    done = farandole_cli("run", "-n", "2", SCRIPT, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    for done in sandbox.by_hand(two_ranks, SCRIPT, tmp_path, preload="torch._dynamo"):
+        assert done.returncode == 0, done.stdout + done.stderr
     facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for check in (
         the_same_bits_as_ddp_after_twenty_steps,

@@ -12,7 +12,7 @@ import torch
 from farandole.errors import UserError
 from farandole.sync import AllReduce
 from farandole.train.randomness import seed_everything
-from farandole.train.settings import Settings, default_name
+from farandole.train.settings import Settings, declared_hosts, default_name
 
 
 def test_nothing_said() -> None:
@@ -61,3 +61,28 @@ def test_any_whole_number_is_a_seed(seed: int) -> None:
         return random.random(), np.random.rand(), float(torch.rand(()))
 
     assert draws() == draws()
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "counts"),
+    [("2", 4, [2, 2]), ("3", 4, [1, 1, 2]), ("1", 4, [4]), ("3,1", 4, [3, 1]), ("4", 4, [1] * 4)],
+)
+def test_hosts_can_be_declared(text: str, workers: int, counts: list[int]) -> None:
+    hosts = declared_hosts(text, workers).hosts
+    assert [len(host.ranks) for host in hosts] == counts
+    assert [rank for host in hosts for rank in host.ranks] == list(range(workers))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0", "1 to 4 hosts"),
+        ("5", "1 to 4 hosts"),
+        ("3,2", "that makes 5 workers, and there are 4"),
+        ("4,0", "at least one"),
+        ("two", "such as 2"),
+    ],
+)
+def test_hosts_that_cannot_be(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        declared_hosts(text, 4)

@@ -1,4 +1,4 @@
-"""conform.py TRANSPORT SIZE…: the conformance suite in worlds of so many processes."""
+"""conform.py TRANSPORT:SIZE…: the conformance suite in worlds of so many processes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def body(group: Group) -> None:
 
 
 if __name__ == "__main__":
-    transport, *sizes = sys.argv[1:]
-    ends = [run_world(transport, int(size), timedelta(seconds=20), body) for size in sizes]
+    worlds = [world.split(":") for world in sys.argv[1:]]
+    ends = [run_world(name, int(size), timedelta(seconds=20), body) for name, size in worlds]
     sys.exit(0 if all(ends) else 1)

@@ -29,15 +29,13 @@ if how == "linger" and os.environ["RANK"] == "1":
 
 run = fd.init(timeout=60)
 run.group.barrier()
-if how == "raise" and run.rank == 1:
-    raise ValueError("the first to fail")
 if how in ("exit", "linger") and run.rank == 1:
     sys.exit(3)
 if how == "vanish" and run.rank == 1:
     os._exit(4)
-if how == "several":
-    if run.rank == 2:
-        raise ValueError("the first to fail")
+if how == "raise" and run.rank == 2:
+    raise ValueError("the first to fail")
+if how == "raise" and run.rank == 1:
     try:
         run.group.barrier()
     except fd.CommError:
