@@ -54,9 +54,7 @@ def train(
     data: TensorDataset,
     fixed: TensorDataset,
 ) -> dict[str, Any]:
-    side = new_side(
-        world, name, seed, width=args.width, learning_rate=args.lr, momentum=args.momentum
-    )
+    side = new_side(world, args, name, seed, learning_rate=args.lr, momentum=args.momentum)
     stream = batches(side, data, args.batch)
     curve: Curve = []
     steps, more = 0, FIRST_STEPS

@@ -43,7 +43,7 @@ def train(
     data: TensorDataset,
     test: TensorDataset,
 ) -> dict[str, Any]:
-    side = new_side(world, name, seed, width=args.width, learning_rate=args.base_rate)
+    side = new_side(world, args, name, seed, learning_rate=args.base_rate)
     loader = side.loader(data, args.batch)
     recipe = fd.LargeBatch(args.base_rate, base_batch=64, warmup_epochs=args.epochs / 10)
     schedule = recipe.apply(

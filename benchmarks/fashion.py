@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import farandole as fd
+from farandole.models import build
 from farandole.models.pieces import conv, conv_norm_relu, initialise_he, pooled_head, sequence
 from farandole.models.resnet import ResidualBlock
 
@@ -26,7 +27,10 @@ _EVALUATION_BATCH = 500
 def add_options(parser: argparse.ArgumentParser, *, samples: int, batch: int) -> None:
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--samples", type=int, default=samples, help="train on so many")
-    parser.add_argument("--width", type=int, default=8, help="channels of the first stage")
+    parser.add_argument("--model", choices=["resnet", "mlp"], default="resnet")
+    parser.add_argument(
+        "--width", type=int, default=8, help="channels of the first stage, or of the first layer"
+    )
     parser.add_argument("--batch", type=int, default=batch, help="per worker")
 
 
@@ -85,12 +89,22 @@ def narrow_resnet(width: int) -> nn.Sequential:
 
 
 def new_side(
-    world: fd.Run, name: str, seed: int, *, width: int, learning_rate: float, momentum: float = 0.9
+    world: fd.Run,
+    args: argparse.Namespace,
+    name: str,
+    seed: int,
+    *,
+    learning_rate: float,
+    momentum: float = 0.9,
 ) -> Side:
     """The network from the same start for every side of a seed, under SGD."""
     gc.collect()  # what the last side held goes back now, not while this one is timed
     torch.manual_seed(seed)
-    model = narrow_resnet(width)
+    if args.model == "resnet":
+        model: nn.Module = narrow_resnet(args.width)
+    else:
+        hidden = [args.width, args.width // 2]
+        model = build("mlp", classes=10, image_size=28, channels=1, hidden=hidden)
     opt = torch.optim.SGD(model.parameters(), learning_rate, momentum=momentum, weight_decay=1e-4)
     return Side(world, name, model, opt, seed)
 
@@ -102,7 +116,7 @@ def measure_communication(
     x, y = data[: args.batch]
     found = {}
     for name in (ALLREDUCE, DDP):
-        side = new_side(world, name, 0, width=args.width, learning_rate=0.01)
+        side = new_side(world, args, name, 0, learning_rate=0.01)
         found[name] = communication(side, x, y, steps=4, blocks=5)
         world.print(
             f"{name}: a step takes {found[name]['step_ms']:.1f} ms, without communication "

@@ -134,7 +134,7 @@ class FallingPeriod(Period):
             ratio *= self._highest_rate / rate
             if rate != self._highest_rate:
                 told = f"{self._highest_rate:g}/{rate:g}·{told}"
-        wanted = math.sqrt(max(ratio, 0.0)) * self._config.start
+        wanted = math.sqrt(max(0.0, ratio)) * self._config.start
         before = self.steps
         self.steps = max(1, math.ceil(min(wanted, before) - 1e-9))
         why = f"√({told})·{self._config.start} = {wanted:.1f}"

@@ -35,7 +35,11 @@ class GradientGuard:
         self._noted: deque[list[tuple[list[str], torch.Tensor]]] = deque(
             [[]], maxlen=_PASSES + 1
         )  # the last list is of the pass to come
-        optimizer.register_step_pre_hook(self._check)
+        self._hook = optimizer.register_step_pre_hook(self._check)
+
+    def stop(self) -> None:
+        """Gradients are no longer shared: a rank that asked the others would ask in vain."""
+        self._hook.remove()
 
     def note(self, names: list[str], buffer: torch.Tensor, *, last: bool) -> None:
         """This rank's own gradients of one bucket, before they are averaged."""

@@ -70,11 +70,12 @@ class _PostLocalAtWork(Periodic):
         self._highest_rate = 0.0
         self._progress: float | None = None
         self._ddp: DistributedDataParallel | None = None
+        self._guard: GradientGuard | None = None
         self._local = False
         self.notes[:] = [{"phase": "synchronous", "period": 1}]
         if group.size > 1 and is_trained(model):
-            guard = GradientGuard(optimizer, group, range(group.size))
-            reduction = Guarded(group, guard, names_by_parameter(model))
+            self._guard = GradientGuard(optimizer, group, range(group.size))
+            reduction = Guarded(group, self._guard, names_by_parameter(model))
             self._ddp = averaging(model, group, reduction, unused=config.unused)
             assert isinstance(self.model, Replica)
             self.model.through = self._ddp.__call__
@@ -114,6 +115,8 @@ class _PostLocalAtWork(Periodic):
     def _go_local(self) -> None:
         self._local = True
         self._ddp = None
+        if self._guard is not None:
+            self._guard.stop()
         assert isinstance(self.model, Replica)
         self.model.through = None
         self._average.start_here()  # the ranks are in step: this is where they part

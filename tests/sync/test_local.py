@@ -445,7 +445,6 @@ def head_last(model: nn.Module, epoch: int) -> None:
 JOBS = {
     "frozen, then trained": Job(prepare=head_first, epochs=3),
     "trained, then frozen": Job(prepare=head_last, epochs=3),
-    "nothing is trained": Job(prepare=lambda model, epoch: model.requires_grad_(False), epochs=0),
     "tied": Job(model=Tied),
     "odd": Job(model=Odd),
     "batchnorm": Job(model=normed, count=28),
