@@ -28,10 +28,12 @@ from farandole.sync.local import known, prepare, require_momentum
 from farandole.sync.meeting import Word, loss_of
 from farandole.sync.outer import OuterRule
 from farandole.sync.period import Note, Period
-from farandole.sync.periodic import Moments, Periodic, Rule, loss_is_missing
-from farandole.sync.strategy import Strategy, Synchronizer, require_at_least
+from farandole.sync.periodic import Moments, Periodic, Rule
+from farandole.sync.strategy import Strategy, Synchronizer, require_at_least, require_choices
 
 _BATCHES_FOR_A_LOSS = 20  # on each rank: fewer are too noisy to steer by
+
+_PATIENCE = 3  # intervals without a loss
 
 Coupling = Literal["couple", "defer", "ignore"]
 
@@ -53,6 +55,7 @@ class AdaComm(Strategy):
     meet_epochs: bool = True
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_at_least(self, "start", 1)
         require_momentum(self, "momentum")
         if self.steps is not None:
@@ -86,11 +89,16 @@ class FallingPeriod(Period):
         self._reported = False  # ever: then what is logged does not count
         self._logs = 0.0
         self._decided_at = 0.0  # in seconds or in steps
+        self._missed = 0  # decisions that could not be made, for want of a loss
         self.highest_rates: list[float] = []  # of each parameter group, where they are deferred
 
     @property
     def lacks_loss(self) -> bool:
         return self._first_loss is None
+
+    @property
+    def is_overdue(self) -> bool:
+        return self.lacks_loss and self._missed >= _PATIENCE
 
     def after(self, said: Sequence[Word]) -> Note | None:
         self._listen(said)
@@ -103,9 +111,8 @@ class FallingPeriod(Period):
             return None
         self._decided_at = now
         if self._first_loss is None:
-            if not any(word.ending for word in said) and now >= 3 * interval:
-                raise loss_is_missing()
-            return None  # the script may log it at the end of the epoch
+            self._missed += 1
+            return None
         return self._decide(said[0].rate)
 
     def _listen(self, said: Sequence[Word]) -> None:

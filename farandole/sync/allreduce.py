@@ -28,7 +28,7 @@ from farandole.sync.gradients import (
     is_trained,
     names_by_parameter,
 )
-from farandole.sync.strategy import Strategy, Synchronizer
+from farandole.sync.strategy import Strategy, Synchronizer, require_choices
 from farandole.sync.weighing import Weighing
 
 
@@ -47,6 +47,7 @@ class AllReduce(Strategy):
     )  # how gradients are compressed; or its text
 
     def __post_init__(self) -> None:
+        require_choices(self)
         if self.bucket_mib is not None and not 0 < self.bucket_mib < math.inf:  # nor NaN
             raise UserError(f"allreduce: bucket_mib={self.bucket_mib:g} must be above 0.")
         known = [*ALGORITHMS, NATIVE, "auto"]
@@ -81,7 +82,7 @@ class _AllReduceAtWork(Synchronizer):
         self._weighing.follow(ddp)
         super().__init__(ddp, model)
 
-    def begin_step(self, weight: float, progress: float | None) -> None:
+    def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         self._weighing.weight = weight
 
     def end_pass(self) -> None:

@@ -161,7 +161,7 @@ class _DasoAtWork(Synchronizer):
             why = self._cycle.epoch(loss)
             self._note(loss=loss, **({"why": why} if why else {}))
 
-    def begin_step(self, weight: float, progress: float | None) -> None:
+    def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         self._count()
         self._weighing.weight = weight
         phase = self._cycle.phase(progress, self._passes)

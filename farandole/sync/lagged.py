@@ -79,7 +79,7 @@ class _LaggedAtWork(Synchronizer):
         self._was_lagged = False
         optimizer.register_step_pre_hook(self._before_step)
 
-    def begin_step(self, weight: float, progress: float | None) -> None:
+    def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         self._weighing.weight = weight
         self._progress = progress
         if self._was_lagged != self._is_lagged():

@@ -16,7 +16,13 @@ from farandole.sync.coding import CODEC, check_compressible, understood
 from farandole.sync.outer import OuterRule
 from farandole.sync.period import Period
 from farandole.sync.periodic import Moments, Periodic, Rule
-from farandole.sync.strategy import Strategy, Synchronizer, require_at_least, require_optimizer
+from farandole.sync.strategy import (
+    Strategy,
+    Synchronizer,
+    require_at_least,
+    require_choices,
+    require_optimizer,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +38,7 @@ class Local(Strategy):
     meet_epochs: bool = True  # also average at the end of each pass over the data
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_at_least(self, "every", 1)
         require_momentum(self, "momentum")
         object.__setattr__(self, "codec", understood(self.name, self.codec))
@@ -59,6 +66,7 @@ class DiLoCo(Strategy):
     meet_epochs: bool = True
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_at_least(self, "every", 1)
         require_momentum(self, "momentum")
         if not 0 < self.rate < float("inf"):
@@ -88,6 +96,7 @@ class Federated(Strategy):
     meet_epochs: bool = True
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_at_least(self, "every", 1)
         if not 0 < self.fraction <= 1:
             raise UserError(

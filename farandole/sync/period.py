@@ -28,6 +28,11 @@ class Period:
         """Whether it steers by the loss, and nobody has told it one."""
         return False
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it should have been told long ago."""
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 

@@ -71,6 +71,7 @@ class Periodic(Synchronizer):
             self._weighing.follow(replica)
         self._weight = 0.0
         self._begun = False
+        self._knows_passes = False  # the script reads its data through run.loader
         self._steps = 0  # since the run began
         self._pending = 0  # since all ranks were in step
         self._in_round = 0  # since the last full period ended
@@ -80,9 +81,9 @@ class Periodic(Synchronizer):
         optimizer.register_step_pre_hook(lambda *_: self._about_to_step())
         optimizer.register_step_post_hook(lambda *_: self._stepped())
 
-    def begin_step(self, weight: float, progress: float | None) -> None:
+    def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         self._weighing.weight = weight
-        self._weight += weight
+        self._weight += samples
 
     def report(self, loss: torch.Tensor | float) -> None:
         self._losses.report(loss)
@@ -91,6 +92,7 @@ class Periodic(Synchronizer):
         self._losses.hear(loss)
 
     def begin_pass(self) -> None:
+        self._knows_passes = True
         if not self._period.lacks_loss:
             return
         said = ask_everyone(self._group, self._word(ending=False, sound=True))
@@ -141,6 +143,8 @@ class Periodic(Synchronizer):
         note = self._period.after(said)
         if note is not None:
             self.notes.append(note)
+        if self._period.is_overdue and not self._knows_passes:
+            raise loss_is_missing()  # else it may be logged at the end of the epoch
 
     def _word(self, *, ending: bool, sound: bool) -> Word:
         weight, self._weight = self._weight, 0.0

@@ -25,7 +25,13 @@ from farandole.sync.local import known, prepare, require_momentum
 from farandole.sync.outer import OuterRule
 from farandole.sync.period import Period
 from farandole.sync.periodic import Moments, Periodic, Rule
-from farandole.sync.strategy import Strategy, Synchronizer, require_at_least, require_share
+from farandole.sync.strategy import (
+    Strategy,
+    Synchronizer,
+    require_at_least,
+    require_choices,
+    require_share,
+)
 from farandole.sync.weighing import Replica
 
 
@@ -45,6 +51,7 @@ class PostLocal(Strategy):
     meet_epochs: bool = True
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_at_least(self, "every", 1)
         require_momentum(self, "momentum")
         if not 0 < self.below < 1:
@@ -80,8 +87,8 @@ class _PostLocalAtWork(Periodic):
             assert isinstance(self.model, Replica)
             self.model.through = self._ddp.__call__
 
-    def begin_step(self, weight: float, progress: float | None) -> None:
-        super().begin_step(weight, progress)
+    def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
+        super().begin_step(weight, progress, samples)
         self._progress = progress
         if not self._local and self._is_time():
             self._go_local()

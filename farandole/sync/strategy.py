@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from farandole.comm import Group
-from farandole.errors import UserError
+from farandole.errors import UserError, nearest
 from farandole.options import format_options
 
 
@@ -32,9 +32,9 @@ class Synchronizer:
         self.notes: list[dict[str, float | str]] = []
         """Decisions, such as a new period, since somebody last took them out of here."""
 
-    def begin_step(self, weight: float, progress: float | None) -> None:
+    def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         """Before each training batch: how this rank's compares with the average one (1.0: equal),
-        and how much of the whole run is done, if that is known."""
+        how much of the whole run is done, if that is known, and how many samples are in it."""
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Gradients accumulate locally inside, to be averaged by the next backward outside."""
@@ -96,6 +96,17 @@ def require_at_least(strategy: Strategy, option: str, least: float) -> None:
     value = getattr(strategy, option)
     if not value >= least:  # nor NaN
         raise UserError(f"{strategy.name}: {option}={value:g} must be at least {least:g}.")
+
+
+def require_choices(strategy: Strategy) -> None:
+    """Options that are one of a few words."""
+    for option, kind in get_type_hints(type(strategy)).items():
+        if get_origin(kind) is Literal and getattr(strategy, option) not in get_args(kind):
+            value = getattr(strategy, option)
+            raise UserError(
+                f"{strategy.name}: {option}={value!r} is not a choice. "
+                f"{nearest(str(value), get_args(kind))}"
+            )
 
 
 def require_share(strategy: Strategy, option: str) -> None:

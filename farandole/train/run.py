@@ -249,7 +249,9 @@ class Run:
             self.steps += 1
             progress = self._share_done(info)
             for synchronizer in self._synchronizers:
-                synchronizer.begin_step(info.weight, progress)
+                synchronizer.begin_step(
+                    info.weight, progress, info.weight * info.samples / self.size
+                )
             self._collect_notes()
         if self._progress is not None:
             self._progress.batch(loader.epoch, info)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ from torch import nn
 
 from farandole.comm.codecs import Int8, TopK
 from farandole.errors import UserError
-from farandole.sync import AdaComm, DiLoCo, Federated, Local, PostLocal, Strategy, parse
+from farandole.sync import (
+    AdaComm,
+    AllReduce,
+    DiLoCo,
+    Federated,
+    Local,
+    PostLocal,
+    Strategy,
+    parse,
+)
 from farandole.testing import run_world
 from farandole.train import Run
 
@@ -141,3 +151,16 @@ def test_a_codec_takes_real_numbers(kind: Any, tmp_path: Path) -> None:
             run.distribute(model, torch.optim.SGD(model.parameters(), 0.1))
 
     run_world(2, body, folder=tmp_path, sync=kind(codec="int8"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Local(moments="rest"),  # type: ignore[arg-type]
+        lambda: AdaComm(rate="cuple"),  # type: ignore[arg-type]
+        lambda: AllReduce(batchnorm="syn"),  # type: ignore[arg-type]
+    ],
+)
+def test_words_that_are_no_choice_are_refused_in_scripts_too(wrong: Callable[[], object]) -> None:
+    with pytest.raises(UserError, match=r"is not a choice\. Did you mean"):
+        wrong()
