@@ -164,6 +164,8 @@ class _DasoAtWork(Synchronizer):
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         self._count()
         self._weighing.weight = weight
+        # A run that goes on in the middle of an epoch, on other workers, has not seen it begin.
+        self._passes = max(self._passes, 1)
         phase = self._cycle.phase(progress, self._passes)
         if phase != self._phase:
             self._enter(phase)
@@ -256,6 +258,7 @@ class _DasoAtWork(Synchronizer):
         self.notes.append({**note, **more})
 
     def whole_model(self) -> dict[str, Any]:
+        self._count()
         return self._average.whole_model() if self._apart else super().whole_model()
 
     def state_dict(self) -> dict[str, Any]:

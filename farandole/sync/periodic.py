@@ -84,6 +84,7 @@ class Periodic(Synchronizer):
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         self._weighing.weight = weight
         self._weight += samples
+        self._knows_passes = True
 
     def report(self, loss: torch.Tensor | float) -> None:
         self._losses.report(loss)
@@ -92,7 +93,6 @@ class Periodic(Synchronizer):
         self._losses.hear(loss)
 
     def begin_pass(self) -> None:
-        self._knows_passes = True
         if not self._period.lacks_loss:
             return
         said = ask_everyone(self._group, self._word(ending=False, sound=True))

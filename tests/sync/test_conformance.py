@@ -170,3 +170,23 @@ def test_a_resumed_run_goes_on_to_the_bit(
         assert expected.keys() == found.keys()
         for name, value in expected.items():
             assert torch.equal(found[name], value), f"rank {rank}: {name}"
+
+
+@pytest.mark.parametrize("text", ["daso:every=2,warmup=0", "adacomm:start=4,steps=4", "lagged"])
+def test_a_run_goes_on_in_the_middle_of_an_epoch_on_other_workers(
+    text: str, tmp_path: Path
+) -> None:
+    sync, hosts = parse(text), Topology.declared([2, 1])
+    run_world(3, Script((1, 1)), folder=tmp_path, sync=sync, topology=hosts)
+    with pytest.warns(UserWarning, match="saved on 3 workers, resumed on 2"):
+        ended = run_world(
+            2,
+            Script(load=True),
+            folder=tmp_path,
+            sync=sync,
+            topology=Topology.declared([1, 1]),
+        )
+    first, second = ended
+    assert first is not None
+    assert second is not None
+    assert all(torch.equal(first[name], second[name]) for name in ("0.weight", "3.weight"))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farandole.cli.options import KINDS
 from farandole.errors import UserError
 from farandole.sync import STRATEGIES, AllReduce, parse
 
@@ -70,3 +71,7 @@ def test_strategies_are_frozen_and_known_by_name(kind: type[AllReduce]) -> None:
 def test_buckets_of_no_size(bucket_mib: float) -> None:
     with pytest.raises(UserError, match=f"bucket_mib={bucket_mib:g} must be above 0"):
         AllReduce(bucket_mib=bucket_mib)
+
+
+def test_the_help_of_the_command_line_names_them_all() -> None:
+    assert set(KINDS) == set(STRATEGIES)
