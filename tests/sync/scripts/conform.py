@@ -37,7 +37,7 @@ STRATEGIES = (
     "daso:every=2,codec=bf16",
 )
 HELD_OUT = 360
-FEW_EPOCHS = 3  # are enough to see that two worlds do the same
+FEW_EPOCHS = 2  # are enough to see that two worlds do the same
 
 
 @dataclasses.dataclass
