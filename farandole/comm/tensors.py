@@ -54,3 +54,11 @@ def batches(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
                 batch, batch_bytes = [], 0
         if batch:
             yield batch
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether there is neither inf nor NaN in it."""
+    if torch.isfinite(tensor.sum()):  # one of them would be in the sum too
+        return True
+    lowest, highest = torch.aminmax(tensor)  # but large numbers may have added up to inf
+    return bool(torch.isfinite(lowest) & torch.isfinite(highest))

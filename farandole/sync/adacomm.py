@@ -26,7 +26,7 @@ from farandole.errors import UserError
 from farandole.sync.coding import CODEC, understood
 from farandole.sync.local import known, prepare, require_momentum
 from farandole.sync.meeting import Word, loss_of
-from farandole.sync.outer import OuterRule
+from farandole.sync.outer import block_momentum
 from farandole.sync.period import Note, Period
 from farandole.sync.periodic import Moments, Periodic, Rule
 from farandole.sync.strategy import Strategy, Synchronizer, require_at_least, require_choices
@@ -69,7 +69,7 @@ class AdaComm(Strategy):
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
         codec = known(self.codec)
         given = prepare(self, model, optimizer, group, codec)
-        outer = OuterRule(1.0, self.momentum, nesterov=False) if self.momentum else None
+        outer = block_momentum(self.momentum)
         rule = Rule(self.moments, codec, outer, meet_epochs=self.meet_epochs)
         period = FallingPeriod(self)
         if self.rate == "defer":

@@ -161,7 +161,8 @@ class ModelAverage:
         self._frozen = [p for name, p in self._model.named_parameters() if name not in weights]
         self._registered = False
         if self.base is not None:
-            self._rebase(self.base, before)
+            # What is new was the same on all ranks until now: it is its own base.
+            self.base = self.weights.carry_over(before, self.base)
 
     def _register(self) -> None:
         """Not before all ranks have come to the same place: it takes all of them."""
@@ -172,16 +173,6 @@ class ModelAverage:
         for buffer in self.weights.buffers:
             if not buffer.is_cuda:
                 self._memory.enter_context(self._group.register(buffer))
-
-    def _rebase(self, base: list[torch.Tensor], before: Flat) -> None:
-        """Tensors that are new here were the same on all ranks until now: they are their base."""
-        for old, where in zip(before.buffers, base, strict=True):
-            old.copy_(where)
-        self.weights.gather()
-        for name, view in before.views.items():
-            if name in self.weights.views and self.weights.views[name].shape == view.shape:
-                self.weights.views[name].copy_(view)
-        self.base = self.weights.copies()
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"weights": list(self.weights.views)}

@@ -131,19 +131,9 @@ class Crossing:
         tensors = {**weights, **statistics_of(self._model)}
         if not self._flat.holds(tensors):
             before, self._flat = self._flat, Flat(tensors)
-            if self._codec is not None:
-                self._base = self._carried_over(before)
+            if self._base:  # what is new was the same everywhere until now
+                self._base = self._flat.carry_over(before, self._base)
         self._flat.gather()
-
-    def _carried_over(self, before: Flat) -> list[torch.Tensor]:
-        """The base for other tensors: those that are new were the same everywhere until now."""
-        for buffer, where in zip(before.buffers, self._base, strict=False):
-            buffer.copy_(where)
-        self._flat.gather()
-        for name, view in before.views.items():
-            if self._base and name in self._flat.views:
-                self._flat.views[name].copy_(view)
-        return self._flat.copies()
 
     def state_dict(self) -> dict[str, Any]:
         """What is under way is waited for, and not merged: its time has not come."""

@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
+from farandole.comm.tensors import is_finite
+
 
 class Flat:
     """Room for copies of `tensors`. They stay where they are; `gather` and `scatter` copy."""
@@ -49,6 +51,17 @@ class Flat:
 
     def copies(self) -> list[torch.Tensor]:
         return [buffer.clone() for buffer in self.buffers]
+
+    def carry_over(self, before: Flat, copies: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """`copies` of what `before` held, as copies of what this one holds. Tensors that are new
+        come as they are now."""
+        for buffer, copy in zip(before.buffers, copies, strict=True):
+            buffer.copy_(copy)
+        self.gather()
+        for name, view in before.views.items():
+            if name in self.views and self.views[name].shape == view.shape:
+                self.views[name].copy_(view)
+        return self.copies()
 
     def is_finite(self) -> bool:
         return all(is_finite(buffer) for buffer in self.buffers)
@@ -102,13 +115,6 @@ def moments_of(optimizer: Optimizer) -> dict[str, torch.Tensor]:
         and (value.dim() or not parameter.dim())  # else a counter
         and name != "step"
     }
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether there is neither inf nor NaN in it."""
-    if tensor.numel() == 0 or torch.isfinite(tensor.sum()):  # one of them would be in the sum too
-        return True
-    return bool(torch.isfinite(tensor).all())  # but large numbers may have added up to inf
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from farandole.comm import Group
-from farandole.sync.flat import is_finite
+from farandole.comm.tensors import is_finite
 from farandole.sync.meeting import diverged
 
 _PASSES = 2  # a gradient may be applied one step late

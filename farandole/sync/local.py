@@ -13,7 +13,7 @@ from farandole.comm.codecs import Codec
 from farandole.errors import UserError
 from farandole.sync.alignment import check_same_model, spread_from_first
 from farandole.sync.coding import CODEC, check_compressible, understood
-from farandole.sync.outer import OuterRule
+from farandole.sync.outer import OuterRule, block_momentum
 from farandole.sync.period import Period
 from farandole.sync.periodic import Moments, Periodic, Rule
 from farandole.sync.strategy import (
@@ -48,7 +48,7 @@ class Local(Strategy):
 
     @property
     def rule(self) -> Rule:
-        outer = OuterRule(1.0, self.momentum, nesterov=False) if self.momentum else None
+        outer = block_momentum(self.momentum)
         return Rule(self.moments, known(self.codec), outer, meet_epochs=self.meet_epochs)
 
 

@@ -26,6 +26,11 @@ class OuterRule:
     nesterov: bool
 
 
+def block_momentum(momentum: float) -> OuterRule | None:
+    """Averages that gain speed; without momentum they are plain averages, and need no rule."""
+    return OuterRule(1.0, momentum, nesterov=False) if momentum else None
+
+
 class Outer:
     def __init__(self, rule: OuterRule) -> None:
         self._rule = rule

@@ -22,7 +22,7 @@ from farandole.sync.coding import CODEC, understood
 from farandole.sync.gradients import Guarded, averaging, is_trained, names_by_parameter
 from farandole.sync.guard import GradientGuard
 from farandole.sync.local import known, prepare, require_momentum
-from farandole.sync.outer import OuterRule
+from farandole.sync.outer import block_momentum
 from farandole.sync.period import Period
 from farandole.sync.periodic import Moments, Periodic, Rule
 from farandole.sync.strategy import (
@@ -63,7 +63,7 @@ class PostLocal(Strategy):
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
         codec = known(self.codec)
         given = prepare(self, model, optimizer, group, codec)
-        outer = OuterRule(1.0, self.momentum, nesterov=False) if self.momentum else None
+        outer = block_momentum(self.momentum)
         rule = Rule(self.moments, codec, outer, meet_epochs=self.meet_epochs)
         return _PostLocalAtWork(self, model, given, group, rule)
 

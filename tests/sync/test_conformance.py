@@ -190,3 +190,39 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch_on_other_workers(
     assert first is not None
     assert second is not None
     assert all(torch.equal(first[name], second[name]) for name in ("0.weight", "3.weight"))
+
+
+class Branches(nn.Module):
+    """Takes one of two ways by the number of the call, and never a third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList(nn.Linear(6, 3) for _ in range(3))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.ways[self.calls % 2](x)  # type: ignore[no-any-return]
+
+
+def train_branches(run: Run) -> bool:
+    model = Branches()
+    wrapped, optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), 0.1))
+    data = TensorDataset(torch.ones(24, 6), torch.zeros(24, dtype=torch.int64))
+    for _ in run.epochs(3):
+        for x, y in run.loader(data, global_batch_size=4):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(wrapped(x), y)
+            loss.backward()
+            run.report(loss)
+            optimizer.step()
+    return bool(run.check_in_step(wrapped))
+
+
+@pytest.mark.parametrize("text", ["lagged:steps=2,first=0", "daso:warmup=0", "postlocal:at=0.5"])
+def test_unused_parameters_must_be_announced(text: str, tmp_path: Path) -> None:
+    hosts = Topology.declared([1, 1])
+    sync = parse(f"{text},unused")
+    assert run_world(2, train_branches, folder=tmp_path, sync=sync, topology=hosts) == [True, True]
+    with pytest.raises(RuntimeError, match="find_unused_parameters"):
+        run_world(2, train_branches, folder=tmp_path, sync=parse(text), topology=hosts)

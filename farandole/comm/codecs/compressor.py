@@ -19,6 +19,7 @@ import torch
 
 from farandole.comm.codecs.codec import Codec
 from farandole.comm.group import Group
+from farandole.comm.tensors import is_finite
 from farandole.errors import UserError
 
 Memory = dict[str, Any]
@@ -139,14 +140,6 @@ class Compressor(ABC):
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         self._memories = {name: dict(memory) for name, memory in state.items()}
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether there is neither inf nor NaN in it. It must not be empty."""
-    if torch.isfinite(tensor.sum()):  # one of them would be in the sum too
-        return True
-    lowest, highest = torch.aminmax(tensor)  # but large numbers may have added up to inf
-    return bool(torch.isfinite(lowest) & torch.isfinite(highest))
 
 
 def join(tensors: Sequence[torch.Tensor]) -> dict[torch.dtype, torch.Tensor]:
