@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from farandole.errors import UserError
 from farandole.report.metrics import MetricsLog
 from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
 from farandole.topology import Topology
+from farandole.train.numbers import T, double, like, plain, short
 from farandole.train.progress import EpochProgress
 from farandole.train.resume import RunState
 from farandole.train.settings import (
@@ -34,8 +35,6 @@ from farandole.train.settings import (
 )
 from farandole.train.trainer import LossFunction, MakeOptimizer, Trainer
 from farandole.train.watch import Watch, WatchedLoader
-
-T = TypeVar("T", float, torch.Tensor)
 
 
 class Run:
@@ -310,15 +309,15 @@ class Run:
     def mean(self, value: T, weight: float = 1.0) -> T:
         """*Together.* The mean of `value` over all ranks, each counted `weight` times."""
         self._settle()
-        total = self.group.all_reduce(_double(value) * float(weight))
-        return _like(value, total / self.sum(float(weight)))
+        total = self.group.all_reduce(double(value) * float(weight))
+        return like(value, total / self.sum(float(weight)))
 
     def sum(self, value: T) -> T:
         """*Together.* The sum of `value` over all ranks; as in torch, integers add up to int64."""
         self._settle()
         if isinstance(value, torch.Tensor) and not value.is_floating_point():
             return self.group.all_reduce(value.detach().to(torch.int64, copy=True))
-        return _like(value, self.group.all_reduce(_double(value)))
+        return like(value, self.group.all_reduce(double(value)))
 
     def log(self, **metrics: float | torch.Tensor | str) -> None:
         """Writes to `runs/<name>/metrics.jsonl` and TensorBoard, and prints a line. Rank 0 only.
@@ -327,17 +326,17 @@ class Run:
         """
         if self.rank != 0:
             return
-        plain = {name: _plain(name, value) for name, value in metrics.items()}
-        if isinstance(plain.get("loss"), (int, float)):
+        logged = {name: plain(name, value) for name, value in metrics.items()}
+        if isinstance(logged.get("loss"), (int, float)):
             for synchronizer in self._synchronizers:
-                synchronizer.hear(float(plain["loss"]))
+                synchronizer.hear(float(logged["loss"]))
         counters = self._counters()
         try:
             self._write_notes(self._open_metrics())
-            self._open_metrics().log(counters, plain)
+            self._open_metrics().log(counters, logged)
         except OSError as error:
             raise unwritable(self.folder, error) from error
-        shown = "  ".join(f"{name} {_short(value)}" for name, value in plain.items())
+        shown = "  ".join(f"{name} {short(value)}" for name, value in logged.items())
         waited = counters["waited_seconds"] / max(counters["time"], 1e-9)
         self.print(f"{shown}  ·  {counters['time']:.1f} s, {waited:.0%} waiting")
 
@@ -444,37 +443,3 @@ def _move_state(optimizer: Optimizer, device: torch.device) -> None:
             # Adam's step counter stays on the CPU unless it was made for the GPU.
             if isinstance(value, torch.Tensor) and value.dim() > 0:
                 state[key] = value.to(device)
-
-
-def _double(value: float | torch.Tensor) -> torch.Tensor:
-    """A tensor of its own to reduce, in float64: a mean over many ranks keeps all its digits."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to(torch.float64, copy=True)
-    return torch.tensor(value, dtype=torch.float64)
-
-
-def _like(value: T, result: torch.Tensor) -> T:
-    """`result` as what `value` is; a mean of integers is not an integer."""
-    if isinstance(value, torch.Tensor):
-        return result.to(value.dtype) if value.is_floating_point() else result
-    return float(result)
-
-
-def _plain(name: str, value: Any) -> float | int | str:
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise UserError(
-                f"run.log({name}=…) takes single numbers; this tensor has shape "
-                f"{tuple(value.shape)}."
-            )
-        value = value.item()
-    if isinstance(value, (bool, int, float, str)):
-        return value
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise UserError(f"run.log({name}={value!r}): that is not a number or text.") from None
-
-
-def _short(value: float | str) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
