@@ -33,10 +33,13 @@ if TYPE_CHECKING:
         AllReduce,
         Daso,
         DiLoCo,
+        Downpour,
         Federated,
+        Hogwild,
         Lagged,
         Local,
         PostLocal,
+        Server,
     )
     from farandole.topology import Topology
     from farandole.train import Run, init
@@ -49,8 +52,10 @@ _HOME = {
     "Daso": "farandole.sync",
     "DiLoCo": "farandole.sync",
     "DivergedError": "farandole.errors",
+    "Downpour": "farandole.sync",
     "FarandoleError": "farandole.errors",
     "Federated": "farandole.sync",
+    "Hogwild": "farandole.sync",
     "JoinError": "farandole.errors",
     "Lagged": "farandole.sync",
     "LargeBatch": "farandole.optim",
@@ -60,6 +65,7 @@ _HOME = {
     "ModelMismatchError": "farandole.errors",
     "PostLocal": "farandole.sync",
     "Run": "farandole.train",
+    "Server": "farandole.sync",
     "Topology": "farandole.topology",
     "UserError": "farandole.errors",
     "init": "farandole.train",
@@ -73,8 +79,10 @@ __all__ = [
     "Daso",
     "DiLoCo",
     "DivergedError",
+    "Downpour",
     "FarandoleError",
     "Federated",
+    "Hogwild",
     "JoinError",
     "Lagged",
     "LargeBatch",
@@ -84,6 +92,7 @@ __all__ = [
     "ModelMismatchError",
     "PostLocal",
     "Run",
+    "Server",
     "Topology",
     "UserError",
     "init",
@@ -91,6 +100,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "server":
+        return importlib.import_module("farandole.server")
     if name not in _HOME:
         raise AttributeError(f"module 'farandole' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)

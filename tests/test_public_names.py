@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # From the lowest room to the highest; a room may know those below it and its neighbours.
 FLOORS = (
-    {"errors"},
+    {"errors", "orphans", "variables"},
     {"options", "topology", "schedule"},
     {"comm"},
     {"server", "models", "optim"},
@@ -76,8 +76,10 @@ def test_the_public_names_are_these() -> None:
         "Daso",
         "DiLoCo",
         "DivergedError",
+        "Downpour",
         "FarandoleError",
         "Federated",
+        "Hogwild",
         "JoinError",
         "Lagged",
         "LargeBatch",
@@ -87,6 +89,7 @@ def test_the_public_names_are_these() -> None:
         "ModelMismatchError",
         "PostLocal",
         "Run",
+        "Server",
         "Topology",
         "UserError",
         "init",
@@ -111,6 +114,14 @@ def test_the_names_that_type_checkers_see_are_the_same() -> None:
         for alias in node.names
     }
     assert seen == set(farandole.__all__)
+
+
+def test_the_server_is_imported_when_it_is_first_used() -> None:
+    program = (
+        "import sys, farandole as fd; before = 'zmq' in sys.modules; fd.server.Cluster; "
+        "sys.exit(before or 'zmq' not in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent).returncode == 0
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

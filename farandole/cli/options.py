@@ -19,6 +19,9 @@ KINDS = (
     "diloco",
     "federated",
     "daso",
+    "hogwild",
+    "server",
+    "downpour",
 )
 """The strategies, by name; here as text, because help must not wait for torch."""
 

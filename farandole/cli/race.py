@@ -35,6 +35,19 @@ if TYPE_CHECKING:
 )
 @seed_option(default=0)
 @hosts_option()
+@click.option(
+    "--servers",
+    type=int,
+    metavar="N",
+    help="Parameter servers for each strategy that needs them. [1]",
+)
+@click.option(
+    "--replicas",
+    type=int,
+    metavar="K",
+    help="Further copies of all that the servers hold, on other servers: so many may die. "
+    "[1 with several servers, else 0]",
+)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def race(
@@ -45,6 +58,8 @@ def race(
     runs: Path,
     seed: int,
     hosts: str | None,
+    servers: int | None,
+    replicas: int | None,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
@@ -56,28 +71,47 @@ def race(
     \b
       farandole race -n 4 --hosts 2 --sync allreduce --sync local:every=8 --sync daso \\
                      --target accuracy=0.95 train.py
+      farandole race -n 4 --servers 2 --sync allreduce --sync server --target loss=0.3 train.py
     """
     if workers < 1:
         raise UserError(f"-n {workers}: a job needs at least 1 worker.")
     check_script(script)
 
     from farandole.launch.race import Course, Entry
+    from farandole.launch.servers import needs_servers
     from farandole.report import Target
     from farandole.sync import parse
 
     goal = Target.parse(target) if target else None
-    entries = [Entry(str(parse(text)), workers) for text in sync]
+    strategies = [parse(text) for text in sync]
+    entries = [Entry(str(each), workers, needs_servers(each)) for each in strategies]
+    _check_servers(entries, servers, replicas)
     if serial:
         entries.insert(0, Entry(None, 1))  # what the others' speed-up is measured against
     if not entries:
         raise UserError("a race needs runners: give --sync once for each strategy, or --serial.")
     name = f"race-{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    course = Course((script, *arguments), runs / name, seed, hosts)
+    course = Course((script, *arguments), runs / name, seed, hosts, servers, replicas)
     lanes, stopped = _run_all(course, entries, goal)
     _finish(course, lanes, goal)
     if stopped:
         sys.exit(130)
     sys.exit(0 if all(lane.outcome == "ok" for lane in lanes) else 1)
+
+
+def _check_servers(entries: list[Entry], servers: int | None, replicas: int | None) -> None:
+    """Before the first lane starts: a later one would fail on it."""
+    from farandole.launch.servers import check_replicas
+
+    if any(entry.needs_servers for entry in entries):
+        check_replicas(1 if servers is None else servers, replicas)
+        return
+    for option, value in (("--servers", servers), ("--replicas", replicas)):
+        if value is not None:
+            raise UserError(
+                f"{option} {value}: no strategy in this race needs parameter servers. Leave it "
+                "out, or add one that does, such as --sync server."
+            )
 
 
 def _run_all(

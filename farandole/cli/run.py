@@ -13,6 +13,7 @@ from farandole.errors import FarandoleError, UserError
 
 if TYPE_CHECKING:
     from farandole.launch.failure import Failure
+    from farandole.launch.job import Outcome
 
 
 @click.command(context_settings=PASS_ON)
@@ -34,6 +35,38 @@ if TYPE_CHECKING:
     envvar="FARANDOLE_TRACE",
     help="Write a timeline of all ranks, for https://ui.perfetto.dev.",
 )
+@click.option(
+    "--servers",
+    metavar="N|tcp://HOST:PORT",
+    help="Parameter servers to start for the job, or where those of `farandole server` are. "
+    "[1 where --sync needs one]",
+)
+@click.option(
+    "--replicas",
+    type=int,
+    metavar="K",
+    help="Further copies of all that the servers hold, on other servers: so many may die. "
+    "[1 with several servers, else 0]",
+)
+@click.option(
+    "--functions",
+    metavar="MODULE",
+    multiple=True,
+    help="A module with functions that the servers shall run. Give it once for each.",
+)
+@click.option(
+    "--key-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The key of servers at an address; `farandole server` prints its name.",
+)
+@click.option(
+    "--restarts",
+    type=int,
+    default=0,
+    metavar="R",
+    help="Under servers: start a worker that has failed again, up to R times. [0]",
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -46,6 +79,11 @@ def run(
     transport: str | None,
     hosts: str | None,
     trace: Path | None,
+    servers: str | None,
+    replicas: int | None,
+    functions: tuple[str, ...],
+    key_file: Path | None,
+    restarts: int,
     module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -53,13 +91,15 @@ def run(
     """Start SCRIPT on workers of this host, each a process of its own.
 
     The script calls `fd.init()` and finds itself as one rank of many. Every line of output carries
-    its rank; if a worker fails, the others are stopped and its traceback is shown last.
+    its rank; if a worker fails, the others are stopped and its traceback is shown last. With
+    parameter servers only rank 0 is so important: without any other worker the rest go on.
 
     \b
       farandole run -n 4 train.py --epochs 10
       farandole run -n 4 --sync local:every=8 train.py
       farandole run -n 4 --hosts 2 --sync daso train.py
       farandole run -n 4 --trace out.json train.py
+      farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
     """
     if workers is not None and workers < 1:
         raise UserError(f"-n {workers}: a job needs at least 1 worker.")
@@ -78,14 +118,28 @@ def run(
 
     import torch
 
+    from farandole import variables
     from farandole.comm import check_transport
     from farandole.launch import tracing
     from farandole.launch.local import Job, launch
+    from farandole.launch.servers import (
+        OthersServers,
+        OwnServers,
+        launch_with_servers,
+        plan_servers,
+    )
     from farandole.sync import parse
     from farandole.train import settings
 
+    strategy = parse(sync) if sync is not None else None
+    plan = plan_servers(strategy, servers, replicas, functions, key_file)
+    if restarts and plan is None:
+        raise UserError(
+            f"--restarts {restarts}: without parameter servers no worker can come back alone. "
+            "Choose a strategy that needs them, such as --sync server, or leave --restarts out."
+        )
     chosen = {
-        settings.SYNC: str(parse(sync)) if sync is not None else None,
+        settings.SYNC: str(strategy) if strategy is not None else None,
         settings.NAME: name,
         settings.FOLDER: str(runs) if runs else None,
         settings.SEED: str(seed) if seed is not None else None,
@@ -100,21 +154,39 @@ def run(
     if hosts is not None:
         settings.declared_hosts(hosts, count)  # or says what is wrong with it
         chosen[settings.HOSTS] = hosts
+    if isinstance(plan, OthersServers):
+        chosen[variables.SERVERS] = plan.address
+        chosen[variables.SERVER_KEY] = str(plan.key_file)
     job = Job(
         workers=count,
         command=(*(["-m"] if module else []), script, *arguments),
         environment={key: value for key, value in chosen.items() if value is not None},
         rank0_owns_terminal=sys.stdout.isatty() and sys.stderr.isatty(),
+        tolerant=plan is not None,
+        restarts=restarts,
     )
-    outcome = launch(job)
-    if trace is not None:
-        _merge(trace)
+    try:
+        outcome = launch_with_servers(job, plan) if isinstance(plan, OwnServers) else launch(job)
+    finally:
+        if trace is not None:
+            _merge(trace)
+    _tell_end(outcome, count)
+    sys.exit(outcome.exit_code)
+
+
+def _tell_end(outcome: Outcome, workers: int) -> None:
     if outcome.stopped_by is not None:
         click.secho(f"farandole: stopped by {outcome.stopped_by}; no worker is left", err=True)
-    elif outcome.failure is not None:
-        _explain(outcome.failure, job.workers)
-        click.echo(f"farandole: every rank's output is in {outcome.logs}", err=True)
-    sys.exit(outcome.exit_code)
+        return
+    lost = ", ".join(f"rank {rank}" for rank in outcome.lost)
+    kept = f"every rank's output is in {outcome.logs}"
+    if outcome.failure is not None:
+        if lost:
+            click.echo(f"farandole: lost before the end: {lost}", err=True)
+        _explain(outcome.failure, workers - len(outcome.lost))
+        click.echo(f"farandole: {kept}", err=True)
+    elif lost:
+        click.secho(f"farandole: done, but without {lost}; {kept}", fg="yellow", err=True)
 
 
 def _merge(trace: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -58,7 +59,7 @@ def batches(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether there is neither inf nor NaN in it."""
-    if torch.isfinite(tensor.sum()):  # one of them would be in the sum too
+    if math.isfinite(tensor.sum().item()):  # one of them would be in the sum too
         return True
     lowest, highest = torch.aminmax(tensor)  # but large numbers may have added up to inf
     return bool(torch.isfinite(lowest) & torch.isfinite(highest))

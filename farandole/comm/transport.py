@@ -28,6 +28,9 @@ from farandole.topology import Topology
 NATIVE = "native"
 """The name of the all-reduce that a transport does by itself, without a schedule."""
 
+NEVER = 1 << 62
+"""The epoch that does not come: for a rank that has nothing left to do."""
+
 CLAIM_BYTES = 256
 
 _TYPICAL = Link(200e-6, 1e-9)  # gloo on a fast network
@@ -63,6 +66,7 @@ class Transport(ABC):
 
     name: ClassVar[str]
     native_is_fastest: ClassVar[bool] = False  # for CPU tensors of any size
+    joined_late: bool = False  # the others had begun before
 
     def __init__(
         self, rank: int, size: int, timeout: timedelta, topology: Topology | None = None
@@ -88,6 +92,11 @@ class Transport(ABC):
 
         There rank i is what here is `ranks[i]`.
         """
+
+    def begin_epoch(self, epoch: int) -> int:
+        """All ranks are about to begin `epoch`. Returns the one that is really next, which is
+        another for a rank that has joined late."""
+        return epoch
 
     def close(self) -> None:  # noqa: B027  (most hold nothing)
         """Gives back what the transport holds. Waits for nobody."""

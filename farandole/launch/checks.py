@@ -254,7 +254,7 @@ def _trial(report: Path) -> None:
     from farandole.launch.environment import detect
     from farandole.launch.failure import record_uncaught
     from farandole.launch.join import c10d_world, join, leave
-    from farandole.launch.orphans import end_with_launcher
+    from farandole.orphans import end_with_launcher
 
     record_uncaught()
     end_with_launcher(os.environ)

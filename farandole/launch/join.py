@@ -41,6 +41,7 @@ from farandole.launch.environment import Seat
 from farandole.launch.failure import record_leaving
 from farandole.launch.loopback import LOOPBACK, reachable, serve_store, stay_on_loopback
 from farandole.topology import Topology
+from farandole.variables import SERVER_KEY, SERVERS
 
 
 def join(
@@ -55,6 +56,8 @@ def join(
 
     Raises `JoinError` naming the ranks that did not arrive within `timeout`.
     """
+    if os.environ.get(SERVERS):
+        return _join_servers(seat, os.environ[SERVERS], timeout)
     if seat.size == 1:
         return Group(InProcess(Exchange(1, timeout), 0))
     if transport == "mpi":
@@ -70,6 +73,30 @@ def join(
     except PeerLost as waited_for:
         lost = world.blame(waited_for)
         raise JoinError(f"rank {seat.rank} of {seat.size} connects, but {lost}.") from lost
+
+
+def _join_servers(seat: Seat, address: str, timeout: timedelta) -> Group:
+    """By way of the parameter servers' registrar, which knows who lives: a dead rank is missed."""
+    from farandole.server.roll import Roll  # few jobs need pyzmq
+    from farandole.server.store import Store as Servers
+
+    key_file = os.environ.get(SERVER_KEY)
+    if not key_file:
+        raise JoinError(f"{SERVERS}={address} is set, and {SERVER_KEY} (a file) is not.")
+    late = seat.attempt > 0
+    seconds = timeout.total_seconds()
+    store = Servers(
+        address,
+        key_file,
+        rank=seat.rank,
+        timeout=seconds,
+        late=late,
+        job=seat.job,
+        workers=seat.size,
+    )
+    roll = Roll(store, seat.rank, seat.size, timeout, late=late)
+    roll.topology = Topology.from_names(roll.share(platform.node() or "localhost"))
+    return Group(roll)
 
 
 def _best(world: C10d, device: torch.device, transport: TransportName) -> Transport:

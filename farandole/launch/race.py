@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from farandole.launch.orphans import end_with_parent
+from farandole.orphans import end_with_parent
 from farandole.report import Follower, History, Lane, outcome_of
 from farandole.report.metrics import FILE_NAME
 
@@ -29,6 +29,7 @@ class Entry:
 
     sync: str | None
     workers: int
+    needs_servers: bool = False
 
     @property
     def label(self) -> str:
@@ -43,12 +44,19 @@ class Course:
     folder: Path
     seed: int
     hosts: str | None = None  # as the workers are said to sit
+    servers: int | None = None  # for the entries that need them
+    replicas: int | None = None
 
     def arguments(self, entry: Entry) -> list[str]:
         """What to type after `farandole` to run one entry alone."""
         sync = ["--sync", entry.sync] if entry.sync else []
         hosts = ["--hosts", self.hosts] if self.hosts and entry.sync else []
-        run = ["run", "-n", str(entry.workers), *hosts, *sync, "--seed", str(self.seed)]
+        servers: list[str] = []
+        if entry.needs_servers:
+            given = {"--servers": self.servers, "--replicas": self.replicas}
+            for option, value in given.items():
+                servers += [option, str(value)] if value is not None else []
+        run = ["run", "-n", str(entry.workers), *hosts, *sync, *servers, "--seed", str(self.seed)]
         return [*run, *self.command]
 
     def lane(self, entry: Entry) -> Lane:

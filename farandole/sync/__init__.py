@@ -10,17 +10,27 @@ from farandole.sync.adacomm import AdaComm
 from farandole.sync.alignment import InStep, in_step
 from farandole.sync.allreduce import AllReduce
 from farandole.sync.daso import Daso
+from farandole.sync.hogwild import Hogwild
 from farandole.sync.lagged import Lagged
 from farandole.sync.local import DiLoCo, Federated, Local
 from farandole.sync.postlocal import PostLocal
+from farandole.sync.server import Downpour, Server
 from farandole.sync.strategy import Strategy, Synchronizer
 
-STRATEGIES = MappingProxyType(
-    {
-        kind.name: kind
-        for kind in (AllReduce, Lagged, Local, PostLocal, AdaComm, DiLoCo, Federated, Daso)
-    }
+_KINDS: tuple[type[Strategy], ...] = (
+    AllReduce,
+    Lagged,
+    Local,
+    PostLocal,
+    AdaComm,
+    DiLoCo,
+    Federated,
+    Daso,
+    Hogwild,
+    Server,
+    Downpour,
 )
+STRATEGIES = MappingProxyType({kind.name: kind for kind in _KINDS})
 
 __all__ = [
     "STRATEGIES",
@@ -28,11 +38,14 @@ __all__ = [
     "AllReduce",
     "Daso",
     "DiLoCo",
+    "Downpour",
     "Federated",
+    "Hogwild",
     "InStep",
     "Lagged",
     "Local",
     "PostLocal",
+    "Server",
     "Strategy",
     "Synchronizer",
     "in_step",
@@ -48,5 +61,8 @@ def parse(text: str) -> Strategy:
     name, _, options = text.strip().partition(":")
     if name not in STRATEGIES:
         raise UserError(f"there is no strategy {name!r}. {nearest(name, STRATEGIES)}")
+    shorthands = STRATEGIES[name].shorthands
+    items = [item.strip() for item in options.split(",")]
+    options = ",".join(shorthands.get(item, item) for item in items)
     strategy: Strategy = parse_options(STRATEGIES[name], options, what=f"strategy {name!r}")
     return strategy

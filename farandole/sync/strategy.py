@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -56,6 +57,9 @@ class Synchronizer:
         """The state of the one model that all replicas together stand for; changes nothing."""
         return self.unwrapped.state_dict()
 
+    def close(self) -> None:
+        """At the end of the run. Waits for nobody."""
+
     def state_dict(self) -> dict[str, Any]:
         """What must be saved, beside model and optimizer, to go on as if never stopped.
 
@@ -71,6 +75,9 @@ class Strategy(ABC):
     """How replicas stay in step. Subclasses are frozen dataclasses with a `name`."""
 
     name: ClassVar[str]
+    needs_servers: ClassVar[bool] = False
+    shorthands: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Words that stand for an option: `server:async` is `server:staleness=async`."""
 
     @abstractmethod
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:

@@ -93,7 +93,8 @@ class RunState:
         run._loader_states = saved["loaders"]
         for loader, state in zip(run._loaders.values(), saved["loaders"], strict=False):
             loader.load_state_dict(state)
-        if saved["size"] != run.size or own is None:
+        # Together: a rank may have been dead when this was saved.
+        if saved["size"] != run.size or not all(run.group.gather_json(own is not None)):
             self._say(
                 f"saved on {saved['size']} workers, resumed on {run.size}: random state and "
                 "the strategy's own state start afresh"
@@ -103,7 +104,7 @@ class RunState:
                 f"saved under {saved['sync']}, resumed under {run._strategy}: the strategy's "
                 "own state starts afresh"
             )
-        else:
+        elif own is not None:
             for synchronizer, state in zip(run._synchronizers, own["sync"], strict=True):
                 synchronizer.load_state_dict(state)
             restore_random_state(own["random"], run.device)

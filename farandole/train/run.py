@@ -217,6 +217,8 @@ class Run:
                 on_end=self._end_of_pass,
                 **torch_options,
             )
+            if self.group.transport.joined_late:
+                loader.epoch = self.epoch
             if len(self._loaders) < len(self._loader_states):
                 loader.load_state_dict(self._loader_states[len(self._loaders)])
             self._loaders[key] = loader
@@ -229,7 +231,7 @@ class Run:
         if self.resumed and self.epoch >= count:
             self.print(f"{self.name}: all {count} epochs are done already")
         self._total_epochs = count
-        for epoch in range(self.epoch, count):
+        while (epoch := self.group.transport.begin_epoch(min(self.epoch, count))) < count:
             self.epoch = epoch
             self._epoch_under_way, self._pass_ended = True, False
             yield epoch
@@ -410,6 +412,8 @@ class Run:
         """Writes the end of the metrics. Called at the end of the script; waits for nobody."""
         if self._progress is not None:
             self._progress.end()
+        for synchronizer in self._synchronizers:
+            synchronizer.close()
         if self._synchronizers and not self._loaders and self.size > 1 and self._metrics:
             self.print(
                 "note: no batch came from run.loader, so every rank saw what it loaded itself"

@@ -20,7 +20,7 @@ from farandole.launch.cores import fair_share, usable_cores
 from farandole.launch.environment import Seat, detect
 from farandole.launch.failure import record_uncaught
 from farandole.launch.join import join, leave
-from farandole.launch.orphans import end_with_launcher
+from farandole.orphans import end_with_launcher
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
 from farandole.train.settings import Settings, declared_hosts

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,15 @@ def accuracies(tmp_path: Path) -> list[float]:
 def test_every_example_is_tested():
     """The digits in test_readme.py: they are what the README starts with."""
     found = {path.name for path in EXAMPLES.glob("*.py")}
-    assert found == {"collectives.py", "digits.py", "fashion_mnist.py", "strategies.py"}
+    assert found == {
+        "collectives.py",
+        "digits.py",
+        "downpour.py",
+        "fashion_mnist.py",
+        "matrix_factorisation.py",
+        "sparse_logistic.py",
+        "strategies.py",
+    }
 
 
 def test_collectives_agree(tmp_path):
@@ -73,6 +82,13 @@ def test_strategies_crosses_hosts_and_resumes(tmp_path):
     assert accuracies(tmp_path)[-1] > accuracies(tmp_path)[0] > 0.1
 
 
+def test_downpour_learns_from_servers(tmp_path):
+    sync = ["--servers", "1", "--sync", "downpour:push=2,fetch=2,warmstart=10"]
+    done = run(tmp_path, *sync, str(EXAMPLES / "downpour.py"), "--epochs", "2")
+    assert done.returncode == 0, done.stderr
+    assert accuracies(tmp_path)[-1] > 0.6
+
+
 def test_fashion_mnist_learns(tmp_path):
     if not FASHION.exists() and os.environ.get("FARANDOLE_TEST_REQUIRE") != "all":
         pytest.skip("Debian's dataset-fashion-mnist is not installed")
@@ -87,3 +103,33 @@ def test_fashion_mnist_says_what_is_missing(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "apt install dataset-fashion-mnist" in done.stderr
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    """What the groups of `pattern` match."""
+    found = re.search(pattern, text)
+    assert found, text
+    return [float(number) for number in found.groups()]
+
+
+def test_sparse_logistic_finds_what_scikit_learn_finds(sandbox):
+    done = sandbox.python(EXAMPLES / "sparse_logistic.py", "--documents", "3000", "--steps", "30")
+    assert done.returncode == 0, done.stderr
+    (gap,) = numbers(r"gap (-?[\d.]+) %", done.stdout)
+    assert -0.01 < gap < 1  # theirs is the least, but for float32
+    ours, theirs, both = numbers(r"0\.01: (\d+), scikit-learn's (\d+), both (\d+)", done.stdout)
+    assert both > 0.9 * theirs > 10
+    assert ours < 1.5 * theirs
+    (times,) = numbers(r"([\d.]+) times less", done.stdout)
+    assert times > 50
+    (known,) = numbers(r"servers knew: ([\d.]+) MB", done.stdout)
+    assert known > 1
+
+
+def test_matrix_factorisation_comes_near_the_noise(sandbox):
+    sizes = ["--users", "600", "--items", "300", "--batch", "500"]
+    done = sandbox.python(EXAMPLES / "matrix_factorisation.py", *sizes)
+    assert done.returncode == 0, done.stderr
+    (first,) = numbers(r"epoch 0: RMSE ([\d.]+)", done.stdout)
+    (last,) = numbers(r"\nRMSE ([\d.]+)", done.stdout)
+    assert 0.3 < last < 0.4 < first

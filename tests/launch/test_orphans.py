@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from farandole.launch.orphans import LAUNCHER
+from farandole.orphans import LAUNCHER
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WORKER = """
 import os, time
 from pathlib import Path
-from farandole.launch.orphans import end_with_launcher
+from farandole.orphans import end_with_launcher
 
 end_with_launcher(os.environ)
 Path("half").write_text(str(os.getpid()))

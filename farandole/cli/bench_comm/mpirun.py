@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farandole.errors import UserError
-from farandole.launch.orphans import LAUNCHER, end_with_parent
 from farandole.launch.signals import signals_noted
+from farandole.orphans import LAUNCHER, end_with_parent
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 10.0

@@ -20,7 +20,7 @@ from farandole.comm.sizes import format_size
 from farandole.errors import FarandoleError, UserError
 from farandole.launch.cores import usable_cores
 from farandole.launch.environment import detect
-from farandole.launch.orphans import LAUNCHER, end_with_launcher
+from farandole.orphans import LAUNCHER, end_with_launcher
 from farandole.report.files import write_whole
 from farandole.train.run import Run
 from farandole.train.start import init

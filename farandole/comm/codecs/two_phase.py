@@ -100,7 +100,7 @@ class _Stream:
 class TwoPhase(Compressor):
     def __init__(self, codec: Codec, coder: Coder, *, feedback: bool, algorithm: str) -> None:
         super().__init__(codec, algorithm)
-        self._coder = coder
+        self.coder = coder
         self._feedback = feedback
 
     def _sum(
@@ -108,7 +108,7 @@ class TwoPhase(Compressor):
     ) -> tuple[dict[str, Outcome], list[torch.Tensor]]:
         as_it_is = join(raw)
         streams = [
-            _Stream.of(self._coder, part.values, group.size, part.memory.get(_OWNED_LEFT))
+            _Stream.of(self.coder, part.values, group.size, part.memory.get(_OWNED_LEFT))
             for part in parts.values()
         ] + [
             _Stream.of(_AsItIs(dtype), to_precise(flat), group.size)

@@ -20,10 +20,11 @@ from torch.utils.data import TensorDataset
 
 import farandole as fd
 from farandole.sync import Strategy, parse
+from farandole.topology import Topology
 from farandole.train import Run
 from farandole.train.settings import Settings
 
-STRATEGIES = (
+REPEATABLE = (
     "allreduce",
     "lagged:steps=4",
     "local:every=8",
@@ -36,6 +37,14 @@ STRATEGIES = (
     "daso",
     "daso:every=2,codec=bf16",
 )
+SERVED = ("server",)  # as repeatable, by a server that rank 0 keeps for the ranks of its host
+LOCK_FREE = (  # on one host only, and no two runs of them are the same
+    "hogwild",
+    "server:staleness=2",
+    "server:async,update=worker",
+    "downpour:push=2,fetch=2",
+)
+STRATEGIES = (*REPEATABLE, *SERVED, *LOCK_FREE)
 HELD_OUT = 360
 FEW_EPOCHS = 2  # are enough to see that two worlds do the same
 
@@ -109,7 +118,9 @@ def main() -> None:
     folder = Path(sys.argv[1])
     world = fd.init(timeout=60)
     found: dict[str, Any] = {"transport": world.group.transport.name}
-    for text in STRATEGIES:
+    for text in (*REPEATABLE, *SERVED):
+        if text in SERVED:
+            world.group.transport.topology = Topology.single(world.size)  # two were only declared
         settings = Settings(name="conform", folder=folder / "runs", script="conform")
         run = Run(world.group, world.topology, world.device, settings=settings)
         found[text] = dataclasses.asdict(train(run, parse(text), FEW_EPOCHS))

@@ -1,0 +1,61 @@
+"""What a job is, and how it ended: the words that all ways of running one share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from farandole.errors import UserError
+from farandole.launch.failure import Failure
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script to run on `workers` processes of this host.
+
+    In a tolerant job a worker that fails is only missed, unless it is rank 0, which writes logs
+    and checkpoints; each may be started again up to `restarts` times.
+    """
+
+    workers: int
+    command: Sequence[str]  # what follows `python`: a script and its arguments, or -m module …
+    environment: Mapping[str, str] = field(default_factory=dict)
+    rank0_owns_terminal: bool = False  # rank 0 writes to the terminal itself, so it can redraw
+    tolerant: bool = False
+    restarts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UserError(f"{self.workers} workers cannot run anything; ask for 1 or more.")
+        if self.restarts < 0:
+            raise UserError(f"restarts={self.restarts}: a worker is started again 0 times or more.")
+        if self.restarts and not self.tolerant:
+            raise UserError(
+                f"restarts={self.restarts}: only in a tolerant job is one worker started again; "
+                "in others all stop together."
+            )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    `failure` is the cause, `failed` every rank that ended badly with it, and `lost` those that a
+    tolerant job went on without.
+    """
+
+    failure: Failure | None = None
+    failed: tuple[int, ...] = ()
+    stopped_by: str | None = None  # the signal that the launcher was stopped with
+    logs: Path | None = None  # kept only when a worker failed or was lost
+    lost: tuple[int, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        if self.stopped_by is not None:
+            return 130
+        if self.failure is None:
+            return 0
+        code = self.failure.exit_code
+        return code if code > 0 else 128 - code

@@ -1,0 +1,23 @@
+"""Sockets that carry sealed messages: a server's `Port`, and a client's `Line` to it.
+
+    Line ── Hello ──▶ Port                                     as in handshake.py
+    Line ◀── Welcome ── Port
+    Line ◀── seal, header, tensors … ──▶ Port                  as in seal.py and wire.py
+    Line ◀── a plain word: "unknown peer", "key", … ── Port    what the server cannot read, and why
+
+The plain word is not sealed: it is for those with whom there is no common key. So nothing is done
+because of it that could do harm. "unknown peer", as a server says that was started anew, makes a
+Line greet it again. A refusal is kept, to explain why nothing answers: it may come from a stranger
+who has got the port for a while, and a Welcome that comes later still counts. When to give up
+waiting is for the caller to say.
+
+Messages can get lost: when a connection breaks, all that were under way do. Those that arrive do so
+whole, once, and in the order of sending, and whoever sends again after a while loses nothing.
+"""
+
+from __future__ import annotations
+
+from farandole.server.line import Line
+from farandole.server.port import Port
+
+__all__ = ["Line", "Port"]

@@ -1,0 +1,306 @@
+"""Parameter servers for a job: the registrar in this process, servers in processes of their own.
+
+    with Cluster(servers=2, replicas=1) as cluster:
+        store = connect(cluster.address, cluster.key_file)
+
+A server that dies is missed at once: its successor in each chain takes over, and another process is
+started in its place. When this process ends, however it ends, so do the servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from farandole.errors import LaunchError, UserError
+from farandole.orphans import end_with_parent
+from farandole.server.desk import Desk
+from farandole.server.registrar import Registrar
+from farandole.server.seal import make_key, read_key
+from farandole.server.service import Service
+from farandole.variables import SERVER_KEY, SERVERS
+
+_START_SECONDS = 60.0
+_LIVES = 100  # of servers in a row, before there must be something wrong with them
+
+
+class Cluster:
+    """Starts with `with`, ends with it. `workers`: how many are waited for before any begins.
+
+    `functions` are the modules in which servers look for rules and questions of your own. `bind` is
+    where registrar and servers listen; beyond loopback there must be a `key_file` that the other
+    hosts can read too. `in_threads` keeps the servers in this process, for tests and small jobs.
+    """
+
+    def __init__(
+        self,
+        *,
+        servers: int = 1,
+        replicas: int = 0,
+        functions: Sequence[str] = (),
+        workers: int = 0,
+        bind: str = "127.0.0.1:0",
+        key_file: Path | None = None,
+        in_threads: bool = False,
+        worker_patience: float = 20.0,
+    ) -> None:
+        self._registrar = Registrar(servers, replicas)
+        self._servers = servers
+        self._replicas = replicas
+        self._functions = tuple(functions)
+        self._host, registrar_port = _parted(bind)
+        if not _is_loopback(self._host) and key_file is None:
+            raise UserError(
+                f"servers at {bind} can be reached from other hosts: give a key file that those "
+                "have too (key_file=, --key-file)."
+            )
+        for module in functions:
+            _check_importable(module)
+        self._own_folder = Path(tempfile.mkdtemp(prefix="farandole-servers-"))
+        try:
+            self.key_file = key_file or self._own_folder / "key"
+            self._key = (
+                read_key(self.key_file) if self.key_file.exists() else make_key(self.key_file)
+            )
+            self._desk = Desk(
+                self._registrar,
+                self._key,
+                bind=f"tcp://{self._host}:{registrar_port or '*'}",
+                workers=workers,
+                worker_patience=worker_patience,
+            )
+        except BaseException:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
+            raise
+        self.address = self._desk.address
+        self._in_threads = in_threads
+        self._members: dict[str, _Member] = {}
+        self._started = 0
+        self._lines: list[str] = []
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        try:
+            for _ in range(self._servers):
+                self._start_one()
+            self._await_servers()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For the workers."""
+        return {SERVERS: self.address, SERVER_KEY: str(self.key_file.resolve())}
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the server processes."""
+        members = self._members.values()
+        return [member.process.pid for member in members if isinstance(member, _Process)]
+
+    def lost(self, rank: int) -> None:
+        """This worker's process has ended badly: nobody need wait for its silence."""
+        self._desk.lose_worker(rank)
+
+    def restarted(self, rank: int) -> None:
+        self._desk.expect_worker(rank)
+
+    def add_server(self) -> None:
+        """One more; ranges move to it while everything goes on."""
+        self._start_one()
+
+    def facts(self) -> dict[int, dict[str, Any]]:
+        """What each server last said of itself, by its number."""
+        return self._desk.facts()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every range is where it belongs, as often as it should be."""
+        return self._desk.is_settled
+
+    def check(self) -> list[str]:
+        """Call it a few times a second: replaces dead servers, and says what has happened.
+
+        Raises `LaunchError` when data is lost, because all that held it are dead.
+        """
+        for mark, member in list(self._members.items()):
+            how = member.ended()
+            if how is not None:
+                del self._members[mark]
+                self._desk.lose_server(mark)
+                what = (
+                    "its successor takes over" if self._replicas else "there was no replica of it"
+                )
+                self._lines.append(f"a parameter server {how}; {what}")
+                if self._started > _LIVES + self._servers:
+                    raise LaunchError(
+                        f"{_LIVES} parameter servers have died. The last one {how}. See above."
+                    )
+                self._start_one()
+        lost = self._desk.lost_ranges
+        if lost:
+            raise LaunchError(
+                f"{len(lost)} ranges of parameters are lost: all servers that held them are dead. "
+                "With --servers 2 or more there is a replica of everything, unless --replicas 0 "
+                "says otherwise."
+            )
+        lines, self._lines = self._lines + self._desk.take_lines(), []
+        return lines
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for member in self._members.values():
+            member.stop()
+        self._desk.close()
+        for member in self._members.values():
+            member.end()
+        shutil.rmtree(self._own_folder, ignore_errors=True)
+
+    def _start_one(self) -> None:
+        self._started += 1
+        mark = uuid.uuid4().hex
+        bind = f"tcp://{self._host}:*"
+        if self._in_threads:
+            service = Service(
+                self.address, self._key, bind=bind, functions=self._functions, mark=mark
+            )
+            self._members[mark] = _Thread(service)
+        else:
+            command = server_command(self.address, self.key_file, bind, self._functions, mark)
+            self._members[mark] = _Process(command)
+
+    def _await_servers(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._registrar.has_begun:
+            for member in self._members.values():
+                how = member.ended()
+                if how is not None:
+                    raise LaunchError(f"a parameter server {how} while starting. See its output.")
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"{self._servers} parameter servers did not report within "
+                    f"{_START_SECONDS:g} s. See their output."
+                )
+            time.sleep(0.01)
+
+
+class _Member(Protocol):
+    """A server, however it runs."""
+
+    def ended(self) -> str | None:
+        """How it ended, if it has."""
+
+    def stop(self) -> None:
+        """Asks it to end."""
+
+    def end(self) -> None:
+        """Waits for that, and sees to it."""
+
+
+class _Process:
+    def __init__(self, command: Sequence[str]) -> None:
+        # A session of its own: Ctrl-C is for the launcher, which ends its workers first.
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+
+    def ended(self) -> str | None:
+        code = self.process.poll()
+        if code is None:
+            return None
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+
+    def end(self) -> None:
+        try:
+            self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class _Thread:
+    def __init__(self, service: Service) -> None:
+        self._stopped = threading.Event()
+        self._error: BaseException | None = None
+
+        def work() -> None:
+            try:
+                service.run(self._stopped.is_set)
+            except Exception as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=work, name="parameter server", daemon=True)
+        self._thread.start()
+
+    def ended(self) -> str | None:
+        return None if self._thread.is_alive() else f"ended: {self._error!r}"
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def end(self) -> None:
+        self._thread.join(5)
+
+
+def server_command(
+    registrar: str, key_file: Path, bind: str, functions: Sequence[str], mark: str = ""
+) -> list[str]:
+    """What to run for one server."""
+    command = [sys.executable, "-m", "farandole.server", registrar, str(key_file), "--bind", bind]
+    for module in functions:
+        command += ["--functions", module]
+    return [*command, "--mark", mark] if mark else command
+
+
+def join_cluster(
+    address: str, key_file: Path, bind: str = "127.0.0.1:0", functions: Sequence[str] = ()
+) -> None:
+    """Adds one server, in this process, to a running cluster; returns when that ends."""
+    host, port = _parted(bind)
+    service = Service(
+        address, read_key(key_file), bind=f"tcp://{host}:{port or '*'}", functions=functions
+    )
+    service.run()
+
+
+def _parted(bind: str) -> tuple[str, int]:
+    host, colon, port = bind.removeprefix("tcp://").rpartition(":")
+    if not colon or not port.isdigit() or not host:
+        raise UserError(f"{bind!r} is not an address to listen at; write host:port, port 0: any.")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "[::1]", "::1") or host.startswith("127.")
+
+
+def _check_importable(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"--functions {module}: it cannot be imported here: {error}.") from error

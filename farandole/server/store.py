@@ -1,0 +1,715 @@
+"""The store as a script holds it: tables to put, get, push and add to, by rows or runs of rows.
+
+Every call has a form that returns at once (`start_…`): what it returns is waited for later, and the
+bytes travel meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import zmq
+
+from farandole.errors import CommError, DivergedError, UserError, nearest
+from farandole.server.arena import Arena
+from farandole.server.clocks import RESTING
+from farandole.server.conversation import Conversation
+from farandole.server.dialogue import Answer
+from farandole.server.filters import Coding, parse_codec
+from farandole.server.filters.held import Which
+from farandole.server.liaison import Liaison
+from farandole.server.messages import DESCRIPTION, UPDATES, Command, Kind, Read
+from farandole.server.seal import read_key
+from farandole.server.tables import Piece, Span, Table, id_of
+
+_ARENA_BYTES = 1 << 28  # address space; memory is taken when it is written to
+
+
+class Pending:
+    """Something under way. `wait` returns its result, or raises what went wrong."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        tickets: Sequence[int],
+        finish: Callable[[list[Answer]], Any],
+    ) -> None:
+        self._conversation = conversation
+        self._tickets = tickets
+        self._finish = finish
+        self._result: Any = None
+        self._over = False
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._over or self._conversation.answered(self._tickets)
+
+    def wait(self) -> Any:
+        if not self._over:
+            answers = self._conversation.wait(self._tickets)
+            self._over = True
+            self._result = self._finish(answers)
+        return self._result
+
+
+_Work = tuple[Sequence[Command | Read], Callable[[list[Answer]], Any], Sequence[torch.Tensor]]
+"""What to ask, what to make of the answers, and the shared memory that is free after that."""
+
+
+class Store:
+    """One client of a cluster of parameter servers. For one thread at a time.
+
+    `address` is the registrar's, `key_file` the job's. A worker has a `rank`, and its clock counts;
+    without one it is a guest, for whom nobody waits. `late`: it was started again.
+    The `workers` of a `job` begin when all of them are there. Every wait ends after `timeout`
+    seconds with an error that names the servers.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        key_file: str | Path,
+        *,
+        rank: int | None = None,
+        timeout: float = 60.0,
+        shared_memory: bool = True,
+        late: bool = False,
+        job: str = "",
+        workers: int = 0,
+    ) -> None:
+        key = read_key(Path(key_file))
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._arena = _make_arena() if shared_memory else None
+        self._liaison = Liaison(
+            self._context, key, address, rank, late=late, job=job, workers=workers
+        )
+        self.job = job
+        self.clock = 0
+        self._tables: dict[str, Table] = {}
+        self._codings: dict[str, Coding] = {}
+        self._ticked: set[int] = set()  # ranges that know that this clock has ended
+        self._closed = False
+        try:
+            number = self._liaison.join(timeout)
+            self._conversation = Conversation(
+                self._context, key, self._liaison, number, self._arena, timeout
+            )
+        except BaseException:
+            self._liaison.close()
+            self._close_arena()
+            self._context.term()
+            raise
+
+    # Tables
+
+    def create(
+        self,
+        name: str,
+        rows: int,
+        *,
+        width: int = 1,
+        dtype: str = "float32",
+        rule: str = "add",
+        sparse: bool = False,
+        rounds: bool = False,
+        backups: int = 0,
+        codec: str = "",
+    ) -> Table:
+        """Makes a table, or finds the one of that name, which must be just like this.
+
+        `rule` says what becomes of what is pushed: `add`, `sgd:momentum=0.9`, `adam`, … or one of
+        your own. `sparse` is for many rows of which few are used at a time. With `rounds` the
+        pushes of all members for one clock are applied as one, their mean; a round does not wait
+        for the last `backups` of them. With a `codec` (`int8`, `bf16`, …) pushes travel as fewer
+        bytes; what it leaves out of a row's push is added to the row's next one.
+        """
+        ranges = self._conversation.ranges
+        if sparse and rounds:
+            raise UserError(f"table {name!r}: rounds are for dense tables.")
+        if sparse:
+            table = Table.sparse(
+                name, rows, ranges=ranges, width=width, dtype=dtype, rule=rule, codec=codec
+            )
+        else:
+            table = Table.dense(
+                name,
+                rows,
+                ranges=ranges,
+                width=width,
+                dtype=dtype,
+                rule=rule,
+                rounds=rounds,
+                backups=backups,
+                codec=codec,
+            )
+        text = table.to_json()
+        commands = [Command(Kind.CREATE, number, text=text) for number in table.used_ranges]
+        self._start(commands, lambda answers: None).wait()
+        self._tables[name] = table
+        return table
+
+    def own_name(self, name: str) -> str:
+        """For a table that is this job's alone, on servers that serve one job after the other."""
+        return f"{self.job} {name}".strip()
+
+    def find(self, name: str) -> Table:
+        """A table that somebody else has made. Raises `CommError` if there is none."""
+        number = id_of(name)
+        read = Read(number % self._conversation.ranges, table=number, text=DESCRIPTION)
+
+        def described(answers: list[Answer]) -> Table:
+            values = answers[0].values
+            assert values is not None
+            return Table.from_json(values.numpy().tobytes().decode())
+
+        found: Table = self._start([read], described).wait()
+        self._tables[name] = found
+        return found
+
+    def table(self, name: str) -> Table:
+        if name not in self._tables:
+            raise UserError(f"table {name!r} is not known here. {nearest(name, self._tables)}")
+        return self._tables[name]
+
+    def coding(self, name: str) -> Coding | None:
+        """The table's codec at work on the pushes of this client, if it has one."""
+        table = self.table(name)
+        if table.codec and name not in self._codings:
+            codec = parse_codec(table.codec)
+            self._codings[name] = Coding(codec, table.rows, table.width, table.torch_dtype)
+        return self._codings.get(name)
+
+    # Values
+
+    def put(
+        self, name: str, values: torch.Tensor, *, start: int = 0, rows: torch.Tensor | None = None
+    ) -> None:
+        """Overwrites rows: those in `rows`, or as many as there are values from `start` on."""
+        self.start_put(name, values, start=start, rows=rows).wait()
+
+    def start_put(
+        self,
+        name: str,
+        values: torch.Tensor,
+        *,
+        start: int = 0,
+        rows: torch.Tensor | None = None,
+        slot: int = 0,
+    ) -> Pending:
+        return self._start(*self._commands(Kind.PUT, name, values, start, rows, slot=slot))
+
+    def push(
+        self,
+        name: str,
+        values: torch.Tensor,
+        *,
+        start: int = 0,
+        rows: torch.Tensor | None = None,
+        rate: float = 1.0,
+    ) -> None:
+        """Gives values to the table's rule: gradients, or what is to be added. A row that is named
+        twice counts with the sum of both."""
+        self.start_push(name, values, start=start, rows=rows, rate=rate).wait()
+
+    add = push
+
+    def start_push(
+        self,
+        name: str,
+        values: torch.Tensor,
+        *,
+        start: int = 0,
+        rows: torch.Tensor | None = None,
+        rate: float = 1.0,
+        ticks: bool = False,
+        exact: bool = False,
+    ) -> Pending:
+        """As `push`. `ticks`: it is the last to these rows before this clock's end. `exact`: past
+        the table's codec, as it is."""
+        work = self._commands(
+            Kind.PUSH, name, values, start, rows, rate=rate, ticks=ticks, exact=exact
+        )
+        return self._start(*work)
+
+    def get(
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        rows: torch.Tensor | None = None,
+        staleness: int | None = None,
+    ) -> torch.Tensor:
+        """The values of rows, `len × width`. A row that nobody has written is 0.
+
+        With `staleness` s it waits until every member has come within s clocks of this one.
+        """
+        pending = self.start_get(name, start=start, stop=stop, rows=rows, staleness=staleness)
+        result = pending.wait()
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    def start_get(
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        rows: torch.Tensor | None = None,
+        staleness: int | None = None,
+        round_: int | None = None,
+        slot: int = 0,
+        out: torch.Tensor | None = None,
+    ) -> Pending:
+        """As `get`. `round_`: waits until that many rounds of the table are over. `out`: where the
+        values go; it must not be touched before the end."""
+        needs = -1 if staleness is None else max(0, self.clock - staleness)
+        needs = needs if round_ is None else round_
+        return self._start(
+            *self._reads(name, start, stop, rows, needs, round_ is not None, slot, out)
+        )
+
+    def start_exchange(
+        self,
+        name: str,
+        values: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        rate: float = 1.0,
+        ticks: bool = False,
+        needs: int = -1,
+        rounds: bool = False,
+    ) -> tuple[Pending, Pending]:
+        """A push of a whole table and then a get of it, range by range: what has been applied
+        travels back while the rest is still on its way. The get waits until all members have
+        reached clock `needs`, or so many `rounds` of the table are over; below 0 for nobody."""
+        commands, pushed, push_areas = self._commands(
+            Kind.PUSH, name, values, 0, None, rate=rate, ticks=ticks
+        )
+        reads, got, get_areas = self._reads(name, 0, None, None, needs, rounds, 0, out)
+        both = [message for pair in zip(commands, reads, strict=True) for message in pair]
+        tickets = self._conversation.ask(both)
+        return (
+            self._pending(tickets[::2], pushed, push_areas),
+            self._pending(tickets[1::2], got, get_areas),
+        )
+
+    def _reads(
+        self,
+        name: str,
+        start: int,
+        stop: int | None,
+        rows: torch.Tensor | None,
+        needs: int,
+        rounds: bool,
+        slot: int,
+        out: torch.Tensor | None,
+    ) -> _Work:
+        table = self.table(name)
+        stop = table.rows if stop is None else stop
+        rows = None if rows is None else _row_numbers(rows)
+        places = list(self._places(table, start, stop, rows))  # first: they are checked there
+        count = stop - start if rows is None else rows.numel()
+        result = torch.empty(count, table.width, dtype=table.torch_dtype) if out is None else out
+        if result.numel() != count * table.width or result.dtype != table.torch_dtype:
+            raise UserError(
+                f"get of {count} rows × {table.width} of {table.dtype} does not fit into "
+                f"{tuple(result.shape)} of {result.dtype}."
+            )
+        flat = result.view(-1)
+        reads, scatters, areas = [], [], []
+        for number, local, put_in in places:
+            area = None
+            where = put_in(flat)
+            if isinstance(where, torch.Tensor) and self._is_shared(where):
+                area = where.view(torch.uint8)
+            elif self._arena is not None:
+                area = self._arena.take(local.count * table.width * flat.element_size())
+                if area is not None:
+                    areas.append(area)
+            reads.append(
+                Read(
+                    number,
+                    table=table.id,
+                    slot=slot,
+                    needs=needs,
+                    rounds=rounds,
+                    into=area,
+                    **local.as_fields(),
+                )
+            )
+            scatters.append((where, area))
+
+        def finish(answers: list[Answer]) -> torch.Tensor:
+            for answer, (where, area) in zip(answers, scatters, strict=True):
+                values = answer.values
+                if values is None and area is not None:
+                    values = area.view(flat.dtype)
+                assert values is not None
+                _fill(where, values, table.width)
+                if answer.values is not None:
+                    # One who was asked before may still write there: that memory is not used again.
+                    areas[:] = [other for other in areas if other is not area]
+            return result
+
+        return reads, finish, areas
+
+    def ask(self, question: str, name: str) -> torch.Tensor:
+        """The answer to a question about a whole table, such as `nonzeros`: worked out where the
+        rows are, and summed over the servers."""
+        table = self.table(name)
+        reads = [
+            Read(number, table=table.id, stop=table.rows_in(number), text=question)
+            for number in table.used_ranges
+        ]
+
+        def total(answers: list[Answer]) -> torch.Tensor:
+            parts = [answer.values.clone() for answer in answers if answer.values is not None]
+            return torch.stack(parts).sum(0)
+
+        result = self._start(reads, total).wait()
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    def updates(self, name: str) -> int:
+        """How many updates the table's rule has made: what Adam corrects its means by."""
+        table = self.table(name)
+        reads = [Read(number, table=table.id, text=UPDATES) for number in table.used_ranges]
+        counts = self._start(
+            reads, lambda answers: [int(a.values) for a in answers if a.values is not None]
+        ).wait()
+        return max(counts, default=0)
+
+    def set_updates(self, name: str, count: int) -> None:
+        table = self.table(name)
+        nothing = torch.empty(0, dtype=table.torch_dtype)
+        commands = [
+            Command(Kind.PUT, number, table=table.id, values=nothing, text=str(count))
+            for number in table.used_ranges
+        ]
+        self._start(commands, lambda answers: None).wait()
+
+    # Time
+
+    def tick(self) -> None:
+        """Ends this clock: what was pushed so far is stamped with it, what follows with the next.
+
+        Returns at once; the servers hear of it after everything that was pushed before.
+        """
+        ranges = {number for table in self._tables.values() for number in table.used_ranges}
+        commands = [
+            Command(Kind.TICK, number, clock=self.clock) for number in sorted(ranges - self._ticked)
+        ]
+        self._conversation.forget(self._conversation.ask(commands))
+        self.clock += 1
+        self._ticked = set()
+
+    def rest(self) -> None:
+        """From here to `wake` nobody waits for this worker. Returns when the servers know."""
+        self._set_clock(RESTING)
+
+    def wake(self, clock: int) -> None:
+        """Goes on at `clock`. Returns when the servers know."""
+        self._set_clock(clock)
+        self.clock = clock
+
+    def _set_clock(self, clock: int) -> None:
+        ranges = {number for table in self._tables.values() for number in table.used_ranges}
+        ticks = [Command(Kind.TICK, number, clock=clock - 1) for number in sorted(ranges)]
+        self._start(ticks, lambda answers: None).wait()
+
+    def rounds(self, name: str) -> int:
+        """How many rounds of this table are over."""
+        return self._newest_clock([self.table(name)])
+
+    def _newest_clock(self, tables: Iterable[Table]) -> int:
+        reads = [Read(number, table=t.id) for t in tables for number in t.used_ranges]
+        clocks: list[int] = self._start(reads, lambda answers: [a.clock for a in answers]).wait()
+        return max((clock for clock in clocks if clock < RESTING), default=0)
+
+    def catch_up(self) -> None:
+        """For one who comes later: begins at the clock where the slowest is now. Until then, or
+        until its first tick, nobody waits for it."""
+        self.wake(max(self.clock, self._newest_clock(self._tables.values())))
+
+    # Others
+
+    @property
+    def liaison(self) -> Liaison:
+        """The line to the registrar, which knows who lives."""
+        return self._liaison
+
+    def meet(self, name: str, payload: bytes) -> dict[int, bytes]:
+        """Waits for all living workers; returns what each gave, by rank."""
+        return self._liaison.meet(name, payload, self._conversation.timeout)
+
+    @property
+    def members(self) -> int:
+        """How many workers take part."""
+        return len(self._conversation.members)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._conversation.bytes_sent - self.saved_key_bytes
+
+    @property
+    def saved_key_bytes(self) -> int:
+        """Of lists of rows that were not sent, because the servers knew them already."""
+        return self._conversation.saved_key_bytes
+
+    @property
+    def bytes_received(self) -> int:
+        return self._conversation.bytes_received
+
+    @property
+    def waited_seconds(self) -> float:
+        return self._conversation.waited_seconds
+
+    def buffer(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat tensor that can be pushed from, and got into, without a copy on this side."""
+        if self._arena is not None and count:
+            area = self._arena.take(count * dtype.itemsize)
+            if area is not None:
+                return area.view(dtype).zero_()
+        return torch.zeros(count, dtype=dtype)
+
+    def close(self) -> None:
+        """Leaves. What was pushed and is not acknowledged yet may not have arrived."""
+        if not self._closed:
+            self._closed = True
+            self._conversation.close()
+            self._liaison.close()
+            self._close_arena()
+            self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Inside
+
+    def _commands(
+        self,
+        kind: Kind,
+        name: str,
+        values: torch.Tensor,
+        start: int,
+        rows: torch.Tensor | None,
+        *,
+        slot: int = 0,
+        rate: float = 1.0,
+        ticks: bool = False,
+        exact: bool = False,
+    ) -> _Work:
+        table = self.table(name)
+        coding = self.coding(name) if kind == Kind.PUSH and not exact else None
+        values = values.detach().to("cpu", table.torch_dtype).contiguous()
+        if rows is None:
+            count, extra = divmod(values.numel(), table.width)
+        else:
+            count, extra = rows.numel(), values.numel() - rows.numel() * table.width
+        if extra:
+            raise UserError(
+                f"table {name!r} has rows of {table.width}; {values.numel()} values do not make "
+                f"{'whole rows' if rows is None else f'{rows.numel()} of them'}."
+            )
+        matrix = values.view(count, table.width)
+        if rows is not None and table.rounds and kind == Kind.PUSH:
+            raise UserError(
+                f"table {name!r} has rounds, in which every range waits for a push of everyone: "
+                "push it whole, not by a list of rows."
+            )
+        if rows is not None:
+            rows, matrix = _combined(rows, matrix, summing=kind == Kind.PUSH)
+        commands, areas = [], []
+        flat = matrix.reshape(-1)
+        for number, local, take_from in self._places(table, start, start + count, rows):
+            part = _collect(take_from(flat), table.width)
+            if coding is not None:
+                part = coding.encode(local.in_table(rows), part.view(-1, table.width))
+            if self._arena is not None and not self._is_shared(part):
+                area = self._arena.take(part.nbytes)
+                if area is not None:
+                    area.view(part.dtype).copy_(part)
+                    areas.append(area)
+                    part = area.view(part.dtype)
+            commands.append(
+                Command(
+                    kind,
+                    number,
+                    table=table.id,
+                    values=part,
+                    slot=slot,
+                    rate=rate,
+                    clock=self.clock,
+                    ticks=ticks,
+                    **local.as_fields(),
+                )
+            )
+            if ticks:
+                self._ticked.add(number)
+
+        def finish(answers: list[Answer]) -> int:
+            """Which round the table is in."""
+            return max((answer.clock for answer in answers), default=0)
+
+        return commands, finish, areas
+
+    def _start(
+        self,
+        messages: Sequence[Command | Read],
+        finish: Callable[[list[Answer]], Any],
+        areas: Iterable[torch.Tensor] = (),
+    ) -> Pending:
+        return self._pending(self._conversation.ask(messages), finish, areas)
+
+    def _pending(
+        self,
+        tickets: Sequence[int],
+        finish: Callable[[list[Answer]], Any],
+        areas: Iterable[torch.Tensor],
+    ) -> Pending:
+        """`areas` of shared memory are free again when all answers are there."""
+
+        def checked(answers: list[Answer]) -> Any:
+            try:
+                problem = next((a.problem for a in answers if a.problem is not None), None)
+                if problem is None:
+                    return finish(answers)
+            finally:
+                self._give_back(areas)
+            kind = DivergedError if "NaN" in problem else CommError
+            raise kind(f"the parameter server refused: {problem}")
+
+        return Pending(self._conversation, tickets, checked)
+
+    def _places(
+        self, table: Table, start: int, stop: int, rows: torch.Tensor | None
+    ) -> Iterable[tuple[int, _Local, Callable[[torch.Tensor], Any]]]:
+        """For each range: which of its rows, and where these are in the flat values of a call."""
+        width = table.width
+        if rows is None:
+            for piece in table.pieces(start, stop):
+                here = _Local(piece.start, piece.stop, spans=piece.spans)
+                yield piece.range, here, _spans_of(piece, start, width)
+        else:
+            for number, local, positions in table.scattered(rows):
+                here = _Local(rows=local, positions=positions)
+                yield number, here, _positions_of(positions, width)
+
+    def _close_arena(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+    def _is_shared(self, tensor: torch.Tensor) -> bool:
+        return self._arena is not None and self._arena.locate(tensor) is not None
+
+    def _give_back(self, areas: Iterable[torch.Tensor]) -> None:
+        for area in areas:
+            if self._arena is not None:
+                self._arena.give_back(area)
+
+
+class _Local:
+    """Rows as a range counts them."""
+
+    def __init__(
+        self,
+        start: int = 0,
+        stop: int = 0,
+        rows: torch.Tensor | None = None,
+        *,
+        spans: tuple[Span, ...] = (),
+        positions: torch.Tensor | None = None,
+    ) -> None:
+        self.start, self.stop, self.rows = start, stop, rows
+        self._spans, self._positions = spans, positions
+
+    def in_table(self, listed: torch.Tensor | None) -> Which:
+        """The same as the table counts them; `listed` are all rows of the call, if it lists any."""
+        if listed is not None:
+            return listed[self._positions]
+        if len(self._spans) == 1:
+            return slice(*self._spans[0])
+        return torch.cat([torch.arange(*span) for span in self._spans])
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start if self.rows is None else self.rows.numel()
+
+    def as_fields(self) -> dict[str, Any]:
+        return {"start": self.start, "stop": self.stop, "rows": self.rows}
+
+
+def _spans_of(piece: Piece, start: int, width: int) -> Callable[[torch.Tensor], Any]:
+    """One run of values if the rows of the piece are one, else a list of runs."""
+    bounds = [((span.start - start) * width, (span.stop - start) * width) for span in piece.spans]
+
+    def of(flat: torch.Tensor) -> Any:
+        runs = [flat[begin:end] for begin, end in bounds]
+        return runs[0] if len(runs) == 1 else runs
+
+    return of
+
+
+def _positions_of(positions: torch.Tensor, width: int) -> Callable[[torch.Tensor], Any]:
+    return lambda flat: (flat.view(-1, width), positions)
+
+
+def _collect(where: Any, width: int) -> torch.Tensor:
+    """The values at a place, flat and contiguous."""
+    if isinstance(where, torch.Tensor):
+        return where
+    if isinstance(where, tuple):
+        matrix, positions = where
+        chosen: torch.Tensor = matrix[positions]
+        return chosen.reshape(-1)
+    return torch.cat(where)
+
+
+def _fill(where: Any, values: torch.Tensor, width: int) -> None:
+    if isinstance(where, torch.Tensor):
+        if where.data_ptr() != values.data_ptr():
+            where.copy_(values)
+    elif isinstance(where, tuple):
+        matrix, positions = where
+        matrix[positions] = values.view(-1, width)
+    else:
+        for run, part in zip(where, values.split([run.numel() for run in where]), strict=True):
+            run.copy_(part)
+
+
+def _row_numbers(rows: torch.Tensor) -> torch.Tensor:
+    if rows.is_floating_point():
+        raise UserError(f"rows are counted in whole numbers, not in {rows.dtype}.")
+    return rows.detach().to("cpu", torch.int64).reshape(-1)
+
+
+def _make_arena() -> Arena | None:
+    try:
+        return Arena.make(_ARENA_BYTES)
+    except OSError:
+        return None  # where there is no room for it, values travel as messages
+
+
+def _combined(
+    rows: torch.Tensor, matrix: torch.Tensor, *, summing: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sorted, each row once."""
+    rows = _row_numbers(rows)
+    if rows.numel() < 2 or bool((rows[1:] > rows[:-1]).all()):
+        return rows, matrix
+    unique, inverse = torch.unique(rows, return_inverse=True)
+    if summing:
+        total = torch.zeros(unique.numel(), matrix.shape[1], dtype=matrix.dtype)
+        return unique, total.index_add_(0, inverse, matrix)
+    if unique.numel() < rows.numel():
+        raise UserError("put names a row twice; which of the two values is to stay?")
+    order = torch.argsort(rows)
+    return rows[order], matrix[order]

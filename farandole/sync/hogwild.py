@@ -1,0 +1,188 @@
+"""Hogwild: all ranks of a host train one model in one memory, and nobody waits for anybody.
+
+Each rank computes a gradient and applies its optimizer's step to the common parameters, without a
+lock. Two ranks that write the same number at once may lose one of the two changes, and a rank may
+read what another has half written. Where gradients are sparse that is rare; where steps are small
+it does little harm (Niu, Recht, Ré and Wright, "Hogwild!", 2011).
+
+    rank 0   ─forward─backward─step─forward─backward─step─
+                                 ▼                     ▼
+    x        ────────────────────x──x──────────x───────x──   one memory
+                                    ▲          ▲
+    rank 1   ────forward─backward─step─forward─step───────
+
+Under all-reduce N ranks take one step together; here they take N. So that one learning rate means
+the same under both, each step is taken at its share of the rate, η/N. It is the rate that is
+scaled, not the gradient: that is right for Adam, for momentum and for weight decay alike.
+
+Ranks meet at both ends of each pass over the data. What is evaluated and saved in between holds
+still, for nobody steps before all have begun the next pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from farandole.comm import Group
+from farandole.comm.tensors import is_finite
+from farandole.errors import UserError
+from farandole.sync.commons import Commons
+from farandole.sync.flat import Flat, load_buffers, statistics_of
+from farandole.sync.local import prepare
+from farandole.sync.meeting import diverged
+from farandole.sync.strategy import Strategy, Synchronizer, require_choices
+from farandole.sync.weighing import Replica, Weighing
+
+
+@dataclasses.dataclass(frozen=True)
+class Hogwild(Strategy):
+    """All ranks of one host train the same parameters in shared memory, without locks."""
+
+    name: ClassVar[str] = "hogwild"
+
+    rate: Literal["share", "whole"] = "share"  # of the learning rate, for each rank's step
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+
+    def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
+        _require_one_memory(model, group)
+        given = prepare(self, model, optimizer, group, None)
+        return _HogwildAtWork(self, model, given, group)
+
+
+class _HogwildAtWork(Synchronizer):
+    def __init__(
+        self, config: Hogwild, model: nn.Module, optimizer: Optimizer, group: Group
+    ) -> None:
+        replica = Replica(model)
+        super().__init__(replica, model)
+        self._group = group
+        self._optimizer = optimizer
+        self._commons = Commons(model, group)
+        self._weighing = Weighing()
+        self._weighing.follow(replica)
+        self._share = 1.0 if config.rate == "whole" else 1 / group.size
+        self._rates: list[tuple[dict[str, Any], Any]] = []  # while a step is taken: the script's
+        self._steps = 0
+        self._resting = True  # no rank takes a step before all have begun a pass
+        optimizer.register_step_pre_hook(self._about_to_step)
+        optimizer.register_step_post_hook(lambda *_: self._give_rates_back())
+
+    def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
+        if self._resting:
+            self._group.barrier()
+            self._resting = False
+        self._weighing.weight = weight
+
+    def end_pass(self) -> None:
+        self._weighing.weight = 1.0
+        self._commons.require(self.unwrapped.parameters())
+        self._group.barrier()  # from here on nobody steps
+        self._average_statistics().scatter()
+        self._resting = True
+
+    def _about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        self._give_rates_back()  # a step that raised an error has kept them
+        self._steps += 1
+        self._commons.require(p for p in self._trained() if p.grad is not None)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._check_gradients()
+        self._take_share()
+        if closure is None:
+            return None
+        return args[:1], {**kwargs, "closure": self._checked(closure)}
+
+    def _trained(self) -> list[torch.Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _check_gradients(self) -> None:
+        """Before a gradient that is not finite is written into everybody's parameters."""
+        if getattr(self._optimizer, "found_inf", None) is not None:
+            return  # a scaler has left it to the optimizer to skip the step
+        for parameter in self._trained():
+            if parameter.grad is not None and not is_finite(_numbers(parameter.grad)):
+                name = self._commons.name(parameter)
+                raise diverged(self._group.rank, self._steps, f"its gradient of {name!r}")
+
+    def _checked(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """For a step that computes its gradients itself."""
+
+        def compute() -> Any:
+            loss = closure()
+            self._commons.require(p for p in self._trained() if p.grad is not None)
+            self._check_gradients()
+            return loss
+
+        return compute
+
+    def _take_share(self) -> None:
+        for group in self._optimizer.param_groups:
+            self._rates.append((group, group["lr"]))
+            group["lr"] = group["lr"] * self._share  # another object, where a rate is a tensor
+
+    def _give_rates_back(self) -> None:
+        for group, rate in self._rates:
+            group["lr"] = rate
+        self._rates.clear()
+
+    def _average_statistics(self) -> Flat:
+        """BatchNorm's: the average of all ranks', not yet in the model."""
+        statistics = Flat(statistics_of(self.unwrapped))
+        statistics.gather()
+        for buffer in statistics.buffers:
+            self._group.all_reduce(buffer, "average")
+        return statistics
+
+    def whole_model(self) -> dict[str, Any]:
+        self._group.barrier()  # nobody steps until all have saved
+        own = Flat(statistics_of(self.unwrapped))
+        own.gather()
+        self._average_statistics().scatter()
+        state = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in self.unwrapped.state_dict().items()
+        }
+        own.scatter()
+        return state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self._steps,
+            "optimizer": self._optimizer.state_dict(),
+            "buffers": dict(self.unwrapped.named_buffers()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._steps = state["steps"]
+        self._optimizer.load_state_dict(state["optimizer"])
+        load_buffers(self.unwrapped, state["buffers"])
+        self._group.barrier()  # a rank that still loads would undo others' steps
+
+
+def _require_one_memory(model: nn.Module, group: Group) -> None:
+    hosts = group.topology.hosts
+    if len(hosts) > 1:
+        raise UserError(
+            f"hogwild trains in the memory of one host, and the {group.size} ranks are on "
+            f"{len(hosts)}: {group.topology}. Use `local` or `server:async` there."
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "cpu":
+            raise UserError(
+                f"hogwild trains in the memory of CPUs, and {name!r} is on {parameter.device}. "
+                "Hide the GPUs (`CUDA_VISIBLE_DEVICES= farandole run …`), or use `allreduce`."
+            )
+
+
+def _numbers(gradient: torch.Tensor) -> torch.Tensor:
+    """What is in it: only some rows, where it is sparse."""
+    values = gradient._values() if gradient.is_sparse else gradient
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values

@@ -1,0 +1,194 @@
+"""What strategies share whose model is kept by parameter servers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from farandole.comm import Group
+from farandole.errors import UserError
+from farandole.sync.flat import Flat, statistics_of
+from farandole.sync.served import Connection, Part, parts_of
+from farandole.sync.strategy import Synchronizer
+from farandole.sync.weighing import Replica, Weighing
+
+
+class OnServers(Synchronizer):
+    """Holds the connection and the parts; all ranks begin with rank 0's parameters."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, group: Group) -> None:
+        replica = Replica(model)
+        super().__init__(replica, model)
+        self._group = group
+        self._optimizer = optimizer
+        self._connection = Connection(group)
+        self._store = self._connection.store
+        self._weighing = Weighing()
+        self._weighing.follow(replica)
+        replica.before = self._arrive
+        self._steps = 0
+        self._begun = group.transport.joined_late  # then there is nothing to agree on any more
+        self._must_catch_up = group.transport.joined_late
+        self._bytes = 0
+        self._waited = 0.0
+        self._parts = parts_of(model, optimizer, self._store)
+        for part in self._parts:
+            self._create(part)
+        self._offer()
+        self._held = {parameter for part in self._parts for parameter in part.parameters.values()}
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+    @abstractmethod
+    def _create(self, part: Part) -> None:
+        """The part's table."""
+
+    @abstractmethod
+    def _arrive(self) -> None:
+        """Before each forward pass."""
+
+    @abstractmethod
+    def _about_to_step(self) -> None: ...
+
+    @abstractmethod
+    def _stepped(self) -> None: ...
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Waits until nothing of this rank is under way."""
+
+    def _pause(self) -> None:
+        """Until `_go_on` nobody waits for this rank; nothing of it is under way."""
+        self._settle()
+
+    def _go_on(self) -> None:
+        """*Together.* Before anybody takes the next step there must be a barrier."""
+
+    def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
+        self._weighing.weight = weight
+        self._begin()
+        self._count()
+        if self._must_catch_up:
+            self._must_catch_up = False
+            self._catch_up()
+            self._read_all()
+
+    def _begin(self) -> None:
+        """*Together.* Before the first step."""
+        if not self._begun:
+            self._begun = True
+            self._offer_what_was_loaded()
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is not None:
+            return args[:1], {**kwargs, "closure": self._followed(closure)}
+        self._require_held()
+        self._about_to_step()
+        return None
+
+    def _followed(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """For a step that computes its gradients itself, once or more often."""
+        first = True
+
+        def compute() -> Any:
+            nonlocal first
+            loss = closure()
+            if first:
+                first = False
+                self._require_held()
+                self._about_to_step()
+            return loss
+
+        return compute
+
+    def _scaler_skips(self) -> bool:
+        """A GradScaler has left it to a fused optimizer to skip this step."""
+        found = getattr(self._optimizer, "found_inf", None)
+        return found is not None and bool(found)
+
+    def _scale(self) -> float:
+        """By which a GradScaler has left it to a fused optimizer to divide the gradients."""
+        scale = getattr(self._optimizer, "grad_scale", None)
+        return 1.0 if scale is None else float(scale)
+
+    def _require_held(self) -> None:
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                trained = parameter.grad is not None and parameter.numel()
+                if trained and parameter not in self._held:
+                    names = {p: name for name, p in self.unwrapped.named_parameters()}
+                    raise UserError(
+                        f"{names.get(parameter, 'a parameter')!r} has a gradient now, and was not "
+                        "trained when run.distribute was called: the servers do not hold it. Give "
+                        "all that is ever trained to the optimizer before, and freeze afterwards."
+                    )
+
+    def _catch_up(self) -> None:
+        """For a rank that has joined late: takes its place beside the others."""
+
+    def _count(self) -> None:
+        """What went to the servers, and the time spent waiting for them, is the run's."""
+        sent, waited = self._store.bytes_sent, self._store.waited_seconds
+        self._group.meter.add_bytes(sent - self._bytes)
+        self._group.meter.add_wait(waited - self._waited)
+        self._bytes, self._waited = sent, waited
+
+    def _offer(self) -> None:
+        """*Together.* Rank 0's parameters become the servers', and everybody's."""
+        if self._group.rank == 0:
+            for part in self._parts:
+                part.gather_weights()
+                self._store.put(part.name, part.outgoing)
+        self._group.barrier()
+        self._read_all()
+        self._group.barrier()  # nobody pushes before all have read
+
+    def _offer_what_was_loaded(self) -> None:
+        """*Together.* A model may have been loaded since `distribute`: training begins from it."""
+        for part in self._parts:
+            part.gather_weights()
+        loaded = any(not torch.equal(part.outgoing, part.incoming) for part in self._parts)
+        if any(self._group.gather_json(loaded)):
+            self._offer()
+
+    def _read_all(self) -> None:
+        """What the servers have now, without waiting for anybody's clock."""
+        for part, pending in [(part, part.start_read()) for part in self._parts]:
+            pending.wait()
+            part.scatter()
+
+    def _average_statistics(self) -> None:
+        """BatchNorm's become the average of all ranks'."""
+        statistics = Flat(statistics_of(self.unwrapped))
+        statistics.gather()
+        for buffer in statistics.buffers:
+            self._group.all_reduce(buffer, "average")
+        statistics.scatter()
+
+    def whole_model(self) -> dict[str, Any]:
+        self._pause()
+        own = Flat({**dict(self.unwrapped.named_parameters()), **statistics_of(self.unwrapped)})
+        own.gather()
+        self._group.barrier()
+        self._read_all()
+        self._average_statistics()
+        state = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in self.unwrapped.state_dict().items()
+        }
+        self._go_on()
+        self._group.barrier()  # nobody pushes before all have read
+        own.scatter()
+        for part in self._parts:
+            part.count_as_read()
+        return state
+
+    def close(self) -> None:
+        self._count()
+        self._connection.close()

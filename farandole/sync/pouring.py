@@ -1,0 +1,172 @@
+"""Downpour SGD, as DistBelief has it: replicas that run on their own, and servers that add up.
+
+    worker    step step step step step step …      each applies its own gradient at once
+                   │push│    │push│                what was accrued, every `push` steps
+                   ▼    ▲fetch    ▲                the servers' parameters, every `fetch` steps
+    servers   Adagrad   ·         ·
+
+Adagrad is what makes it robust: where many replicas push, the rate of a parameter falls by itself.
+A warm start lets rank 0 train alone first, until the model is past its wildest moves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from farandole.comm import Group
+from farandole.errors import CommError
+from farandole.server.store import Pending
+from farandole.sync.flat import load_buffers
+from farandole.sync.meeting import diverged
+from farandole.sync.onservers import OnServers
+from farandole.sync.served import OptimizerState, Part
+from farandole.sync.server import Downpour
+
+_POLL_SECONDS = 0.02
+
+
+class Pouring(OnServers):
+    """`downpour` at work on one model."""
+
+    def __init__(
+        self, config: Downpour, model: nn.Module, optimizer: Optimizer, group: Group
+    ) -> None:
+        self._config = config
+        self._accrued: dict[str, torch.Tensor] = {}
+        self._pushes: list[Pending] = []
+        self._reads: list[tuple[Part, Pending]] = []
+        late = group.transport.joined_late
+        self._waits_for_first = config.warmstart > 0 and group.rank > 0 and not late
+        super().__init__(model, optimizer, group)
+        self._warm = self._store.own_name("warm start")
+        self._store.create(self._warm, 1, dtype="int64")
+
+    def _create(self, part: Part) -> None:
+        self._store.create(part.name, part.count, dtype=part.dtype_name, rule="adagrad")
+        self._accrued[part.name] = torch.zeros(part.count, dtype=part.dtype)
+
+    def _begin(self) -> None:
+        super()._begin()
+        if self._waits_for_first:
+            self._waits_for_first = False
+            self._await_first()
+            self._read_all()
+
+    def _await_first(self) -> None:
+        """Until rank 0 has taken the steps that it takes alone."""
+        patience = self._group.timeout.total_seconds()
+        done, changed = -1, time.monotonic()
+        while done < self._config.warmstart:
+            now = int(self._store.get(self._warm))
+            if now != done:
+                done, changed = now, time.monotonic()
+            elif time.monotonic() - changed > patience:
+                raise CommError(
+                    f"rank {self._group.rank} waits for the end of rank 0's warm start, and that "
+                    f"has stood at step {done} of {self._config.warmstart} for {patience:g} s."
+                )
+            else:
+                time.sleep(_POLL_SECONDS)
+
+    def _about_to_step(self) -> None:
+        self._steps += 1
+        self._finish_pushes()  # their memory is about to be used again
+        self._begin()
+        for part in self._parts if not self._scaler_skips() else ():
+            part.gather_gradients(self._scale())
+            culprit = part.first_not_finite()
+            if culprit is not None:
+                raise diverged(self._group.rank, self._steps, f"its gradient of {culprit!r}")
+            self._accrued[part.name] += part.outgoing
+
+    def _stepped(self) -> None:
+        if self._steps % self._config.push == 0:
+            self._push()
+        if self._steps % self._config.fetch == 0:
+            self._finish_reads()
+            self._reads = [(part, part.start_read()) for part in self._parts]
+        if self._group.rank == 0 and self._steps <= self._config.warmstart:
+            self._store.push(self._warm, torch.ones(1, dtype=torch.int64))
+
+    def _push(self) -> None:
+        for part in self._parts:
+            accrued = self._accrued[part.name]
+            part.outgoing.copy_(accrued)
+            accrued.zero_()
+            rate = float(part.settings["lr"]) * self._config.gain
+            self._pushes.append(self._store.start_push(part.name, part.outgoing, rate=rate))
+
+    def _arrive(self) -> None:
+        """What was read replaces the parameters as soon as it is there; nobody waits for it."""
+        if self._reads and all(pending.done() for _, pending in self._reads):
+            self._finish_reads()
+
+    def _finish_reads(self) -> None:
+        for part, pending in self._reads:
+            pending.wait()
+            part.scatter()
+        self._reads = []
+
+    def _finish_pushes(self) -> None:
+        for pending in self._pushes:
+            pending.wait()
+        self._pushes = []
+
+    def _settle(self) -> None:
+        self._finish_pushes()
+        self._finish_reads()
+
+    def end_pass(self) -> None:
+        """The rest is pushed, and all read the same."""
+        self._weighing.weight = 1.0
+        self._pause()
+        if self._steps % self._config.push:
+            self._push()
+            self._settle()
+        self._group.barrier()
+        self._read_all()
+        self._average_statistics()
+        self._group.barrier()
+        self._count()
+
+    def _pause(self) -> None:
+        if self._group.rank == 0 and self._steps < self._config.warmstart:
+            short = self._config.warmstart - self._steps
+            self._store.push(
+                self._warm, torch.tensor([short])
+            )  # the others are needed: that is enough
+        self._settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The servers' part is saved once, by rank 0, while nothing is under way."""
+        state: dict[str, Any] = {
+            "steps": self._steps,
+            "buffers": dict(self.unwrapped.named_buffers()),
+            "model": self.unwrapped.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "accrued": self._accrued,
+        }
+        if self._group.rank == 0:
+            state["servers"] = OptimizerState(self._store, self._parts).save()
+        self._group.barrier()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._settle()
+        self._group.barrier()
+        if self._group.rank == 0:
+            OptimizerState(self._store, self._parts).load(state["servers"])
+        self._offer()
+        self.unwrapped.load_state_dict(state["model"])
+        load_buffers(self.unwrapped, state["buffers"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        for name, accrued in state["accrued"].items():
+            self._accrued[name].copy_(accrued)
+        self._steps = state["steps"]
+        self._begun, self._waits_for_first = True, False
