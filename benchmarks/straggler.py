@@ -96,6 +96,7 @@ def measure(args: argparse.Namespace, side: str, pattern: str, seed: int) -> dic
                     "LOCAL_RANK": str(rank),
                     "LOCAL_WORLD_SIZE": str(WORKERS),
                     "MASTER_ADDR": "127.0.0.1",
+                    "CUDA_VISIBLE_DEVICES": "",  # the network is too small for one
                 },
                 cwd=out,
             )

@@ -31,6 +31,7 @@ class _Visitor:
     number: int
     rank: int = -1
     mark: str = ""  # by which whoever started a server knows it again
+    since: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)
     facts: dict[str, Any] = field(default_factory=dict)  # what a server says of itself
 
@@ -79,7 +80,8 @@ class Desk:
         self._errands.put(lambda: self._lose_server(mark))
 
     def lose_worker(self, rank: int) -> None:
-        self._errands.put(lambda: self._lose_rank(rank))
+        now = time.monotonic()
+        self._errands.put(lambda: self._lose_rank(rank, now))
 
     def expect_worker(self, rank: int) -> None:
         """It was started again and will come."""
@@ -259,12 +261,13 @@ class Desk:
             if visitor.role == "server" and visitor.mark == mark:
                 self._part_with(visitor, lost=True)
 
-    def _lose_rank(self, rank: int) -> None:
+    def _lose_rank(self, rank: int, when: float) -> None:
+        """Whoever had this rank then: another one may have come since."""
         self._early.pop(rank, None)
         self._expected.discard(rank)
         self._dead.add(rank)
         for visitor in list(self._visitors.values()):
-            if visitor.role in ("worker", "late") and visitor.rank == rank:
+            if visitor.rank == rank and visitor.since < when:
                 self._part_with(visitor, lost=True)
         if self._early and self._early.keys() >= self._expected:
             self._begin()

@@ -1,0 +1,67 @@
+"""A worker that was started again hears what was said before, and enters with the next epoch."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import torch
+
+from farandole.comm import Group
+from farandole.comm.transport import NEVER
+from farandole.server import Cluster, Store
+from farandole.server.roll import Roll
+
+PATIENCE = timedelta(seconds=20)
+
+
+def join(cluster: Cluster, rank: int, *, late: bool = False) -> Group:
+    store = Store(cluster.address, cluster.key_file, rank=rank, timeout=20, late=late)
+    return Group(Roll(store, rank, 2, PATIENCE, late=late))
+
+
+def count_heads(group: Group) -> float:
+    return float(group.all_reduce(torch.ones(1)))
+
+
+def test_it_enters_with_the_next_epoch():
+    with Cluster(workers=2, in_threads=True) as cluster, ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda rank: join(cluster, rank), range(2))
+        said = list(pool.map(lambda g: g.gather_json(f"rank {g.rank}"), (first, second)))
+        assert said == [["rank 0", "rank 1"]] * 2
+        for group in (first, second):
+            assert group.transport.begin_epoch(0) == 0
+        assert list(pool.map(count_heads, (first, second))) == [2.0, 2.0]
+
+        cluster.lost(1)
+        assert first.transport.begin_epoch(1) == 1
+        assert count_heads(first) == 1.0
+
+        again = join(cluster, 1, late=True)
+        # It runs through the beginning of its script: there, it hears what was said then.
+        assert again.gather_json("something else") == ["rank 0", "rank 1"]
+        entering = pool.submit(again.transport.begin_epoch, 0)
+        assert count_heads(first) == 1.0  # it does not count yet
+        assert not entering.done()
+        assert first.transport.begin_epoch(2) == 2
+        assert entering.result(20) == 2
+        assert list(pool.map(count_heads, (first, again))) == [2.0, 2.0]
+        for group in (first, second, again):
+            group.close()
+
+
+def test_when_the_others_are_done_there_is_nothing_to_enter():
+    with Cluster(workers=2, in_threads=True) as cluster, ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda rank: join(cluster, rank), range(2))
+        cluster.lost(1)
+        again = join(cluster, 1, late=True)
+        entered: list[int] = []
+        waiting = threading.Thread(target=lambda: entered.append(again.transport.begin_epoch(0)))
+        waiting.start()
+        first.close()
+        waiting.join(20)
+        assert entered == [NEVER]
+        assert count_heads(again) == 1.0  # what follows the loop does not wait for anybody
+        second.close()
+        again.close()
