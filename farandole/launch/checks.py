@@ -22,7 +22,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-REQUIRED = ("numpy", "safetensors", "rich", "click", "psutil", "matplotlib", "tensorboard")
+REQUIRED = (
+    "numpy",
+    "safetensors",
+    "rich",
+    "click",
+    "psutil",
+    "matplotlib",
+    "tensorboard",
+    "pyzmq",
+    "cryptography",
+)
 _GIB = 2**30
 _TRIAL_TIMEOUT = timedelta(seconds=60)
 _HEADERS = Path(sysconfig.get_paths()["include"]) / "Python.h"

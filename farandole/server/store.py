@@ -14,18 +14,15 @@ import torch
 import zmq
 
 from farandole.errors import CommError, DivergedError, UserError, nearest
-from farandole.server.arena import Arena
 from farandole.server.clocks import RESTING
 from farandole.server.conversation import Conversation
 from farandole.server.dialogue import Answer
 from farandole.server.filters import Coding, parse_codec
-from farandole.server.filters.held import Which
 from farandole.server.liaison import Liaison
 from farandole.server.messages import DESCRIPTION, UPDATES, Command, Kind, Read
+from farandole.server.requests import Requests
 from farandole.server.seal import read_key
-from farandole.server.tables import Piece, Span, Table, id_of
-
-_ARENA_BYTES = 1 << 28  # address space; memory is taken when it is written to
+from farandole.server.tables import Table, id_of
 
 
 class Pending:
@@ -55,10 +52,6 @@ class Pending:
         return self._result
 
 
-_Work = tuple[Sequence[Command | Read], Callable[[list[Answer]], Any], Sequence[torch.Tensor]]
-"""What to ask, what to make of the answers, and the shared memory that is free after that."""
-
-
 class Store:
     """One client of a cluster of parameter servers. For one thread at a time.
 
@@ -82,7 +75,7 @@ class Store:
     ) -> None:
         key = read_key(Path(key_file))
         self._context: zmq.Context[Any] = zmq.Context()
-        self._arena = _make_arena() if shared_memory else None
+        self._requests = Requests(shared_memory=shared_memory)
         self._liaison = Liaison(
             self._context, key, address, rank, late=late, job=job, workers=workers
         )
@@ -95,11 +88,11 @@ class Store:
         try:
             number = self._liaison.join(timeout)
             self._conversation = Conversation(
-                self._context, key, self._liaison, number, self._arena, timeout
+                self._context, key, self._liaison, number, self._requests.arena, timeout
             )
         except BaseException:
             self._liaison.close()
-            self._close_arena()
+            self._requests.close()
             self._context.term()
             raise
 
@@ -199,7 +192,8 @@ class Store:
         rows: torch.Tensor | None = None,
         slot: int = 0,
     ) -> Pending:
-        return self._start(*self._commands(Kind.PUT, name, values, start, rows, slot=slot))
+        work = self._requests.commands(Kind.PUT, self.table(name), values, start, rows, slot=slot)
+        return self._start(*work)
 
     def push(
         self,
@@ -229,9 +223,18 @@ class Store:
     ) -> Pending:
         """As `push`. `ticks`: it is the last to these rows before this clock's end. `exact`: past
         the table's codec, as it is."""
-        work = self._commands(
-            Kind.PUSH, name, values, start, rows, rate=rate, ticks=ticks, exact=exact
+        work = self._requests.commands(
+            Kind.PUSH,
+            self.table(name),
+            values,
+            start,
+            rows,
+            rate=rate,
+            ticks=ticks,
+            clock=self.clock,
+            coding=None if exact else self.coding(name),
         )
+        self._note_ticks(work[0])
         return self._start(*work)
 
     def get(
@@ -269,7 +272,9 @@ class Store:
         needs = -1 if staleness is None else max(0, self.clock - staleness)
         needs = needs if round_ is None else round_
         return self._start(
-            *self._reads(name, start, stop, rows, needs, round_ is not None, slot, out)
+            *self._requests.reads(
+                self.table(name), start, stop, rows, needs, round_ is not None, slot, out
+            )
         )
 
     def start_exchange(
@@ -286,76 +291,26 @@ class Store:
         """A push of a whole table and then a get of it, range by range: what has been applied
         travels back while the rest is still on its way. The get waits until all members have
         reached clock `needs`, or so many `rounds` of the table are over; below 0 for nobody."""
-        commands, pushed, push_areas = self._commands(
-            Kind.PUSH, name, values, 0, None, rate=rate, ticks=ticks
+        table = self.table(name)
+        commands, pushed, push_areas = self._requests.commands(
+            Kind.PUSH,
+            table,
+            values,
+            0,
+            None,
+            rate=rate,
+            ticks=ticks,
+            clock=self.clock,
+            coding=self.coding(name),
         )
-        reads, got, get_areas = self._reads(name, 0, None, None, needs, rounds, 0, out)
+        self._note_ticks(commands)
+        reads, got, get_areas = self._requests.reads(table, 0, None, None, needs, rounds, 0, out)
         both = [message for pair in zip(commands, reads, strict=True) for message in pair]
         tickets = self._conversation.ask(both)
         return (
             self._pending(tickets[::2], pushed, push_areas),
             self._pending(tickets[1::2], got, get_areas),
         )
-
-    def _reads(
-        self,
-        name: str,
-        start: int,
-        stop: int | None,
-        rows: torch.Tensor | None,
-        needs: int,
-        rounds: bool,
-        slot: int,
-        out: torch.Tensor | None,
-    ) -> _Work:
-        table = self.table(name)
-        stop = table.rows if stop is None else stop
-        rows = None if rows is None else _row_numbers(rows)
-        places = list(self._places(table, start, stop, rows))  # first: they are checked there
-        count = stop - start if rows is None else rows.numel()
-        result = torch.empty(count, table.width, dtype=table.torch_dtype) if out is None else out
-        if result.numel() != count * table.width or result.dtype != table.torch_dtype:
-            raise UserError(
-                f"get of {count} rows × {table.width} of {table.dtype} does not fit into "
-                f"{tuple(result.shape)} of {result.dtype}."
-            )
-        flat = result.view(-1)
-        reads, scatters, areas = [], [], []
-        for number, local, put_in in places:
-            area = None
-            where = put_in(flat)
-            if isinstance(where, torch.Tensor) and self._is_shared(where):
-                area = where.view(torch.uint8)
-            elif self._arena is not None:
-                area = self._arena.take(local.count * table.width * flat.element_size())
-                if area is not None:
-                    areas.append(area)
-            reads.append(
-                Read(
-                    number,
-                    table=table.id,
-                    slot=slot,
-                    needs=needs,
-                    rounds=rounds,
-                    into=area,
-                    **local.as_fields(),
-                )
-            )
-            scatters.append((where, area))
-
-        def finish(answers: list[Answer]) -> torch.Tensor:
-            for answer, (where, area) in zip(answers, scatters, strict=True):
-                values = answer.values
-                if values is None and area is not None:
-                    values = area.view(flat.dtype)
-                assert values is not None
-                _fill(where, values, table.width)
-                if answer.values is not None:
-                    # One who was asked before may still write there: that memory is not used again.
-                    areas[:] = [other for other in areas if other is not area]
-            return result
-
-        return reads, finish, areas
 
     def ask(self, question: str, name: str) -> torch.Tensor:
         """The answer to a question about a whole table, such as `nonzeros`: worked out where the
@@ -406,6 +361,10 @@ class Store:
         self._conversation.forget(self._conversation.ask(commands))
         self.clock += 1
         self._ticked = set()
+
+    def _note_ticks(self, commands: Iterable[Command | Read]) -> None:
+        ended = {one.range for one in commands if isinstance(one, Command) and one.ticks}
+        self._ticked |= ended
 
     def rest(self) -> None:
         """From here to `wake` nobody waits for this worker. Returns when the servers know."""
@@ -470,11 +429,7 @@ class Store:
 
     def buffer(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor that can be pushed from, and got into, without a copy on this side."""
-        if self._arena is not None and count:
-            area = self._arena.take(count * dtype.itemsize)
-            if area is not None:
-                return area.view(dtype).zero_()
-        return torch.zeros(count, dtype=dtype)
+        return self._requests.buffer(count, dtype)
 
     def close(self) -> None:
         """Leaves. What was pushed and is not acknowledged yet may not have arrived."""
@@ -482,7 +437,7 @@ class Store:
             self._closed = True
             self._conversation.close()
             self._liaison.close()
-            self._close_arena()
+            self._requests.close()
             self._context.term()
 
     def __enter__(self) -> Self:
@@ -492,73 +447,6 @@ class Store:
         self.close()
 
     # Inside
-
-    def _commands(
-        self,
-        kind: Kind,
-        name: str,
-        values: torch.Tensor,
-        start: int,
-        rows: torch.Tensor | None,
-        *,
-        slot: int = 0,
-        rate: float = 1.0,
-        ticks: bool = False,
-        exact: bool = False,
-    ) -> _Work:
-        table = self.table(name)
-        coding = self.coding(name) if kind == Kind.PUSH and not exact else None
-        values = values.detach().to("cpu", table.torch_dtype).contiguous()
-        if rows is None:
-            count, extra = divmod(values.numel(), table.width)
-        else:
-            count, extra = rows.numel(), values.numel() - rows.numel() * table.width
-        if extra:
-            raise UserError(
-                f"table {name!r} has rows of {table.width}; {values.numel()} values do not make "
-                f"{'whole rows' if rows is None else f'{rows.numel()} of them'}."
-            )
-        matrix = values.view(count, table.width)
-        if rows is not None and table.rounds and kind == Kind.PUSH:
-            raise UserError(
-                f"table {name!r} has rounds, in which every range waits for a push of everyone: "
-                "push it whole, not by a list of rows."
-            )
-        if rows is not None:
-            rows, matrix = _combined(rows, matrix, summing=kind == Kind.PUSH)
-        commands, areas = [], []
-        flat = matrix.reshape(-1)
-        for number, local, take_from in self._places(table, start, start + count, rows):
-            part = _collect(take_from(flat), table.width)
-            if coding is not None:
-                part = coding.encode(local.in_table(rows), part.view(-1, table.width))
-            if self._arena is not None and not self._is_shared(part):
-                area = self._arena.take(part.nbytes)
-                if area is not None:
-                    area.view(part.dtype).copy_(part)
-                    areas.append(area)
-                    part = area.view(part.dtype)
-            commands.append(
-                Command(
-                    kind,
-                    number,
-                    table=table.id,
-                    values=part,
-                    slot=slot,
-                    rate=rate,
-                    clock=self.clock,
-                    ticks=ticks,
-                    **local.as_fields(),
-                )
-            )
-            if ticks:
-                self._ticked.add(number)
-
-        def finish(answers: list[Answer]) -> int:
-            """Which round the table is in."""
-            return max((answer.clock for answer in answers), default=0)
-
-        return commands, finish, areas
 
     def _start(
         self,
@@ -582,134 +470,8 @@ class Store:
                 if problem is None:
                     return finish(answers)
             finally:
-                self._give_back(areas)
+                self._requests.give_back(areas)
             kind = DivergedError if "NaN" in problem else CommError
             raise kind(f"the parameter server refused: {problem}")
 
         return Pending(self._conversation, tickets, checked)
-
-    def _places(
-        self, table: Table, start: int, stop: int, rows: torch.Tensor | None
-    ) -> Iterable[tuple[int, _Local, Callable[[torch.Tensor], Any]]]:
-        """For each range: which of its rows, and where these are in the flat values of a call."""
-        width = table.width
-        if rows is None:
-            for piece in table.pieces(start, stop):
-                here = _Local(piece.start, piece.stop, spans=piece.spans)
-                yield piece.range, here, _spans_of(piece, start, width)
-        else:
-            for number, local, positions in table.scattered(rows):
-                here = _Local(rows=local, positions=positions)
-                yield number, here, _positions_of(positions, width)
-
-    def _close_arena(self) -> None:
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
-
-    def _is_shared(self, tensor: torch.Tensor) -> bool:
-        return self._arena is not None and self._arena.locate(tensor) is not None
-
-    def _give_back(self, areas: Iterable[torch.Tensor]) -> None:
-        for area in areas:
-            if self._arena is not None:
-                self._arena.give_back(area)
-
-
-class _Local:
-    """Rows as a range counts them."""
-
-    def __init__(
-        self,
-        start: int = 0,
-        stop: int = 0,
-        rows: torch.Tensor | None = None,
-        *,
-        spans: tuple[Span, ...] = (),
-        positions: torch.Tensor | None = None,
-    ) -> None:
-        self.start, self.stop, self.rows = start, stop, rows
-        self._spans, self._positions = spans, positions
-
-    def in_table(self, listed: torch.Tensor | None) -> Which:
-        """The same as the table counts them; `listed` are all rows of the call, if it lists any."""
-        if listed is not None:
-            return listed[self._positions]
-        if len(self._spans) == 1:
-            return slice(*self._spans[0])
-        return torch.cat([torch.arange(*span) for span in self._spans])
-
-    @property
-    def count(self) -> int:
-        return self.stop - self.start if self.rows is None else self.rows.numel()
-
-    def as_fields(self) -> dict[str, Any]:
-        return {"start": self.start, "stop": self.stop, "rows": self.rows}
-
-
-def _spans_of(piece: Piece, start: int, width: int) -> Callable[[torch.Tensor], Any]:
-    """One run of values if the rows of the piece are one, else a list of runs."""
-    bounds = [((span.start - start) * width, (span.stop - start) * width) for span in piece.spans]
-
-    def of(flat: torch.Tensor) -> Any:
-        runs = [flat[begin:end] for begin, end in bounds]
-        return runs[0] if len(runs) == 1 else runs
-
-    return of
-
-
-def _positions_of(positions: torch.Tensor, width: int) -> Callable[[torch.Tensor], Any]:
-    return lambda flat: (flat.view(-1, width), positions)
-
-
-def _collect(where: Any, width: int) -> torch.Tensor:
-    """The values at a place, flat and contiguous."""
-    if isinstance(where, torch.Tensor):
-        return where
-    if isinstance(where, tuple):
-        matrix, positions = where
-        chosen: torch.Tensor = matrix[positions]
-        return chosen.reshape(-1)
-    return torch.cat(where)
-
-
-def _fill(where: Any, values: torch.Tensor, width: int) -> None:
-    if isinstance(where, torch.Tensor):
-        if where.data_ptr() != values.data_ptr():
-            where.copy_(values)
-    elif isinstance(where, tuple):
-        matrix, positions = where
-        matrix[positions] = values.view(-1, width)
-    else:
-        for run, part in zip(where, values.split([run.numel() for run in where]), strict=True):
-            run.copy_(part)
-
-
-def _row_numbers(rows: torch.Tensor) -> torch.Tensor:
-    if rows.is_floating_point():
-        raise UserError(f"rows are counted in whole numbers, not in {rows.dtype}.")
-    return rows.detach().to("cpu", torch.int64).reshape(-1)
-
-
-def _make_arena() -> Arena | None:
-    try:
-        return Arena.make(_ARENA_BYTES)
-    except OSError:
-        return None  # where there is no room for it, values travel as messages
-
-
-def _combined(
-    rows: torch.Tensor, matrix: torch.Tensor, *, summing: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sorted, each row once."""
-    rows = _row_numbers(rows)
-    if rows.numel() < 2 or bool((rows[1:] > rows[:-1]).all()):
-        return rows, matrix
-    unique, inverse = torch.unique(rows, return_inverse=True)
-    if summing:
-        total = torch.zeros(unique.numel(), matrix.shape[1], dtype=matrix.dtype)
-        return unique, total.index_add_(0, inverse, matrix)
-    if unique.numel() < rows.numel():
-        raise UserError("put names a row twice; which of the two values is to stay?")
-    order = torch.argsort(rows)
-    return rows[order], matrix[order]

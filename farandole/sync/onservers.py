@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.errors import UserError
-from farandole.sync.flat import Flat, statistics_of
-from farandole.sync.served import Connection, Part, parts_of
+from farandole.server.store import Pending
+from farandole.sync.flat import Flat, load_buffers, statistics_of
+from farandole.sync.served import Connection, OptimizerState, Part, parts_of
 from farandole.sync.strategy import Synchronizer
 from farandole.sync.weighing import Replica, Weighing
 
@@ -34,6 +35,8 @@ class OnServers(Synchronizer):
         self._steps = 0
         self._begun = group.transport.joined_late  # then there is nothing to agree on any more
         self._must_catch_up = group.transport.joined_late
+        self._pushes: list[Pending] = []
+        self._reads: list[tuple[Part, Pending]] = []
         self._bytes = 0
         self._waited = 0.0
         self._parts = parts_of(model, optimizer, self._store)
@@ -58,9 +61,25 @@ class OnServers(Synchronizer):
     @abstractmethod
     def _stepped(self) -> None: ...
 
-    @abstractmethod
+    def _finish_reads(self) -> None:
+        """Takes in what was read; waits for it."""
+        for part, pending in self._reads:
+            pending.wait()
+            part.scatter()
+        self._reads = []
+
+    def _have_arrived(self) -> bool:
+        return all(pending.done() for _, pending in self._reads)
+
+    def _finish_pushes(self) -> list[int]:
+        """Waits until the servers have all that was pushed; the rounds that they are in."""
+        pushes, self._pushes = self._pushes, []
+        return [pending.wait() for pending in pushes]
+
     def _settle(self) -> None:
         """Waits until nothing of this rank is under way."""
+        self._finish_pushes()
+        self._finish_reads()
 
     def _pause(self) -> None:
         """Until `_go_on` nobody waits for this rank; nothing of it is under way."""
@@ -188,6 +207,33 @@ class OnServers(Synchronizer):
         for part in self._parts:
             part.count_as_read()
         return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The servers' part is saved once, by rank 0, while nothing is under way."""
+        state: dict[str, Any] = {
+            "steps": self._steps,
+            "buffers": dict(self.unwrapped.named_buffers()),
+            "model": self.unwrapped.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        if self._group.rank == 0:
+            state["servers"] = OptimizerState(self._store, self._parts).save()
+        self._group.barrier()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._settle()
+        self._group.barrier()
+        if self._group.rank == 0:
+            OptimizerState(self._store, self._parts).load(state["servers"])
+        self._offer()
+        self.unwrapped.load_state_dict(state["model"])
+        load_buffers(self.unwrapped, state["buffers"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        for part in self._parts:
+            part.count_as_read()
+        self._steps = state["steps"]
+        self._begun = True
 
     def close(self) -> None:
         self._count()

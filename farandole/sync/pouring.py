@@ -21,11 +21,9 @@ from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.errors import CommError
-from farandole.server.store import Pending
-from farandole.sync.flat import load_buffers
 from farandole.sync.meeting import diverged
 from farandole.sync.onservers import OnServers
-from farandole.sync.served import OptimizerState, Part
+from farandole.sync.served import Part
 from farandole.sync.server import Downpour
 
 _POLL_SECONDS = 0.02
@@ -39,8 +37,6 @@ class Pouring(OnServers):
     ) -> None:
         self._config = config
         self._accrued: dict[str, torch.Tensor] = {}
-        self._pushes: list[Pending] = []
-        self._reads: list[tuple[Part, Pending]] = []
         late = group.transport.joined_late
         self._waits_for_first = config.warmstart > 0 and group.rank > 0 and not late
         super().__init__(model, optimizer, group)
@@ -104,23 +100,8 @@ class Pouring(OnServers):
 
     def _arrive(self) -> None:
         """What was read replaces the parameters as soon as it is there; nobody waits for it."""
-        if self._reads and all(pending.done() for _, pending in self._reads):
+        if self._reads and self._have_arrived():
             self._finish_reads()
-
-    def _finish_reads(self) -> None:
-        for part, pending in self._reads:
-            pending.wait()
-            part.scatter()
-        self._reads = []
-
-    def _finish_pushes(self) -> None:
-        for pending in self._pushes:
-            pending.wait()
-        self._pushes = []
-
-    def _settle(self) -> None:
-        self._finish_pushes()
-        self._finish_reads()
 
     def end_pass(self) -> None:
         """The rest is pushed, and all read the same."""
@@ -138,35 +119,14 @@ class Pouring(OnServers):
     def _pause(self) -> None:
         if self._group.rank == 0 and self._steps < self._config.warmstart:
             short = self._config.warmstart - self._steps
-            self._store.push(
-                self._warm, torch.tensor([short])
-            )  # the others are needed: that is enough
+            self._store.push(self._warm, torch.tensor([short]))  # enough: the others are needed
         self._settle()
 
     def state_dict(self) -> dict[str, Any]:
-        """The servers' part is saved once, by rank 0, while nothing is under way."""
-        state: dict[str, Any] = {
-            "steps": self._steps,
-            "buffers": dict(self.unwrapped.named_buffers()),
-            "model": self.unwrapped.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "accrued": self._accrued,
-        }
-        if self._group.rank == 0:
-            state["servers"] = OptimizerState(self._store, self._parts).save()
-        self._group.barrier()
-        return state
+        return {**super().state_dict(), "accrued": self._accrued}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._settle()
-        self._group.barrier()
-        if self._group.rank == 0:
-            OptimizerState(self._store, self._parts).load(state["servers"])
-        self._offer()
-        self.unwrapped.load_state_dict(state["model"])
-        load_buffers(self.unwrapped, state["buffers"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        super().load_state_dict(state)
         for name, accrued in state["accrued"].items():
             self._accrued[name].copy_(accrued)
-        self._steps = state["steps"]
-        self._begun, self._waits_for_first = True, False
+        self._waits_for_first = False

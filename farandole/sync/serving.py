@@ -14,20 +14,15 @@ means the same under every strategy, each of them is applied at its share, η/N.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.server.rules import rule_of
-from farandole.server.store import Pending
-from farandole.sync.flat import load_buffers
 from farandole.sync.meeting import diverged
 from farandole.sync.onservers import OnServers
-from farandole.sync.served import OptimizerState, Part
+from farandole.sync.served import Part
 from farandole.sync.server import Server
 
 
@@ -38,8 +33,6 @@ class Serving(OnServers):
         self, config: Server, model: nn.Module, optimizer: Optimizer, group: Group
     ) -> None:
         self._config = config
-        self._pushes: list[Pending] = []
-        self._reads: list[tuple[Part, Pending]] = []
         self._gradients: dict[nn.Parameter, torch.Tensor] = {}  # while a step is taken
         self._is_skipped = False
         super().__init__(model, optimizer, group)
@@ -124,25 +117,10 @@ class Serving(OnServers):
     def _arrive(self) -> None:
         """Takes in what was read after the last step, this rank's own updates among it. With
         overlap what is still on its way is taken in a step later."""
-        if not self._config.overlap or all(pending.done() for _, pending in self._reads):
+        if not self._config.overlap or self._have_arrived():
             self._finish_reads()
 
-    def _finish_reads(self) -> None:
-        for part, pending in self._reads:
-            pending.wait()
-            part.scatter()
-        self._reads = []
-
-    def _finish_pushes(self) -> list[int]:
-        """Waits until the servers have all that was pushed; the rounds that they are in."""
-        pushes, self._pushes = self._pushes, []
-        return [pending.wait() for pending in pushes]
-
-    def _settle(self) -> None:
-        self._finish_pushes()
-        self._finish_reads()
-
-    # Passes and checkpoints
+    # Passes
 
     def end_pass(self) -> None:
         """All pushes are in, all read the same, and all clocks are the same again."""
@@ -164,32 +142,3 @@ class Serving(OnServers):
         if self._config.is_synchronous:
             clock = max(self._store.rounds(part.name) for part in self._parts)
         self._store.wake(max(self._group.gather_json(clock)))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The servers' part is saved once, by rank 0, while nothing is under way."""
-        state: dict[str, Any] = {
-            "steps": self._steps,
-            "buffers": dict(self.unwrapped.named_buffers()),
-            "model": self.unwrapped.state_dict(),
-        }
-        if self._config.update == "worker":
-            state["optimizer"] = self._optimizer.state_dict()
-        if self._group.rank == 0:
-            state["servers"] = OptimizerState(self._store, self._parts).save()
-        self._group.barrier()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._settle()
-        self._group.barrier()
-        if self._group.rank == 0:
-            OptimizerState(self._store, self._parts).load(state["servers"])
-        self._offer()
-        self.unwrapped.load_state_dict(state["model"])
-        load_buffers(self.unwrapped, state["buffers"])
-        if "optimizer" in state:
-            self._optimizer.load_state_dict(state["optimizer"])
-        for part in self._parts:
-            part.count_as_read()
-        self._steps = state["steps"]
-        self._begun = True

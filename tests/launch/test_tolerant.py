@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farandole.errors import LaunchError, UserError
-from farandole.launch.local import Job, Outcome, launch
+from farandole.launch.local import Job, Outcome
 from farandole.launch.supervisor import supervise
 
 if TYPE_CHECKING:
@@ -279,19 +279,6 @@ launch(Job(2, [{str(script)!r}], {{"FARANDOLE_NAME": "try"}}, tolerant={tolerant
     assert found[0] == found[1]
     assert found[0][1]["RANK"] == "1"
     assert found[0][1]["FARANDOLE_NAME"] == "try"
-
-
-def test_the_workers_find_each_other(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(sandbox.folder)
-    outcome = launch(Job(2, [str(FACTS)], sandbox.environment, tolerant=True))
-    shown = capfd.readouterr()
-    assert outcome == Outcome(), shown.err
-    for rank, line in enumerate(sorted(shown.out.splitlines())):
-        facts = json.loads(line.removeprefix(f"[{rank}] facts "))
-        assert (facts["rank"], facts["size"], facts["sum"]) == (rank, 2, 1.0)
-        assert facts["local"] == [rank, 2]
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ class Job:
         return rest
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_a_launcher_told_to_stop(sandbox: Sandbox, number: signal.Signals) -> None:
     job = Job(sandbox, STUCK)
     job.until_stuck()

@@ -164,7 +164,9 @@ def test_many_under_way_at_once_are_seen_in_their_order(store, names):
 
 
 def test_a_table_larger_than_the_shared_memory(cluster, names, monkeypatch):
-    monkeypatch.setattr("farandole.server.store._ARENA_BYTES", 1 << 18)  # some ranges fit, not all
+    monkeypatch.setattr(
+        "farandole.server.requests._ARENA_BYTES", 1 << 18
+    )  # some ranges fit, not all
     name = next(names)
     with connect(cluster.address, cluster.key_file) as small:
         expected = spread(small, name, rows=10**6)

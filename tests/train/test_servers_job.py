@@ -36,32 +36,9 @@ def test_a_worker_and_a_server_die_and_the_job_goes_on(sandbox: Sandbox) -> None
     assert logged[-1]["accuracy"] > 0.9
 
 
-def test_without_rank_0_the_job_has_failed(sandbox: Sandbox) -> None:
-    done = sandbox.farandole("run", "-n", "2", "--sync", "server:async", SCRIPT, "first")
-    assert done.returncode == 137
-    assert sandbox.processes() == []
-    assert "farandole: rank 0 was killed by SIGKILL" in done.stderr
-
-
-def test_what_only_one_server_held_is_lost_with_it(sandbox: Sandbox) -> None:
-    done = sandbox.farandole("run", "-n", "2", "--sync", "server", SCRIPT, "server")
-    assert done.returncode == 1
-    assert sandbox.processes() == []
-    assert "ranges of parameters are lost" in done.stderr
-    assert "With --servers 2 or more there is a replica" in done.stderr
-    assert [line["present"] for line in epochs(sandbox.folder)] == [2, 2]
-
-
 @pytest.mark.mpi
 def test_under_mpirun_rank_0_keeps_the_server(sandbox: Sandbox, mpirun: list[str]) -> None:
     done = sandbox.run([*mpirun, "-n", "2", sys.executable, SCRIPT])
     assert done.returncode == 0, done.stderr
     assert [line["present"] for line in epochs(sandbox.folder)] == [2] * 4
     assert float(re.findall(r"end ([\d.]+)", done.stdout)[0]) > 0.9
-
-
-def test_in_a_race_a_lane_has_servers_of_its_own(sandbox: Sandbox) -> None:
-    done = sandbox.farandole("race", "-n", "2", "--sync", "server", SCRIPT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sandbox.processes() == []
-    assert [line["present"] for line in epochs(sandbox.folder)] == [2] * 4

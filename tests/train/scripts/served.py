@@ -1,6 +1,5 @@
 """Trains under parameter servers. In the middle of an epoch, those that the arguments name are
-killed: `worker` (rank 2, in the second epoch), `server` (one of them, in the third), `first`
-(rank 0, in the second)."""
+killed: `worker` (rank 2, in the second epoch), `server` (one of them, in the third)."""
 
 import os
 import signal
@@ -23,8 +22,6 @@ def end_of(name: str, epoch: int, step: int) -> None:
         return
     if name == "worker" and epoch == 1 and run.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    if name == "first" and epoch == 1 and run.rank == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
     if name == "server" and epoch == 2 and run.rank == 0:
         children = psutil.Process(os.getppid()).children()
         next(child for child in children if "farandole.server" in child.cmdline()).kill()
@@ -44,7 +41,7 @@ for epoch in run.epochs(EPOCHS):
         optimizer.zero_grad()
         F.cross_entropy(wrapped(x), y).backward()
         optimizer.step()
-        for name in ("worker", "server", "first"):
+        for name in ("worker", "server"):
             end_of(name, epoch, step)
     right = (model(data.tensors[0]).argmax(1) == labels).float().mean()
     accuracy, present = run.mean(float(right)), run.sum(1)
