@@ -22,13 +22,14 @@ PIECE = 8 << 20  # elements that are sent at a time
 
 
 def resident(cluster: Cluster) -> int:
-    return sum(psutil.Process(pid).memory_info().rss for pid in cluster.pids)
+    """What is the servers' own: the worker's shared buffers, which they map too, are not."""
+    return sum(psutil.Process(pid).memory_full_info().uss for pid in cluster.pids)
 
 
 def quiet(cluster: Cluster) -> int:
-    """Bytes, once they do not change any more."""
-    before = -1
-    while (now := resident(cluster)) != before:
+    """Bytes, once they change by less than 1 MiB in a second."""
+    before = -(1 << 20)
+    while abs((now := resident(cluster)) - before) >= 1 << 20:
         before = now
         time.sleep(1.0)
     return now
