@@ -41,7 +41,8 @@ _BIND = "127.0.0.1:0"
     "--functions",
     metavar="MODULE",
     multiple=True,
-    help="A module with functions that the servers shall run. Give it once for each.",
+    help="A module with functions that the servers shall run. Give it once for each; one that "
+    "joins needs those of the others.",
 )
 @click.option(
     "--join", metavar="tcp://HOST:PORT", help="Add one server to those that run at this address."
@@ -69,14 +70,13 @@ def server(
         for option, given in (
             ("--servers", servers is not None),
             ("--replicas", replicas is not None),
-            ("--functions", bool(functions)),
         ):
             if given:
                 raise UserError(
                     f"--join adds one server to those at {join}, which know their {option}. Leave "
                     f"{option} out."
                 )
-        _join(join, host, bind, key_file)
+        _join(join, host, bind, key_file, functions)
         return
 
     from farandole.launch.environment import is_loopback
@@ -122,7 +122,9 @@ def _serve(
     click.echo(f"farandole: stopped by {received[0]}; no server is left", err=True)
 
 
-def _join(address: str, host: str, bind: str, key_file: Path | None) -> None:
+def _join(
+    address: str, host: str, bind: str, key_file: Path | None, functions: tuple[str, ...]
+) -> None:
     from farandole.launch.environment import is_loopback
     from farandole.launch.servers import check_address, check_key_file
     from farandole.launch.signals import handlers_kept
@@ -141,7 +143,7 @@ def _join(address: str, host: str, bind: str, key_file: Path | None) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
         try:
             click.echo(f"one more server for {address}. Ctrl-C ends it.")
-            join_cluster(address, key, bind)
+            join_cluster(address, key, bind, functions)
         except KeyboardInterrupt:
             click.echo("farandole: stopped; the others go on", err=True)
 

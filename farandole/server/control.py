@@ -16,6 +16,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
+from farandole.errors import UserError
 from farandole.server.sockets import is_readable
 
 BEAT_SECONDS = 0.5
@@ -55,7 +56,14 @@ class Counter:
         self.socket.linger = 200
         self.socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
         self.socket.set_hwm(0)
-        self.socket.bind(bind)
+        try:
+            self.socket.bind(bind)
+        except zmq.ZMQError as error:
+            self.close()
+            raise UserError(
+                f"the registrar cannot listen on {bind}: {error.strerror}. End the process that "
+                "does, or name another port; port 0 takes one that is free."
+            ) from None
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def receive(self) -> tuple[bytes, dict[str, Any], bytes] | None:

@@ -333,21 +333,21 @@ def test_one_more_server(
     address: str,
     bind: str,
 ) -> None:
-    joined: list[tuple[str, Path, str]] = []
+    joined: list[tuple[str, Path, str, tuple[str, ...]]] = []
 
-    def join_cluster(address: str, key_file: Path, bind: str) -> None:
-        joined.append((address, key_file, bind))
+    def join_cluster(address: str, key_file: Path, bind: str, functions: tuple[str, ...]) -> None:
+        joined.append((address, key_file, bind, functions))
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()
 
     module = types.SimpleNamespace(join_cluster=join_cluster)
     monkeypatch.setitem(sys.modules, "farandole.server.cluster", module)
     before = signal.getsignal(signal.SIGTERM)
-    more = ("--key-file", "a.key", "--bind", bind)
+    more = ("--key-file", "a.key", "--bind", bind, "--functions", "mine")
     code, said, error = command("server", "--join", address, *more)
     assert (code, said) == (0, f"one more server for {address}. Ctrl-C ends it.\n")
     assert error == "farandole: stopped; the others go on\n"
-    assert joined == [(address, tmp_path / "a.key", bind)]
+    assert joined == [(address, tmp_path / "a.key", bind, ("mine",))]
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -365,7 +365,6 @@ def test_one_more_server(
         (f"--join {ADDRESS} --key-file no.key", "there is no key file no.key"),
         (f"--join {ADDRESS} --key-file a.key --servers 2", "which know their --servers"),
         (f"--join {ADDRESS} --key-file a.key --replicas 0", "which know their --replicas"),
-        (f"--join {ADDRESS} --key-file a.key --functions m", "which know their --functions"),
         ("--join node1:4100 --key-file a.key", "--join 'node1:4100' is not an address such as"),
         (
             "--join tcp://node1:4100 --key-file a.key",

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from farandole.errors import CommError
+from farandole.errors import CommError, UserError
 from farandole.server import Cluster, connect
 
 
@@ -66,3 +66,10 @@ def test_meetings_do_not_wait_for_the_lost():
         assert first.meet("end", b"1") == {0: b"1"}
         with pytest.raises(CommError, match="rank 1 was given up"):
             second.meet("end", b"2")
+
+
+def test_a_port_that_is_taken():
+    with Cluster(in_threads=True) as cluster:
+        taken = cluster.address.removeprefix("tcp://")
+        with pytest.raises(UserError, match=f"cannot listen on tcp://{taken}.*in use.*port 0"):
+            Cluster(in_threads=True, bind=taken)
