@@ -420,6 +420,9 @@ class Node:
         held = self.held.get(message.range)
         if held is not None and held.chain.servers and held.chain.epoch >= message.epoch:
             return
+        chains = self.view.chains
+        if chains and chains[message.range].epoch > message.epoch:
+            return  # the move that it was for has been given up
         range_ = Range.from_state(message.range, message.text, message.tensors, self._read_rule)
         newcomer = Held(range_, Chain(message.epoch, ()))
         newcomer.done = range_.version

@@ -62,11 +62,12 @@ class Cluster:
         self.undetected.append(number)
 
     def can_kill(self, number: int) -> bool:
-        """Whether somebody else holds everything that this server holds."""
+        """Whether somebody else holds everything that this server holds, and will after a move that
+        may be over before the registrar hears of this death."""
         dead = {number, *self.undetected}
-        return len(self.nodes) > 1 and all(
-            set(chain.servers) - dead for chain in self.registrar.view.chains
-        )
+        holders = [chain.servers for chain in self.registrar.view.chains]
+        holders += [order.servers for order in self.registrar._moving.values()]
+        return len(self.nodes) > 1 and all(set(servers) - dead for servers in holders)
 
     def detect(self) -> None:
         self.registrar.lose_server(self.undetected.pop(0))

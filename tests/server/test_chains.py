@@ -70,7 +70,7 @@ def test_any_interleaving(seed, servers, workers, bound, data):
     check_replicas(cluster, table, [float(CLOCKS)] * workers)
 
 
-@settings(max_examples=120, deadline=None, phases=UNSHRUNK)
+@settings(max_examples=80, deadline=None, phases=UNSHRUNK)
 @given(
     seed=st.integers(0, 10**9),
     servers=st.integers(2, 5),

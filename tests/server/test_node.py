@@ -21,6 +21,7 @@ from farandole.server.messages import (
     Snapshot,
 )
 from farandole.server.node import REGISTRAR, Node, Peer
+from farandole.server.range import Range
 from farandole.server.rules import parse_question, parse_rule
 from farandole.server.shelf import Shelf
 from farandole.server.tables import Table
@@ -201,3 +202,13 @@ def test_a_question_that_fails_is_refused_and_nothing_else_happens():
     ((_, data),) = server.hears(CLIENT, replace(read, text="sum"))
     assert isinstance(data, Data)
     assert data.values.tolist() == [8.0]
+
+
+def test_a_snapshot_for_a_move_that_was_given_up_is_not_kept():
+    other = Node(2, parse_rule, parse_question)
+    other.take_view(View(5, {1: "a", 2: "b"}, (Chain(4, (1,)),)))
+    text, tensors = Range(0, parse_rule).state()
+    other.receive(1, Snapshot(0, 3, text, tensors))
+    assert other.held == {}
+    other.receive(1, Snapshot(0, 4, text, tensors))
+    assert list(other.held) == [0]
