@@ -175,8 +175,8 @@ class Node:
             if chain.epoch > 1:
                 return  # it should have come as a snapshot; without it there is nothing to serve
             held = self.held[number] = Held(Range(number, self._read_rule), chain)
-        elif held.chain.epoch >= chain.epoch and held.chain.servers:
-            return
+        elif held.chain.epoch >= chain.epoch:
+            return  # known already, or older than a snapshot that has overtaken this view
         held.chain = chain
         held.order, held.lacking, held.sent_snapshots = None, set(), False
         if held.after(self.me) is None:

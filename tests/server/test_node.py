@@ -212,3 +212,17 @@ def test_a_snapshot_for_a_move_that_was_given_up_is_not_kept():
     assert other.held == {}
     other.receive(1, Snapshot(0, 4, text, tensors))
     assert list(other.held) == [0]
+
+
+def test_a_snapshot_may_overtake_the_views():
+    """It comes from another server than they do."""
+    node = Node(1, parse_rule, parse_question)
+    where = {1: "a", 2: "b", 3: "c"}
+    node.take_view(View(1, where, (Chain(1, (1, 3)),)))
+    text, tensors = Range(0, parse_rule).state()
+    node.receive(2, Snapshot(0, 2, text, tensors))  # of the next epoch, in which 2 is the head
+    node.take_view(View(2, where, (Chain(1, (1, 3)),), members=(7,)))
+    node.take_view(View(3, where, (Chain(2, (2, 3)),)))
+    assert list(node.held) == [0]
+    node.take_view(View(4, where, (Chain(3, (2, 1)),)))
+    assert node.held[0].chain == Chain(3, (2, 1))
