@@ -52,7 +52,6 @@ class Desk:
         self._registrar = registrar
         self._counter = Counter(key, bind)
         self.address = self._counter.address
-        self._workers = workers
         self._patience = {
             "server": server_patience,
             "worker": worker_patience,
@@ -149,6 +148,9 @@ class Desk:
                 if over is not None:
                     self._tell_outcome(visitor, message["meet"], over)
                 self._end_meetings()
+            elif "missing" in message:
+                ranks = self._meetings.missing(message["missing"], self._ranks())
+                self._counter.send(peer, {"missing": message["missing"], "ranks": ranks})
             elif "mark" in message:
                 self._take_mark(message["mark"])
             elif "enter" in message:

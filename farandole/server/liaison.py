@@ -18,6 +18,7 @@ from farandole.server.control import BEAT_SECONDS, ControlLine
 from farandole.server.views import View
 
 _SILENCE_SECONDS = 15.0
+_ANSWER_SECONDS = 2.0
 
 
 class Liaison:
@@ -51,6 +52,7 @@ class Liaison:
         self._number: int | None = None
         self._view: View | None = None
         self._met: dict[str, dict[int, bytes]] = {}
+        self._missing: dict[str, list[int]] = {}
         self._heard = time.monotonic()
         self._given_up = False
         self._job_is_over = False
@@ -117,8 +119,16 @@ class Liaison:
                 "ended: it was not heard for too long."
             )
         raise CommError(
-            f"meeting {name!r}: not all ranks came within {timeout:g} s (rank {self._rank} did)."
+            f"rank {self._rank} waited {timeout:g} s for rank(s) {self._who_is_missing(name)} to "
+            "come to the same call. Are they still at work, and does every rank make this call?"
         )
+
+    def _who_is_missing(self, name: str) -> str:
+        """As the registrar says; not for long, for something is wrong already."""
+        self._say({"missing": name})
+        with self._changed:
+            self._changed.wait_for(lambda: name in self._missing, _ANSWER_SECONDS)
+            return str(self._missing.pop(name, "that nobody knows of"))
 
     def announce(self, mark: str) -> None:
         """The job goes on to another epoch."""
@@ -194,6 +204,8 @@ class Liaison:
                     given[rank] = payload[begin : begin + size]
                     begin += size
                 self._met[message["met"]] = given
+            elif "missing" in message:
+                self._missing[message["missing"]] = message["ranks"]
             elif "mark" in message:
                 self._mark = message["mark"]
             elif "busy" in message:

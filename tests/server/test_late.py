@@ -6,10 +6,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import pytest
 import torch
 
 from farandole.comm import Group
 from farandole.comm.transport import NEVER
+from farandole.errors import CommError
 from farandole.server import Cluster, Store
 from farandole.server.roll import Roll
 
@@ -65,3 +67,13 @@ def test_when_the_others_are_done_there_is_nothing_to_enter():
         assert count_heads(again) == 1.0  # what follows the loop does not wait for anybody
         second.close()
         again.close()
+
+
+def test_a_meeting_that_not_all_come_to_names_those_who_are_missing():
+    with Cluster(workers=3, in_threads=True) as cluster, ThreadPoolExecutor(3) as pool:
+        where = (cluster.address, cluster.key_file)
+        stores = list(pool.map(lambda rank: Store(*where, rank=rank, timeout=1), range(3)))
+        with pytest.raises(CommError, match=r"rank 0 waited 1 s for rank\(s\) \[1, 2\]"):
+            stores[0].meet("/0", b"")
+        for store in stores:
+            store.close()
