@@ -25,8 +25,10 @@ if TYPE_CHECKING:
         JoinError,
         LaunchError,
         ModelMismatchError,
+        StageError,
         UserError,
     )
+    from farandole.layout import Layout
     from farandole.optim import LargeBatch, Lars
     from farandole.sync import (
         AdaComm,
@@ -61,11 +63,13 @@ _HOME = {
     "LargeBatch": "farandole.optim",
     "Lars": "farandole.optim",
     "LaunchError": "farandole.errors",
+    "Layout": "farandole.layout",
     "Local": "farandole.sync",
     "ModelMismatchError": "farandole.errors",
     "PostLocal": "farandole.sync",
     "Run": "farandole.train",
     "Server": "farandole.sync",
+    "StageError": "farandole.errors",
     "Topology": "farandole.topology",
     "UserError": "farandole.errors",
     "init": "farandole.train",
@@ -88,11 +92,13 @@ __all__ = [
     "LargeBatch",
     "Lars",
     "LaunchError",
+    "Layout",
     "Local",
     "ModelMismatchError",
     "PostLocal",
     "Run",
     "Server",
+    "StageError",
     "Topology",
     "UserError",
     "init",

@@ -38,6 +38,10 @@ class DivergedError(FarandoleError):
     """A loss or a parameter is not finite; the message names the rank, the step and the tensor."""
 
 
+class StageError(FarandoleError):
+    """A stage of a pipeline failed or was lost; the message names the stage, the rank and why."""
+
+
 class CheckpointError(FarandoleError):
     """A checkpoint could not be written, or is damaged; the message names the last good one."""
 

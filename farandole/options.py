@@ -61,7 +61,7 @@ def _write(value: object) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    if isinstance(value, tuple):
+    if type(value) is tuple:  # one of a kind of its own has a text of its own
         return "x".join(_write(item) for item in value)
     return str(value)
 

@@ -12,6 +12,7 @@ from farandole.cli.doctor import doctor
 from farandole.cli.emulate import emulate
 from farandole.cli.race import race
 from farandole.cli.run import run
+from farandole.cli.schedule import schedule
 from farandole.cli.server import server
 from farandole.errors import FarandoleError, UserError
 
@@ -23,7 +24,7 @@ def commands() -> None:
     first."""
 
 
-for _command in (run, race, server, bench, doctor, emulate):
+for _command in (run, race, schedule, server, bench, doctor, emulate):
     commands.add_command(_command)
 
 

@@ -25,6 +25,9 @@ KINDS = (
 )
 """The strategies, by name; here as text, because help must not wait for torch."""
 
+SCHEDULES = ("layer", "gpipe", "1f1b", "interleaved", "zero-bubble", "gems", "pipedream", "2bw")
+"""The schedules of a layout with stages; as text, for the same reason."""
+
 PASS_ON = {"allow_interspersed_args": False}
 """What follows the script belongs to the script."""
 
@@ -37,6 +40,18 @@ def sync_option(*, multiple: bool = False) -> Callable[[Any], Any]:
         multiple=multiple,
         help=f"How replicas stay in step: {', '.join(KINDS)}; with options as in local:every=8."
         + again,
+    )
+
+
+def layout_option(*, multiple: bool = False) -> Callable[[Any], Any]:
+    again = " Give it once for each layout to compare." if multiple else ""
+    return click.option(
+        "--layout",
+        metavar="LAYOUT",
+        multiple=multiple,
+        help="Where a replica of the model lives: whole on every worker, or in stages on several, "
+        f"as in stages=4,microbatches=8,schedule=gpipe. Schedules: {', '.join(SCHEDULES)}."
+        f"{again} [the script's, else whole]",
     )
 
 

@@ -1,4 +1,4 @@
-"""`farandole race`: the same script under each strategy; which reaches the target first?"""
+"""`farandole race`: the same script under each scheme; which reaches the target first?"""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from farandole.cli.options import PASS_ON, check_script, hosts_option, seed_option, sync_option
+from farandole.cli.options import (
+    PASS_ON,
+    check_script,
+    hosts_option,
+    layout_option,
+    seed_option,
+    sync_option,
+)
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,7 +30,8 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings=PASS_ON)
-@click.option("-n", "--workers", type=int, required=True, help="Workers for each strategy.")
+@click.option("-n", "--workers", type=int, required=True, help="Workers for each lane.")
+@layout_option(multiple=True)
 @sync_option(multiple=True)
 @click.option("--serial", is_flag=True, help="Also run the script on one worker, to compare with.")
 @click.option(
@@ -52,6 +61,7 @@ if TYPE_CHECKING:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def race(
     workers: int,
+    layout: tuple[str, ...],
     sync: tuple[str, ...],
     serial: bool,
     target: str | None,
@@ -64,12 +74,14 @@ def race(
     arguments: tuple[str, ...],
 ) -> None:
     """Run SCRIPT under each strategy in turn, with the same seed and arguments, and say which
-    reaches the target first.
+    reaches the target first. With layouts too, under each layout with each strategy.
 
     Shows a live table, then writes report.html, report.png and summary.json.
 
     \b
       farandole race -n 4 --hosts 2 --sync allreduce --sync local:every=8 --sync daso \\
+                     --target accuracy=0.95 train.py
+      farandole race -n 4 --layout whole --layout stages=4,microbatches=8 \\
                      --target accuracy=0.95 train.py
       farandole race -n 4 --servers 2 --sync allreduce --sync server --target loss=0.3 train.py
     """
@@ -78,18 +90,18 @@ def race(
     check_script(script)
 
     from farandole.launch.race import Course, Entry
-    from farandole.launch.servers import needs_servers
     from farandole.report import Target
-    from farandole.sync import parse
 
     goal = Target.parse(target) if target else None
-    strategies = [parse(text) for text in sync]
-    entries = [Entry(str(each), workers, needs_servers(each)) for each in strategies]
+    entries = _entries(layout, sync, workers)
     _check_servers(entries, servers, replicas)
     if serial:
         entries.insert(0, Entry(None, 1))  # what the others' speed-up is measured against
     if not entries:
-        raise UserError("a race needs runners: give --sync once for each strategy, or --serial.")
+        raise UserError(
+            "a race needs runners: give --sync once for each strategy, --layout once for each "
+            "layout, or --serial."
+        )
     name = f"race-{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     course = Course((script, *arguments), runs / name, seed, hosts, servers, replicas)
     lanes, stopped = _run_all(course, entries, goal)
@@ -97,6 +109,29 @@ def race(
     if stopped:
         sys.exit(130)
     sys.exit(0 if all(lane.outcome == "ok" for lane in lanes) else 1)
+
+
+def _entries(layouts: Sequence[str], syncs: Sequence[str], workers: int) -> list[Entry]:
+    """Every layout with every strategy. What is not given at all is left to the script."""
+    from farandole.launch.race import Entry
+    from farandole.launch.servers import needs_servers
+    from farandole.sync import parse
+    from farandole.train.settings import check_workers, read_layout, write_layout
+
+    strategies: list[tuple[str | None, bool]] = [
+        (str(strategy), needs_servers(strategy)) for strategy in map(parse, syncs)
+    ]
+    places: list[str | None] = []
+    for place in map(read_layout, layouts):
+        check_workers(place, workers)
+        places.append(write_layout(place))
+    if not strategies and not places:
+        return []
+    return [
+        Entry(sync, workers, needs, layout)
+        for layout in places or [None]
+        for sync, needs in strategies or [(None, False)]
+    ]
 
 
 def _check_servers(entries: list[Entry], servers: int | None, replicas: int | None) -> None:
@@ -134,7 +169,7 @@ def _run_all(
             live.start()
         for at, entry in enumerate(entries):
             if not live:
-                click.echo(f"{entry.label} on {entry.workers} worker(s) …")
+                click.echo(f"{lanes[at].name} on {entry.workers} worker(s) …")
             for lane in run_lane(course, entry, at + 1):
                 lanes[at] = lane
                 if live:
@@ -170,6 +205,7 @@ def _finish(course: Course, lanes: list[Lane], target: Target | None) -> None:
     import farandole
     from farandole.launch.race import output_of
     from farandole.report import Results, headline, plain, table
+    from farandole.report.lane import labels
     from farandole.report.page import write_report
 
     facts = {
@@ -180,9 +216,9 @@ def _finish(course: Course, lanes: list[Lane], target: Target | None) -> None:
     }
     console = Console()
     console.print(table(lanes, target))
-    for number, lane in enumerate(lanes, start=1):
+    for number, (label, lane) in enumerate(zip(labels(lanes), lanes, strict=True), start=1):
         if lane.outcome in ("failed", "unfinished"):
-            click.secho(f"{lane.sync}: {lane.problem}  ({output_of(course, number)})", fg="red")
+            click.secho(f"{label}: {lane.problem}  ({output_of(course, number)})", fg="red")
     report = write_report(course.folder, lanes, target, facts)
     click.secho(plain(headline(Results(tuple(lanes), target))), bold=True)
     click.echo(f"report: {report}")

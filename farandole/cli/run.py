@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farandole.cli.options import PASS_ON, check_script, hosts_option, seed_option, sync_option
+from farandole.cli.options import (
+    PASS_ON,
+    check_script,
+    hosts_option,
+    layout_option,
+    seed_option,
+    sync_option,
+)
 from farandole.errors import FarandoleError, UserError
 
 if TYPE_CHECKING:
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
 
 @click.command(context_settings=PASS_ON)
 @click.option("-n", "--workers", type=int, help="Workers on this host. [one per GPU, else 1]")
+@layout_option()
 @sync_option()
 @click.option("--name", help="The run's folder below --runs. [<script>-<time>]")
 @click.option("--runs", type=click.Path(path_type=Path), help="Where runs are kept. [runs]")
@@ -72,6 +80,7 @@ if TYPE_CHECKING:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
     workers: int | None,
+    layout: str | None,
     sync: str | None,
     name: str | None,
     runs: Path | None,
@@ -97,6 +106,7 @@ def run(
     \b
       farandole run -n 4 train.py --epochs 10
       farandole run -n 4 --sync local:every=8 train.py
+      farandole run -n 4 --layout stages=4,microbatches=8 train.py
       farandole run -n 4 --hosts 2 --sync daso train.py
       farandole run -n 4 --trace out.json train.py
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
@@ -132,6 +142,10 @@ def run(
     from farandole.train import settings
 
     strategy = parse(sync) if sync is not None else None
+    place = settings.read_layout(layout) if layout is not None else None
+    count = workers or torch.cuda.device_count() or 1
+    if place is not None:
+        settings.check_workers(place, count)
     plan = plan_servers(strategy, servers, replicas, functions, key_file)
     if restarts and plan is None:
         raise UserError(
@@ -140,6 +154,7 @@ def run(
         )
     chosen = {
         settings.SYNC: str(strategy) if strategy is not None else None,
+        settings.LAYOUT: settings.write_layout(place) if place is not None else None,
         settings.NAME: name,
         settings.FOLDER: str(runs) if runs else None,
         settings.SEED: str(seed) if seed is not None else None,
@@ -150,7 +165,6 @@ def run(
         trace = trace.absolute()
         chosen[settings.TRACE_PARTS] = str(tracing.prepare(trace))
         chosen[settings.TRACE] = ""  # the ranks need not merge
-    count = workers or torch.cuda.device_count() or 1
     if hosts is not None:
         settings.declared_hosts(hosts, count)  # or says what is wrong with it
         chosen[settings.HOSTS] = hosts

@@ -1,4 +1,4 @@
-"""Runs the same script under each strategy, one after another, and follows what they log.
+"""Runs the same script under each scheme, one after another, and follows what they log.
 
 Each lane is a `farandole run` of its own, in a fresh process, with the same seed and arguments, so
 nothing carries over from one to the next. The race only reads the metrics that the lanes write.
@@ -7,6 +7,7 @@ nothing carries over from one to the next. The race only reads the metrics that 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -21,19 +22,22 @@ from farandole.report.metrics import FILE_NAME
 
 _POLL_SECONDS = 0.25
 _PATIENCE_SECONDS = 40.0  # how long a lane that was told to stop may take
+_LONGEST_NAME = 100  # of a folder: a file system takes 255 bytes, and a list of cuts may be longer
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One strategy in the race; no strategy means the plain script on one worker."""
+    """One scheme in the race, in the words of `farandole run`. None is left to the script."""
 
     sync: str | None
     workers: int
     needs_servers: bool = False
+    layout: str | None = None
 
     @property
-    def label(self) -> str:
-        return self.sync or "serial"
+    def serial(self) -> bool:
+        """Neither a strategy nor a layout: the plain script on one worker."""
+        return self.sync is None and self.layout is None
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,29 @@ class Course:
     def arguments(self, entry: Entry) -> list[str]:
         """What to type after `farandole` to run one entry alone."""
         sync = ["--sync", entry.sync] if entry.sync else []
-        hosts = ["--hosts", self.hosts] if self.hosts and entry.sync else []
+        # On one worker no layout of the script's own would fit.
+        place = "whole" if entry.serial else entry.layout
+        layout = ["--layout", place] if place else []
+        hosts = ["--hosts", self.hosts] if self.hosts and not entry.serial else []
         servers: list[str] = []
         if entry.needs_servers:
             given = {"--servers": self.servers, "--replicas": self.replicas}
             for option, value in given.items():
                 servers += [option, str(value)] if value is not None else []
-        run = ["run", "-n", str(entry.workers), *hosts, *sync, *servers, "--seed", str(self.seed)]
-        return [*run, *self.command]
+        run = ["run", "-n", str(entry.workers), *hosts, *layout, *sync, *servers]
+        return [*run, "--seed", str(self.seed), *self.command]
 
     def lane(self, entry: Entry) -> Lane:
         """The lane before it has started."""
         text = shlex.join(["farandole", *self.arguments(entry)])
-        return Lane(entry.label, entry.workers, "waiting", History(), command=text)
+        return Lane(
+            "serial" if entry.serial else entry.sync or "",
+            entry.workers,
+            "waiting",
+            History(),
+            command=text,
+            layout=entry.layout or "",
+        )
 
 
 def run_lane(course: Course, entry: Entry, number: int) -> Iterator[Lane]:
@@ -70,7 +84,8 @@ def run_lane(course: Course, entry: Entry, number: int) -> Iterator[Lane]:
 
     Closing the iterator early, or an exception in the loop that consumes it, stops the workers.
     """
-    name = f"{number}-{''.join(c if c.isalnum() else '-' for c in entry.label)}"
+    lane = course.lane(entry)
+    name = folder_name(number, lane)
     place = course.folder / name
     place.mkdir(parents=True, exist_ok=True)
     output = place / "output.log"
@@ -78,7 +93,6 @@ def run_lane(course: Course, entry: Entry, number: int) -> Iterator[Lane]:
     command = [sys.executable, "-m", "farandole", "run", "--name", name]
     command += ["--runs", str(course.folder), *rest]
     follower = Follower(place / FILE_NAME)
-    lane = course.lane(entry)
     with output.open("wb") as sink:
         # A session of its own: Ctrl-C reaches the race alone, which then stops the lane in order.
         process = subprocess.Popen(
@@ -105,6 +119,11 @@ def run_lane(course: Course, entry: Entry, number: int) -> Iterator[Lane]:
     finally:
         if process.poll() is None:
             _stop(process)
+
+
+def folder_name(number: int, lane: Lane) -> str:
+    """`2-stages-4-microbatches-8-daso`: distinct by its number, readable by the rest."""
+    return re.sub(r"[\W_]+", "-", f"{number}-{lane.name}")[:_LONGEST_NAME].strip("-")
 
 
 def interrupted(lane: Lane) -> Lane:

@@ -22,7 +22,7 @@ from matplotlib.transforms import offset_copy
 from farandole.report import drawing, palette, units
 from farandole.report.drawing import label_text
 from farandole.report.history import MOST
-from farandole.report.lane import Lane, labels
+from farandole.report.lane import Lane
 from farandole.report.palette import INK
 from farandole.report.standing import Results
 
@@ -116,9 +116,10 @@ def periods(results: Results) -> Figure:
 
 def phases(results: Results) -> Figure:
     """One bar for each lane that has phases, a piece of it for each phase."""
+    names = drawing.short_labels(results)
     shown = [
         (index, name, found)
-        for index, (name, lane) in enumerate(zip(labels(results.lanes), results.lanes, strict=True))
+        for index, (name, lane) in enumerate(zip(names, results.lanes, strict=True))
         if (found := spans(lane, "phase"))
     ]
     figure = drawing.new_figure(6.4, 0.8 + 0.55 * max(1, len(shown)))
@@ -128,7 +129,7 @@ def phases(results: Results) -> Figure:
     heights = list(range(len(shown)))[::-1]  # the first lane on top
     axes.set_xlim(0, longest / seconds_per_unit)
     axes.set_ylim(-0.5, len(shown) - 0.5 + (1 - BAR_HEIGHT) / 2)
-    axes.set_yticks(heights, [label_text(name) for _, name, _ in shown], color=INK.light)
+    axes.set_yticks(heights, [name for _, name, _ in shown], color=INK.light)
     for tick in axes.get_yticklabels():
         tick.set_parse_math(False)
     axes.tick_params(axis="y", length=0)

@@ -7,6 +7,7 @@ from the labels it finds, so a plot need not tell it what was drawn.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -22,6 +23,7 @@ MARKS_ON_A_LINE = 6
 LONGEST_LABEL = 36
 CHARACTERS_PER_INCH = 13  # in the legend, wide letters and keys included
 LEGEND_ROW_INCHES = 0.21
+_TORN_OPTION = re.compile("[^,:/ ]*…[^,:/ ]*")  # what a cut leaves of the options on its sides
 LARGEST_DRAWN = 1e100  # beyond it the arithmetic of axes overflows; such a value is a gap
 
 
@@ -84,8 +86,8 @@ def legend(figure: Figure, results: Results) -> None:
     """Above the plots, where it covers no curve; the figure grows by the room it takes."""
     marks = {str(mark.get_label()): mark for axes in figure.axes for mark in axes.get_lines()}
     entries = [
-        (marks[f"lane {index}"], label_text(name))
-        for index, name in enumerate(labels(results.lanes))
+        (marks[f"lane {index}"], name)
+        for index, name in enumerate(short_labels(results))
         if f"lane {index}" in marks
     ]
     if "reached" in marks:
@@ -128,11 +130,27 @@ def drawable(value: float) -> float:
     return value if abs(value) < LARGEST_DRAWN else math.nan
 
 
-def label_text(text: str) -> str:
+def label_text(text: str, head: int = LONGEST_LABEL // 2 - 1) -> str:
     """One line, no control characters, not wider than a figure can bear.
 
-    What is too long loses its middle: the ends are where two settings of a strategy differ.
+    What is too long loses what follows its first `head` characters: by default its middle, for
+    the ends are where two settings of a strategy differ.
     """
     clean = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-    half = LONGEST_LABEL // 2
-    return clean if len(clean) <= LONGEST_LABEL else f"{clean[: half - 1]}…{clean[-half:]}"
+    if len(clean) <= LONGEST_LABEL:
+        return clean
+    return f"{clean[:head]}…{clean[len(clean) - (LONGEST_LABEL - 1 - head) :]}"
+
+
+def short_labels(results: Results) -> list[str]:
+    """The lanes' labels as `label_text` has them, cut where what is left whole still differs.
+
+    Layouts have many options, so two of them may well differ in the middle only.
+    """
+    names = labels(results.lanes)
+    middle = LONGEST_LABEL // 2 - 1
+    for head in sorted(range(LONGEST_LABEL), key=lambda at: abs(at - middle)):
+        shown = [label_text(name, head) for name in names]
+        if len({_TORN_OPTION.sub("…", text) for text in shown}) == len(names):
+            return shown
+    return [label_text(f"{number}: {name}") for number, name in enumerate(names, start=1)]

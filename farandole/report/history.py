@@ -64,6 +64,11 @@ class History:
         return str(self.start.get("sync", "?"))
 
     @property
+    def layout(self) -> str:
+        """Where a replica of the model lived; empty: whole on every worker."""
+        return str(self.start.get("layout") or "")
+
+    @property
     def size(self) -> int:
         """How many workers; 0 when the start record is missing or makes no sense."""
         size = self.start.get("size", 0)

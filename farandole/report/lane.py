@@ -1,4 +1,4 @@
-"""One strategy's run in a race, and the measures that need nothing but that run."""
+"""One run in a race, and the measures that need nothing but that run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Outcome = Literal["ok", "failed", "unfinished", "running", "waiting"]
 class Lane:
     """What was asked for, how it went, and what it logged.
 
-    `sync` is the text the user gave, or `serial`; `workers` the number of processes. `command` is
-    what one types to run this lane alone, `problem` one line on why it failed. A lane that never
-    logged has an empty `History()`.
+    `sync` is the text the user gave, or `serial`, and `layout` likewise; what is empty was left to
+    the script. `workers` is the number of processes. `command` is what one types to run this lane
+    alone, `problem` one line on why it failed. A lane that never logged has an empty `History()`.
     """
 
     sync: str
@@ -27,6 +27,12 @@ class Lane:
     history: History
     command: str = ""
     problem: str = ""
+    layout: str = ""
+
+    @property
+    def name(self) -> str:
+        """Where the model lives and how replicas stay in step: `stages=4,microbatches=8 · daso`."""
+        return " · ".join(filter(None, (self.layout, self.sync)))
 
     @property
     def total_seconds(self) -> float:
@@ -64,12 +70,12 @@ def outcome_of(history: History, exit_code: int | None) -> Outcome:
 
 
 def labels(lanes: Sequence[Lane]) -> list[str]:
-    """A distinct name for each lane: its sync text, numbered when a strategy runs twice."""
-    count = Counter(lane.sync for lane in lanes)
+    """A distinct label for each lane: its name, numbered when the same is run twice."""
+    count = Counter(lane.name for lane in lanes)
     seen: Counter[str] = Counter()
-    names = []
+    distinct = []
     for lane in lanes:
-        seen[lane.sync] += 1
-        again = f" ({seen[lane.sync]})" if count[lane.sync] > 1 else ""
-        names.append(lane.sync + again)
-    return names
+        seen[lane.name] += 1
+        again = f" ({seen[lane.name]})" if count[lane.name] > 1 else ""
+        distinct.append(lane.name + again)
+    return distinct

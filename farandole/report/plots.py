@@ -18,7 +18,6 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 from farandole.report import drawing, palette, units
 from farandole.report.drawing import drawable, label_text
 from farandole.report.history import Counters, Point
-from farandole.report.lane import labels
 from farandole.report.palette import INK, LINE, MUTED
 from farandole.report.standing import Results
 from farandole.report.target import Target
@@ -128,7 +127,7 @@ def draw_waiting(axes: Axes, results: Results) -> None:
             annotation_clip=False,
         )
     axes.set_xlim(0, 1)
-    axes.set_yticks(heights, [label_text(name) for name in labels(lanes)], color=INK.light)
+    axes.set_yticks(heights, drawing.short_labels(results), color=INK.light)
     for tick in axes.get_yticklabels():
         tick.set_parse_math(False)
     axes.tick_params(axis="y", length=0)

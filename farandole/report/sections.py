@@ -185,8 +185,10 @@ def _run_facts(lane: Lane) -> dict[str, str]:
     start = lane.history.start
     facts = {"command": lane.command} if lane.command else {}
     facts["workers"] = str(lane.workers)
-    for key in ("hosts", "device", "script", "seed", "name"):
-        if key in start:
+    if not lane.sync and "sync" in start:  # the lane's name does not say it
+        facts["sync"] = lane.history.sync
+    for key in ("layout", "hosts", "device", "script", "seed", "name"):
+        if start.get(key) is not None:
             facts[key] = str(start[key])
     versions = start.get("versions")
     if isinstance(versions, dict):

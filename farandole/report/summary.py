@@ -208,7 +208,9 @@ def _lane_record(row: Standing) -> dict[str, Any]:
     return {
         "place": row.place,
         "given": row.index + 1,
-        "sync": lane.sync,
+        "label": row.label,
+        "sync": lane.sync or None,
+        "layout": lane.layout or None,
         "workers": lane.workers,
         "outcome": lane.outcome,
         "problem": lane.problem,

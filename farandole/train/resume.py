@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.errors import CheckpointError, UserError
 from farandole.train import checkpoint
 from farandole.train.randomness import random_state, restore_random_state
+from farandole.train.saver import count_models, merged_parts
 from farandole.train.saving import load_together, save_together
 
 if TYPE_CHECKING:
@@ -37,20 +38,24 @@ class RunState:
                 "loaders": [loader.state_dict() for loader in run._loaders.values()],
                 "size": run.size,
                 "sync": str(run._strategy),
+                "layout": str(run._layout),
                 "waited_seconds": run.group.meter.waited_seconds,
                 "bytes_sent": run.group.meter.bytes_sent,
             },
             "state": user_state,
         }
         own: dict[str, Any] = {"random": random_state(run.device), "sync": []}
-        pairs = zip(run._synchronizers, run._optimizers, strict=True)
-        for index, (synchronizer, optimizer) in enumerate(pairs):
-            shared[f"model-{index}"] = synchronizer.whole_model()
-            if optimizer is not None:
-                shared[f"optimizer-{index}"] = optimizer.state_dict()
-            own["sync"].append(synchronizer.state_dict())
+        parts: dict[str, Any] = {}
+        for index, saver in enumerate(run._savers):
+            state = saver.state()
+            if state is not None:
+                model, optimizer = state
+                parts[f"model-{index}{saver.suffix}"] = model
+                if optimizer is not None:
+                    parts[f"optimizer-{index}{saver.suffix}"] = optimizer
+            own["sync"].append(run._synchronizers[index].state_dict())
         first = run._first_checkpoint.get(folder)
-        target = save_together(run.group, folder, shared, own, keep=keep, first=first)
+        target = save_together(run.group, folder, shared, own, parts, keep=keep, first=first)
         if first is None:
             self._found(folder, int(target.name))
         return target
@@ -99,6 +104,11 @@ class RunState:
                 f"saved on {saved['size']} workers, resumed on {run.size}: random state and "
                 "the strategy's own state start afresh"
             )
+        elif saved.get("layout", "None") != str(run._layout):
+            self._say(
+                f"saved with layout {saved['layout']}, resumed with {run._layout}: random state "
+                "and the strategy's own state start afresh"
+            )
         elif saved["sync"] != str(run._strategy):
             self._say(
                 f"saved under {saved['sync']}, resumed under {run._strategy}: the strategy's "
@@ -113,18 +123,17 @@ class RunState:
 
     def _load_models(self, parts: dict[str, Any]) -> None:
         run = self._run
-        saved = [name for name in parts if name.startswith("model-")]
-        if len(saved) != len(run._synchronizers):
+        saved = count_models(parts)
+        if saved != len(run._savers):
             raise CheckpointError(
-                f"the checkpoint holds {len(saved)} model(s), this run has distributed "
-                f"{len(run._synchronizers)}. Call run.load after run.distribute."
+                f"the checkpoint holds {saved} model(s), this run has distributed "
+                f"{len(run._savers)}. Call run.load after run.distribute."
             )
-        pairs = zip(run._synchronizers, run._optimizers, strict=True)
-        for index, (synchronizer, optimizer) in enumerate(pairs):
+        for index, saver in enumerate(run._savers):
+            state = merged_parts(parts, index)
+            assert state is not None
             try:
-                synchronizer.unwrapped.load_state_dict(parts[f"model-{index}"])
-                if optimizer is not None and f"optimizer-{index}" in parts:
-                    optimizer.load_state_dict(parts[f"optimizer-{index}"])
+                saver.load(*state)
             except (RuntimeError, ValueError) as error:
                 raise CheckpointError(
                     f"the checkpoint does not fit this script's model or optimizer: {error}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, overload
@@ -20,20 +20,24 @@ from farandole.comm import Group
 from farandole.comm.trace import NO_TRACE
 from farandole.data import BatchInfo, Loader, LoaderOptions
 from farandole.errors import UserError
+from farandole.layout import Layout
 from farandole.report.metrics import MetricsLog
 from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
 from farandole.topology import Topology
 from farandole.train.numbers import T, double, like, plain, short
 from farandole.train.progress import EpochProgress
+from farandole.train.recipe import LossFunction, MakeOptimizer, Recipe
 from farandole.train.resume import RunState
+from farandole.train.saver import Saver, WholeSaver
 from farandole.train.settings import (
     Settings,
     check_name,
     check_writable,
     default_name,
+    read_layout,
     unwritable,
 )
-from farandole.train.trainer import LossFunction, MakeOptimizer, Trainer
+from farandole.train.trainer import Trainer
 from farandole.train.watch import Watch, WatchedLoader
 
 
@@ -67,8 +71,10 @@ class Run:
         self.epoch = 0
         self.resumed = False
         self._synchronizers: list[Synchronizer] = []
-        self._optimizers: list[Optimizer | None] = []
+        self._savers: list[Saver] = []
         self._strategy: Strategy = settings.sync or AllReduce()
+        self._layout: Layout | None = None  # None: the whole model on every rank
+        self._replicas = group  # those who share the data: one rank of every replica, this one's
         self._loaders: dict[object, Loader] = {}
         self._loader_states: list[dict[str, Any]] = []
         self._epoch_under_way = False
@@ -133,13 +139,17 @@ class Run:
             check_writable(self.folder)
         if any(known.unwrapped is model or known.model is model for known in self._synchronizers):
             raise UserError("this model is distributed already; call run.distribute once for it.")
+        if self.settings.layout not in (None, Layout()):
+            raise UserError(
+                f"--layout {self.settings.layout} cuts the model, and this script calls it whole. "
+                "Let Farandole own the step: run.trainer(model, loss, make_optimizer)."
+            )
         model = model.to(self.device)
         if optimizer is not None:
             _move_state(optimizer, self.device)
         self._strategy = self.settings.sync or sync or AllReduce()
         synchronizer = self._strategy.build(model, optimizer, self.group)
-        self._synchronizers.append(synchronizer)
-        self._optimizers.append(optimizer)
+        self._keep(synchronizer, WholeSaver(synchronizer, optimizer, writes=self.rank == 0))
         if self._watch is not None:
             self._watch.follow(synchronizer.model, optimizer)
         if optimizer is None:
@@ -148,19 +158,38 @@ class Run:
 
     def trainer(
         self,
-        model: nn.Module,
+        model: nn.Module | Sequence[nn.Module],
         loss: LossFunction,
         make_optimizer: MakeOptimizer,
         *,
-        layout: object = None,
+        layout: Layout | str | None = None,
         sync: Strategy | None = None,
+        sample: Any = None,
+        clip: float | None = None,
+        precision: torch.dtype | None = None,
     ) -> Trainer:
         """*Together.* As `distribute`, but the step is ours: `trainer.step(x, y)`.
 
-        `loss(model(x), y)` is what is minimised, by `make_optimizer(parameters)`. There is no
-        `layout` yet but the whole model on every worker.
+        `loss(model(x), y)` is what is minimised, by `make_optimizer(parameters)`. `layout` says
+        where one replica of the model lives; the command line's `--layout` wins over it. `sample`,
+        the inputs of a batch, lets it measure where to cut. Gradients are clipped to the norm
+        `clip`; `precision`, `torch.bfloat16` or `torch.float16`, is for what autocast lowers.
         """
-        return Trainer(self, model, loss, make_optimizer, layout=layout, sync=sync)
+        chosen = self.settings.layout or layout
+        if isinstance(chosen, str):
+            chosen = read_layout(chosen)
+        return Trainer(
+            self,
+            model,
+            Recipe(loss, make_optimizer, clip, precision),
+            layout=None if chosen == Layout() else chosen,
+            sync=sync,
+            sample=sample,
+        )
+
+    def _keep(self, synchronizer: Synchronizer, saver: Saver) -> None:
+        self._synchronizers.append(synchronizer)
+        self._savers.append(saver)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The plain model inside what `distribute` returned."""
@@ -176,7 +205,7 @@ class Run:
             if known.model is model:
                 model = known.unwrapped  # so that tensors have the names they have in the script
         self._settle()
-        return in_step(model, self.group)
+        return in_step(model, self._replicas)
 
     def _synchronizer(self, model: nn.Module) -> Synchronizer:
         for known in self._synchronizers:
@@ -210,7 +239,7 @@ class Run:
             loader = (Loader if self._watch is None else WatchedLoader)(
                 source,
                 options,
-                group=self.group,
+                group=self._replicas,
                 device=self.device,
                 on_batch=lambda info: self._count(loader, info),
                 on_begin=self._begin_pass,
@@ -251,7 +280,7 @@ class Run:
             progress = self._share_done(info)
             for synchronizer in self._synchronizers:
                 synchronizer.begin_step(
-                    info.weight, progress, info.weight * info.samples / self.size
+                    info.weight, progress, info.weight * info.samples / self._replicas.size
                 )
             self._collect_notes()
         if self._progress is not None:
@@ -367,6 +396,7 @@ class Run:
             start = {
                 "name": self.name,
                 "sync": str(self._strategy),
+                **({} if self._layout is None else {"layout": str(self._layout)}),
                 "size": self.size,
                 "hosts": len(self.topology.hosts),
                 "device": str(self.device),

@@ -24,11 +24,15 @@ def save_together(
     folder: Path,
     shared: Mapping[str, Any],
     own: Mapping[str, Any],
+    parts: Mapping[str, Any],
     *,
     keep: int,
     first: int | None,
 ) -> Path:
     """Saves into a new checkpoint in `folder`; returns its path, the same on every rank.
+
+    `shared` is the same on all ranks and written by rank 0; `own` and `parts`, by each rank. Names
+    in `parts` must differ between ranks.
 
     The newest `keep` stay, and whatever is numbered below `first` (None: below the new one).
 
@@ -42,8 +46,8 @@ def save_together(
             checkpoint.begin(target)
 
     def write() -> checkpoint.Entry:
-        parts = {f"rank-{group.rank}": own, **(shared if group.rank == 0 else {})}
-        return checkpoint.write_parts(checkpoint.temporary_for(target), parts)
+        mine = {f"rank-{group.rank}": own, **parts, **(shared if group.rank == 0 else {})}
+        return checkpoint.write_parts(checkpoint.temporary_for(target), mine)
 
     def commit() -> None:
         if group.rank == 0:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from farandole.comm import TransportName, check_transport
 from farandole.errors import FarandoleError, UserError
+from farandole.layout.layout import Layout, parse_layout
 from farandole.schedule import piece
 from farandole.sync import Strategy, parse
 from farandole.topology import Topology
 
 SYNC = "FARANDOLE_SYNC"
+LAYOUT = "FARANDOLE_LAYOUT"
 NAME = "FARANDOLE_NAME"
 FOLDER = "FARANDOLE_RUNS"
 SEED = "FARANDOLE_SEED"
@@ -27,12 +29,16 @@ TRACE = "FARANDOLE_TRACE"
 TRACE_PARTS = "FARANDOLE_TRACE_PARTS"
 """Where each rank writes its part of a trace. The launcher merges them."""
 
+WHOLE = "whole"
+"""The word for the layout that is none: the whole model on every worker."""
+
 
 @dataclass(frozen=True)
 class Settings:
     """None means: not said, the script decides."""
 
     sync: Strategy | None = None
+    layout: Layout | None = None
     name: str | None = None
     folder: Path | None = None
     seed: int | None = None
@@ -51,6 +57,7 @@ class Settings:
             raise UserError(f"{SEED}={raw_seed!r} is not a whole number.") from None
         return cls(
             sync=parse(environ[SYNC]) if environ.get(SYNC) else None,
+            layout=read_layout(environ[LAYOUT]) if environ.get(LAYOUT) else None,
             name=environ.get(NAME) or None,
             folder=Path(environ[FOLDER]) if environ.get(FOLDER) else None,
             seed=seed,
@@ -60,6 +67,41 @@ class Settings:
             trace=Path(environ[TRACE]) if environ.get(TRACE) else None,
             trace_parts=Path(environ[TRACE_PARTS]) if environ.get(TRACE_PARTS) else None,
         )
+
+
+def read_layout(text: str) -> Layout:
+    """`stages=4,microbatches=8`, or `whole`: the whole model on every worker, as `Layout()` is.
+
+    Raises `UserError` for a layout that cannot be.
+    """
+    if text.strip() == WHOLE:
+        return Layout()
+    if not text.strip():
+        raise UserError(f"an empty layout: write stages=4,microbatches=8, say, or {WHOLE}.")
+    try:
+        return parse_layout(text)
+    except UserError as error:
+        if "=" in text:
+            raise
+        raise UserError(f"{error} For the whole model on every worker write {WHOLE}.") from None
+
+
+def write_layout(layout: Layout) -> str:
+    """What `read_layout` reads, in its shortest form."""
+    return WHOLE if layout == Layout() else str(layout)
+
+
+def check_workers(layout: Layout, workers: int) -> None:
+    """Raises `UserError` when the workers do not make whole replicas, with a number that does."""
+    if layout.stages == "auto" or workers % layout.ranks == 0:
+        return
+    below = workers - workers % layout.ranks
+    works = [count for count in (below, below + layout.ranks) if count > 0]
+    nearest = min(works, key=lambda count: abs(count - workers))
+    raise UserError(
+        f"layout {layout}: one replica takes {layout.ranks} workers, and {workers} is no multiple "
+        f"of that. The nearest number of workers that is: -n {nearest}."
+    )
 
 
 def declared_hosts(text: str, workers: int) -> Topology:

@@ -1,11 +1,12 @@
 """`Trainer`: the step is Farandole's, the loop stays the script's.
 
-It does what a hand-written step does, and tells the strategy the loss, which a script forgets.
+It does what a hand-written step does, and tells the strategy the loss, which a script forgets. With
+a layout the model is cut into stages, and the step is a pipeline's; the script stays the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from farandole.data import Loader
-from farandole.errors import UserError
-from farandole.sync import AllReduce, Strategy
+from farandole.layout import Layout
+from farandole.sync import Strategy
+from farandole.train.engine import Engine, Whole
+from farandole.train.piped import Piped
+from farandole.train.recipe import Recipe
 
 if TYPE_CHECKING:
     from farandole.train.run import Run
-
-LossFunction = Callable[[Any, Any], torch.Tensor]
-MakeOptimizer = Callable[[Iterator[nn.Parameter]], Optimizer]
 
 
 class Trainer:
@@ -30,40 +31,54 @@ class Trainer:
     def __init__(
         self,
         run: Run,
-        model: nn.Module,
-        loss: LossFunction,
-        make_optimizer: MakeOptimizer,
+        model: nn.Module | Sequence[nn.Module],
+        recipe: Recipe,
         *,
-        layout: object = None,
+        layout: Layout | None = None,
         sync: Strategy | None = None,
+        sample: Any = None,
     ) -> None:
-        if layout is not None:
-            strategy = run.settings.sync or sync or AllReduce()
-            raise UserError(
-                f"{strategy} keeps whole replicas in step, one on each worker, and cannot serve "
-                f"layout={layout!r}. Leave the layout out."
-            )
         self._run = run
-        self._loss = loss
-        self.model, self.optimizer = run.distribute(
-            model, make_optimizer(model.to(run.device).parameters()), sync=sync
+        whole = model if isinstance(model, nn.Module) else nn.Sequential(*model)
+        self._engine: Engine = (
+            Whole(run, whole, recipe, sync)
+            if layout is None
+            else Piped(run, whole, recipe, layout, sync, sample)
         )
 
+    @property
+    def model(self) -> nn.Module:
+        """What the strategy keeps in step: the model, or the stages of it that this rank holds."""
+        return self._engine.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Of the parameters that this rank holds."""
+        return self._engine.optimizer
+
+    @property
+    def layout(self) -> Layout | None:
+        """With nothing left open: its stages and balance are those found. None: no layout."""
+        return self._run._layout
+
     def loader(self, source: Any, batch_size: int | None = None, **options: Any) -> Loader:
-        """As `run.loader`."""
+        """As `run.loader`. Replicas get different shares, the ranks of one replica the same."""
         return self._run.loader(source, batch_size, **options)
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """Trains on one batch; returns its loss, of this rank, before the step."""
-        self.optimizer.zero_grad()
-        loss = self._loss(self.model(inputs), targets)
-        loss.backward()
-        self._run.report(loss)
-        self.optimizer.step()
-        return loss.detach()
+        """Trains on one batch; returns its loss, of this replica, before the step.
+
+        Under pipedream and 2bw, where several batches are under way, it is the loss of the last one
+        that this rank is done with, and NaN before there is one.
+        """
+        return self._engine.step(inputs, targets)
+
+    def predict(self, inputs: Any) -> Any:
+        """The model's output in evaluation mode, without gradients, on every rank of a replica."""
+        return self._engine.predict(inputs)
 
     def save(self, path: str | Path | None = None, **state: Any) -> Path:
-        """As `run.save`."""
+        """As `run.save`: one whole model, which can be loaded under any other layout."""
         return self._run.save(path, **state)
 
     def load(self, path: str | Path | None = None) -> dict[str, Any] | None:

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from farandole.errors import UserError
 from farandole.sync import AdaComm, Local, Strategy
 from farandole.testing import run_world
 from farandole.train import Run
@@ -67,13 +66,3 @@ def test_it_saves_and_loads(tmp_path: Path) -> None:
         return trainer.load(saved) == {"note": 1}
 
     assert run_world(2, body, folder=tmp_path) == [True, True]
-
-
-def test_a_layout_that_no_strategy_serves_is_refused(tmp_path: Path) -> None:
-    def body(run: Run) -> None:
-        run.trainer(
-            network(), F.cross_entropy, lambda ps: torch.optim.SGD(ps, 0.1), layout="stages=2"
-        )
-
-    with pytest.raises(UserError, match=r"local:every=3 keeps whole replicas .* layout='stages=2'"):
-        run_world(2, body, folder=tmp_path, sync=Local(every=3))

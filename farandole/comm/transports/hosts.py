@@ -149,6 +149,11 @@ class Hosts(Transport):
         names = [self.topology.host(rank).name for rank in ranks]
         return over_hosts(self._world.subgroup(ranks), Topology.from_names(names))
 
+    def channel(self, ranks: Sequence[int]) -> Transport:
+        if all(rank in self._here for rank in ranks):
+            return self._local.channel([self._here.index(rank) for rank in ranks])
+        return self.subgroup(ranks)
+
     def blame(self, lost: PeerLost) -> PeerLost:
         return self._world.blame(lost)
 

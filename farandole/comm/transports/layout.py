@@ -17,6 +17,8 @@ SLOTS = 6  # of each rank; why six: see shm.py
 SLOT_BYTES = 2**21
 CLAIMS = 2  # a rank may write its next claim while the others still read the last
 _CHANNEL_BYTES = 2**17
+_WIDE_CHANNEL_BYTES = 2**19
+_SMALL_SLOT_BYTES = 2**12
 _TOKEN_BYTES = 16
 
 
@@ -25,6 +27,8 @@ class Layout:
     """Where things lie in the segment."""
 
     size: int
+    slot_bytes: int = SLOT_BYTES
+    messages_only: bool = False  # then what is for collectives is small, and channels are wide
 
     @property
     def semaphores(self) -> list[int]:
@@ -42,11 +46,17 @@ class Layout:
     @property
     def channels(self) -> int:
         """Set aside only when used: most ranks never talk to most others."""
-        return self.slots + self.size * SLOTS * SLOT_BYTES
+        return self.slots + self.size * SLOTS * self.slot_bytes
 
     @property
     def channel_bytes(self) -> int:
+        if self.messages_only:
+            return _WIDE_CHANNEL_BYTES
         return _CHANNEL_BYTES if self.size <= 16 else _CHANNEL_BYTES // 8
+
+    @classmethod
+    def for_messages(cls, size: int) -> Layout:
+        return cls(size, _SMALL_SLOT_BYTES, messages_only=True)
 
     @property
     def token(self) -> int:

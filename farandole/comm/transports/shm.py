@@ -43,7 +43,7 @@ from farandole.comm.transport import (
 )
 from farandole.comm.transports import channels
 from farandole.comm.transports.chunks import Chunks
-from farandole.comm.transports.layout import CLAIMS, SLOT_BYTES, SLOTS, Layout, make
+from farandole.comm.transports.layout import CLAIMS, SLOTS, Layout, make
 from farandole.comm.transports.registered import Registered, register
 from farandole.comm.transports.segment import (
     Peers,
@@ -75,7 +75,8 @@ class SharedMemory(Transport):
         self._peers = Peers(pids, rank)
         spin = size <= len(os.sched_getaffinity(0))
         # Where ranks must take turns on the cores, a round takes longer.
-        self._small_bytes = (_SMALL_BYTES if spin else 2 * _SMALL_BYTES) // size
+        small_bytes = (_SMALL_BYTES if spin else 2 * _SMALL_BYTES) // size
+        self._small_bytes = min(small_bytes, layout.slot_bytes)
         self._statements = Statements(segment.bytes[layout.statements :].view(size, size), rank)
         self._semaphores = Semaphores(
             segment, 0, self._peers, timeout, statements=self._statements, spin=spin
@@ -83,7 +84,7 @@ class SharedMemory(Transport):
         self._claims = layout.claims
         self._parts: dict[tuple[torch.dtype, int], list[list[torch.Tensor]]] = {}
         slots = segment.bytes[layout.slots : layout.channels]
-        self._slots = slots.view(size, SLOTS, SLOT_BYTES)
+        self._slots = slots.view(size, SLOTS, layout.slot_bytes)
         self._typed: dict[torch.dtype, list[list[torch.Tensor]]] = {}
         memory = segment.bytes[layout.channels : layout.token]
         self._channels = channels.Channels(
@@ -105,10 +106,10 @@ class SharedMemory(Transport):
         self._next_claim = 0
 
     @classmethod
-    def connect(cls, via: Transport) -> SharedMemory:
+    def connect(cls, via: Transport, *, messages_only: bool = False) -> SharedMemory:
         """The ranks of `via`, over shared memory. Raises `OSError` on all of them, or on none."""
         pids = [int(pid) for pid in via.share(str(os.getpid()))]
-        layout = Layout(via.size)
+        layout = Layout.for_messages(via.size) if messages_only else Layout(via.size)
         segment, told = None, ""
         try:
             if via.rank == 0:
@@ -132,12 +133,15 @@ class SharedMemory(Transport):
         assert segment is not None
         return cls(segment, layout, via.rank, pids, via.timeout)
 
-    def subgroup(self, ranks: Sequence[int]) -> Transport:
+    def subgroup(self, ranks: Sequence[int], *, messages_only: bool = False) -> Transport:
         via = Subset(self, ranks)
         try:
-            return SharedMemory.connect(via)
+            return SharedMemory.connect(via, messages_only=messages_only)
         except OSError:  # no more memory: messages between two go on working
             return via
+
+    def channel(self, ranks: Sequence[int]) -> Transport:
+        return self.subgroup(ranks, messages_only=True)
 
     def blame(self, lost: PeerLost) -> PeerLost:
         def has_ended(rank: int) -> bool:
@@ -290,7 +294,7 @@ class SharedMemory(Transport):
         reduce_into(own[self.rank], own, op)
         # Others read the result from a slot if it fits in one: then this rank need not wait, before
         # it goes on to write its own memory, until they have.
-        through_slots = max(map(len, cuts)) * flat.itemsize <= SLOT_BYTES
+        through_slots = max(map(len, cuts)) * flat.itemsize <= self._slots.shape[-1]
         if through_slots:
             slot = self._take_slots(1) % SLOTS
             results = [of_rank[slot] for of_rank in self._views(flat.dtype)]

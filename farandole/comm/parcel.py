@@ -1,0 +1,98 @@
+"""What travels in a message: a tensor, or any nest of tuples, lists and dicts of tensors and plain
+values. It goes as a description, once, and the tensors' bytes.
+
+    describe  [float32 (8, 128) differentiable, int64 (8,) not] in a tuple of two
+    bytes     of the first, of the second
+
+Messages of one kind are described alike, so a link sends each description once and then its number.
+Nothing is unpickled: a description is JSON, and names only containers that torch itself knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+
+from farandole.errors import UserError
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Slot(NamedTuple):
+    """A tensor of a parcel, without its numbers."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    differentiable: bool
+
+
+class Plain(NamedTuple):
+    """A value that is no tensor. With its kind, because True and 1 are equal."""
+
+    kind: str
+    value: Any
+
+
+class Description(NamedTuple):
+    """A parcel without the tensors' numbers. It can be compared, hashed and sent as text."""
+
+    spec: pytree.TreeSpec
+    leaves: tuple[Slot | Plain, ...]
+
+    @property
+    def slots(self) -> list[Slot]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, Slot)]
+
+    def text(self) -> bytes:
+        leaves = [
+            {"dtype": str(leaf.dtype), "shape": leaf.shape, "differentiable": leaf.differentiable}
+            if isinstance(leaf, Slot)
+            else leaf.value
+            for leaf in self.leaves
+        ]
+        try:
+            return json.dumps([pytree.treespec_dumps(self.spec), leaves]).encode()
+        except (NotImplementedError, TypeError) as error:
+            raise UserError(f"this cannot travel between stages: {error}") from error
+
+    @classmethod
+    def read(cls, text: bytes) -> Description:
+        spec, leaves = json.loads(text)
+        return cls(pytree.treespec_loads(spec), tuple(_read_leaf(leaf) for leaf in leaves))
+
+    def fill(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The value itself, from tensors of these kinds."""
+        coming = iter(tensors)
+        leaves = [next(coming) if isinstance(leaf, Slot) else leaf.value for leaf in self.leaves]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+def _read_leaf(leaf: Any) -> Slot | Plain:
+    if not isinstance(leaf, dict):
+        return Plain(type(leaf).__name__, leaf)
+    dtype = getattr(torch, leaf["dtype"].removeprefix("torch."))
+    return Slot(dtype, tuple(leaf["shape"]), leaf["differentiable"])
+
+
+def describe(value: Any) -> tuple[Description, list[torch.Tensor]]:
+    """A value as description and tensors. Raises `UserError` for what cannot travel."""
+    leaves, spec = pytree.tree_flatten(value)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return Description(spec, tuple(_leaf(leaf) for leaf in leaves)), tensors
+
+
+def _leaf(leaf: Any) -> Slot | Plain:
+    if isinstance(leaf, torch.Tensor):
+        if leaf.layout is not torch.strided or leaf.is_quantized:
+            raise UserError(f"a {leaf.layout} tensor cannot travel between stages; make it dense.")
+        return Slot(leaf.dtype, tuple(leaf.shape), leaf.requires_grad)
+    if isinstance(leaf, _PLAIN):
+        return Plain(type(leaf).__name__, leaf)
+    raise UserError(
+        f"a {type(leaf).__name__} cannot travel between stages. Tensors, numbers and strings can, "
+        "in tuples, lists and dicts."
+    )

@@ -1,0 +1,184 @@
+"""Fills in what a layout leaves open: where to cut, and with `stages=auto` into how many.
+
+Rank 0 measures the blocks, two ranks measure the link, and all hear the same numbers and so choose
+the same. Without a sample there is nothing to measure, and the parameters are divided evenly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from farandole.comm import Group
+from farandole.comm.calibration import measure
+from farandole.errors import UserError
+from farandole.layout.blocks import Block
+from farandole.layout.layout import Layout
+from farandole.layout.micro import cut_batch
+from farandole.layout.partition import cut_by_hand, find_cut
+from farandole.layout.partition_cost import BlockProfile, Cut
+from farandole.layout.partition_network import Component, Network
+from farandole.layout.partition_text import describe, suggestion
+from farandole.layout.profile import parameters_only, profile_blocks
+from farandole.schedule.pipelines import facts, peak_bytes
+
+_GIB = 2**30
+_TRAINING_COPIES = 2  # beside the weights themselves: the gradient, and what an optimizer keeps
+
+
+class Choice(NamedTuple):
+    """A layout with nothing left open, why, and what it needs."""
+
+    layout: Layout
+    text: str
+    memory_bytes: list[float] | None  # by rank, as predicted; None without measurements
+
+
+def choose(
+    layout: Layout, blocks: Sequence[Block], world: Group, sample: Any, device: Any
+) -> Choice:
+    """*Together.* `sample`: the inputs of a batch, or None."""
+    stages = layout.stages
+    if stages != "auto" and stages > len(blocks):
+        raise UserError(
+            f"layout: stages={stages}, and the model has {len(blocks)} blocks: "
+            f"{', '.join(block.name for block in blocks)}. Take at most {len(blocks)} stages."
+        )
+    if sample is None and (stages == "auto" or layout.memory_gib is not None):
+        what = "stages=auto" if stages == "auto" else f"memory_gib={layout.memory_gib:g}"
+        raise UserError(
+            f"layout: {what} needs measurements. Pass run.trainer(…, sample=x), the inputs of a "
+            "batch."
+        )
+    profiles = _profiles(layout, blocks, world, sample)
+    network = _network(world) if sample is not None else Network(1e30)
+    batches = layout.microbatches
+    limit = None if layout.memory_gib is None else layout.memory_gib * _GIB
+    if layout.balance:
+        cut = cut_by_hand(
+            profiles,
+            layout.balance,
+            network,
+            replicas=layout.replicas or None,
+            batches_per_sync=batches,
+        )
+    else:
+        in_flight, copies = _held(layout)
+        cut = find_cut(
+            profiles,
+            world.size if stages == "auto" else sum(layout.replicas) or stages,
+            network,
+            stages=None if stages == "auto" or layout.replicas else stages,
+            replicas=layout.replicas or None,
+            memory_bytes=limit,
+            in_flight=in_flight,
+            weight_copies=copies,
+            batches_per_sync=batches,
+        )
+    chosen = _filled_in(layout, cut)
+    memory = None
+    text = f"cut by parameters alone, balance={chosen.balance}; sample=x would measure"
+    if sample is not None:
+        memory = _memory(chosen, profiles, cut)
+        _require_room(chosen, memory, limit)
+        text = describe(cut, profiles)
+        better = suggestion(
+            profiles,
+            chosen.balance,
+            network,
+            replicas=chosen.replicas or None,
+            batches_per_sync=batches,
+        )
+        if layout.balance and better is not None:
+            text += f"\n{better}"
+    return Choice(chosen, text, memory)
+
+
+def _filled_in(layout: Layout, cut: Cut) -> Layout:
+    replicas = cut.replicas if max(cut.replicas) > 1 else ()
+    return dataclasses.replace(
+        layout, stages=len(cut.stages), balance=cut.balance, replicas=replicas
+    )
+
+
+def _profiles(
+    layout: Layout, blocks: Sequence[Block], world: Group, sample: Any
+) -> list[BlockProfile]:
+    if sample is None:
+        return parameters_only(blocks)
+    told: Any = None
+    if world.rank == 0:
+        try:
+            micro = cut_batch(sample, (), layout.microbatches, "mean")[0]
+            told = [list(profile) for profile in profile_blocks(blocks, micro.inputs)]
+        except UserError as error:  # or the others would wait for the numbers
+            told = str(error)
+    told = world.broadcast_json(told)
+    if isinstance(told, str):
+        raise UserError(told)
+    return [BlockProfile(*profile) for profile in told]
+
+
+def _network(world: Group) -> Network:
+    """What two neighbours and two ranks of different hosts measure."""
+    if world.size == 1:
+        return Network(1e30)
+    hosts = world.topology.hosts
+    first = hosts[0].ranks
+    across = measure(
+        world.transport, first[0], (hosts[1] if len(hosts) > 1 else hosts[0]).ranks[-1]
+    )
+    between = Network(1 / across.seconds_per_byte, across.seconds_per_message)
+    if len(hosts) == 1 or len(first) == 1:
+        return between
+    near = measure(world.transport, first[0], first[1])
+    inside = Network(1 / near.seconds_per_byte, near.seconds_per_message)
+    return dataclasses.replace(between, within=Component(len(first), inside))
+
+
+def _held(layout: Layout) -> tuple[Any, Any]:
+    """How many micro-batches and copies of its weights a rank holds, by its place."""
+    if layout.stages == "auto" or layout.replicas:
+        return None, None  # as one forward, one backward has it
+    steady = facts(_steady(layout))
+    ranks = len(steady.activations)
+
+    def in_flight(ranks_from_here: int, own: int) -> int:
+        return steady.activations[max(0, ranks - ranks_from_here)]
+
+    def copies(ranks_from_here: int, own: int) -> int:
+        return steady.versions[max(0, ranks - ranks_from_here)] + _TRAINING_COPIES
+
+    # With several stages on a rank their places differ; that is checked when the cut is known.
+    return (None, None) if ranks != layout.stages or layout.mirrored else (in_flight, copies)
+
+
+def _steady(layout: Layout) -> Any:
+    return layout.stream().unroll(4 * layout.ranks) if layout.streams else layout.pipeline()
+
+
+def _memory(layout: Layout, profiles: Sequence[BlockProfile], cut: Cut) -> list[float]:
+    """What each rank needs at its peak, as the schedule has it."""
+    stages = [profiles[stage.first : stage.stop] for stage in cut.stages]
+    saved = [sum(block.saved_bytes for block in blocks) for blocks in stages]
+    if layout.recompute:  # only what came in is kept, and one micro-batch at a time in full
+        saved = [0, *(blocks[-1].output_bytes for blocks in stages[:-1])]
+    weights = [sum(block.parameter_bytes for block in blocks) for blocks in stages]
+    pipeline = _steady(layout)
+    peaks = peak_bytes(pipeline, saved, weights)
+    return [
+        peak + _TRAINING_COPIES * sum(weights[stage] for stage in pipeline.held(rank))
+        for rank, peak in enumerate(peaks)
+    ]
+
+
+def _require_room(layout: Layout, memory: Sequence[float], limit: float | None) -> None:
+    if limit is None or max(memory) <= limit:
+        return
+    worst = max(range(len(memory)), key=memory.__getitem__)
+    raise UserError(
+        f"layout {layout}: rank {worst} would need {memory[worst] / _GIB:.3g} GiB, "
+        f"{(memory[worst] - limit) / _GIB:.3g} GiB more than memory_gib={layout.memory_gib:g}. "
+        "Take more stages, more micro-batches, or recompute."
+    )

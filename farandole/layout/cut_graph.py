@@ -1,0 +1,190 @@
+"""Cuts a recorded forward into modules that run one after the other.
+
+A cut is a point between two operations. The values that were computed before it and are used after
+it are live: they travel. If that is one value, it travels as it is, otherwise as a tuple. So a skip
+connection that spans several blocks is handed on by each of them.
+
+    x ─► a ─► b ─► + ─► c         before a: x    before b: a and x    before +: b and x
+    └──────────────┘              before c: the sum
+
+Parameters and buffers do not travel. A block has those that it uses; two blocks that use the same
+parameter both hold it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from farandole.errors import UserError
+
+_IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+
+
+class Place(NamedTuple):
+    """Where a block begins."""
+
+    name: str
+    node: fx.Node
+
+
+class _Order:
+    """The operations of a graph in order, the input first and the output last."""
+
+    def __init__(self, graph: fx.Graph, attributes: dict[str, Any]) -> None:
+        self.nodes: list[fx.Node] = [node for node in graph.nodes if node.op != "get_attr"]
+        self.attributes = attributes
+        self.position = {node: index for index, node in enumerate(self.nodes)}
+        self.last_use = {
+            node: max((self.position[user] for user in node.users), default=-1)
+            for node in self.nodes
+        }
+
+    def live(self, point: int) -> list[fx.Node]:
+        """What travels if the graph is cut before operation number `point`."""
+        return [node for node in self.nodes[:point] if self.last_use[node] >= point]
+
+    def overwritten(self, point: int) -> fx.Node | None:
+        """The operation that would overwrite what travels, if there is one."""
+        before = set(self.nodes[:point])
+        for node in self.nodes[point:]:
+            if self._in_place(node) and node.args[0] in before:
+                return node
+        return None
+
+    def weighs(self, first: int, stop: int) -> bool:
+        """Whether there is a layer or a parameter among these operations."""
+        nodes = self.nodes[first:stop]
+        used = {str(each.target) for node in nodes for each in node.all_input_nodes}
+        return any(node.op == "call_module" for node in nodes) or any(
+            isinstance(self.attributes.get(name), nn.Parameter) for name in used
+        )
+
+    def name(self, first: int, stop: int) -> str:
+        layers = [str(node.target) for node in self.nodes[first:stop] if node.op == "call_module"]
+        return layers[0] if layers else self.nodes[first].name
+
+    def _in_place(self, node: fx.Node) -> bool:
+        if not node.args:
+            return False
+        if node.op == "call_module":
+            return getattr(self.attributes[str(node.target)], "inplace", False) is True
+        if node.op == "call_method":
+            name = str(node.target)
+        else:
+            name = getattr(node.target, "__name__", "")
+        return (
+            (name.endswith("_") and not name.endswith("__"))
+            or node.kwargs.get("inplace") is True
+            or node.target in _IN_PLACE_OPERATORS
+        )
+
+
+def cut_everywhere(
+    graph: fx.Graph, attributes: dict[str, Any], model: nn.Module
+) -> list[tuple[str, nn.Module]]:
+    """A block begins wherever a single value is live, but never with a mere function.
+
+    Functions (a flatten, an activation) go with the layer that they follow.
+    """
+    order = _Order(graph, attributes)
+    end = len(order.nodes) - 1
+    points = [
+        point
+        for point in range(2, end)
+        if len(order.live(point)) == 1 and order.overwritten(point) is None
+    ]
+    starts, weighs = [1], False
+    for first, stop in zip([1, *points], [*points, end], strict=True):
+        if order.weighs(first, stop):
+            if weighs:
+                starts.append(first)
+            weighs = True
+    stops = [*starts[1:], end]
+    names = [order.name(first, stop) for first, stop in zip(starts, stops, strict=True)]
+    return _modules(order, starts, names, model)
+
+
+def cut_graph(
+    graph: fx.Graph, places: Sequence[Place], attributes: dict[str, Any], model: nn.Module
+) -> list[tuple[str, nn.Module]]:
+    """A block begins at each place, and one at the beginning."""
+    order = _Order(graph, attributes)
+    end = len(order.nodes) - 1
+    begins: dict[int, str] = {}
+    for name, node in places:
+        while node.op == "get_attr":
+            node = node.next
+        point = order.position[node]
+        culprit = order.overwritten(point)
+        if point > 1 and culprit is not None:
+            raise UserError(
+                f"cuts: no block can begin at {name!r}: {culprit.name!r} after it works in place "
+                f"on a value from before it. Cut elsewhere, or compute it with inplace=False."
+            )
+        if point < end:
+            begins.setdefault(point, name)
+    if begins and not order.weighs(1, min(begins)):
+        begins[1] = begins.pop(min(begins))  # functions before the first layer go with it
+    begins.setdefault(1, order.name(1, min(begins, default=end)))
+    starts = sorted(begins)
+    return _modules(order, starts, [begins[point] for point in starts], model)
+
+
+def _modules(
+    order: _Order, starts: Sequence[int], names: Sequence[str], model: nn.Module
+) -> list[tuple[str, nn.Module]]:
+    kept = set(model.state_dict())
+    stops = [*starts[1:], len(order.nodes) - 1]
+    return [
+        (name, _module(_subgraph(order, first, stop), order.attributes, kept, model))
+        for name, first, stop in zip(names, starts, stops, strict=True)
+    ]
+
+
+def _subgraph(order: _Order, first: int, stop: int) -> fx.Graph:
+    graph = fx.Graph()
+    value = graph.placeholder("value")
+    entering = order.live(first)
+    copies: dict[fx.Node, fx.Node] = {}
+    if len(entering) == 1:
+        copies[entering[0]] = value
+    else:
+        for index, node in enumerate(entering):
+            copies[node] = graph.call_function(operator.getitem, (value, index))
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in copies:
+            assert node.op == "get_attr", f"{node} is used before it is computed"
+            copies[node] = graph.node_copy(node)
+        return copies[node]
+
+    for node in order.nodes[first:stop]:
+        copies[node] = graph.node_copy(node, copied)
+    if stop == len(order.nodes) - 1:
+        result = fx.map_arg(order.nodes[stop].args[0], copied)
+    else:
+        leaving = [copied(node) for node in order.live(stop)]
+        result = leaving[0] if len(leaving) == 1 else tuple(leaving)
+    graph.output(result)
+    return graph
+
+
+def _module(
+    graph: fx.Graph, attributes: dict[str, Any], kept: set[str], model: nn.Module
+) -> nn.Module:
+    used = [str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")]
+    module = fx.GraphModule({name: attributes[name] for name in used}, graph, type(model).__name__)
+    if "training" not in used:
+        module.training = model.training
+    for name in used:
+        found = attributes[name]
+        if isinstance(found, torch.Tensor) and not isinstance(found, nn.Parameter):
+            # fx keeps every tensor for the checkpoint; this one only if the model does.
+            owner, _, field = name.rpartition(".")
+            module.get_submodule(owner).register_buffer(field, found, persistent=name in kept)
+    return module

@@ -1,0 +1,69 @@
+"""Where a pipeline's gradients enter a strategy.
+
+Strategies keep replicas in step by what happens in a backward pass and in the optimizer's step:
+DDP's buckets, hooks, weights of uneven batches. A pipeline's stage has many backward passes in a
+step, and none of them is the one. So when all are done, the gradients that have been added up go
+through one more, in which nothing is computed: a function whose gradients are known already.
+
+    stage      B0 B1 B2 B3 ─▶ gradients, added up
+    gate                        ╰─▶ forward: 0 ─▶ backward: these gradients ─▶ DDP, hooks, optimizer
+
+Any strategy sees an ordinary module with an ordinary step, and needs no word about pipelines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from farandole.layout.part import Part
+
+
+class Gate(nn.Module):
+    """Everything that a rank holds, as one module. Calling it is one step's forward pass."""
+
+    def __init__(self, parts: Mapping[int, Part]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({str(stage): part for stage, part in parts.items()})
+        if not self.trained():
+            # Optimizers and strategies refuse to do nothing; so there is something to do.
+            self.nothing = nn.Parameter(torch.zeros(1))
+
+    def part(self, stage: int) -> Part:
+        part = self.parts[str(stage)]
+        assert isinstance(part, Part)
+        return part
+
+    def trained(self) -> list[nn.Parameter]:
+        return [weight for weight in self.parameters() if weight.requires_grad]
+
+    def forward(self) -> torch.Tensor:
+        """Takes the gradients away from the weights; the backward of the result gives them back."""
+        weights = self.trained()
+        gradients = []
+        for weight in weights:
+            gradients.append(torch.zeros_like(weight) if weight.grad is None else weight.grad)
+            weight.grad = None
+        result: torch.Tensor = _Known.apply(gradients, *weights)
+        return result
+
+
+class _Known(torch.autograd.Function):
+    """Zero, with gradients that are known."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[torch.Tensor], *weights: torch.Tensor) -> torch.Tensor:
+        ctx.gradients = gradients
+        return weights[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> Any:
+        gradients, ctx.gradients = ctx.gradients, None
+        # A strategy weighs uneven batches by the gradient of the model's output.
+        (weight,) = outer
+        if weight.is_cuda or weight.item() != 1.0:
+            gradients = [gradient.mul_(weight) for gradient in gradients]
+        return None, *gradients

@@ -1,0 +1,234 @@
+"""`Layout`: where one replica of the model lives. A frozen dataclass with a text form.
+
+It can be read, compared, printed and planned with, without torch and without building anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from farandole.errors import UserError, nearest
+from farandole.options import format_options, parse_options
+from farandole.schedule.pipelines import Pipeline, Stream, build, stream
+
+Schedule = Literal[
+    "layer", "gpipe", "1f1b", "interleaved", "zero-bubble", "gems", "pipedream", "2bw"
+]
+STREAMS = ("pipedream", "2bw")
+"""Schemes in which a step begins before the one before it has ended."""
+_MIRRORED = ("layer", "gpipe", "1f1b")
+
+
+class Sum(tuple[int, ...]):
+    """One number for each stage, written as a sum: `3+2+4`."""
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self))
+
+
+class Names(tuple[str, ...]):
+    """Names, written as a sum: `layer1+layer2`."""
+
+    def __str__(self) -> str:
+        return "+".join(self)
+
+
+def _sum(text: str) -> Sum:
+    try:
+        return Sum(int(part) for part in text.split("+"))
+    except ValueError:
+        raise UserError(f"{text!r} is not a sum of whole numbers, such as 3+2+4.") from None
+
+
+def _names(text: str) -> Names:
+    return Names(text.split("+"))
+
+
+def _stages(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"stages={text!r} is neither a whole number nor auto.") from None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one replica of the model is spread over ranks: `Layout(stages=4, microbatches=8)`."""
+
+    stages: int | Literal["auto"] = field(default=1, metadata={"parse": _stages})
+    """Parts that the model is cut into; `auto`: as many, on as many ranks each, as is fastest."""
+    microbatches: int = 1  # parts that each batch is cut into
+    schedule: Schedule = "1f1b"
+    balance: tuple[int, ...] = field(default=(), metadata={"parse": _sum})
+    """Blocks of each stage; none: found by measuring."""
+    cuts: tuple[str, ...] = field(default=(), metadata={"parse": _names})
+    """Submodules where a block may begin, for models that are no sequence; none: found."""
+    replicas: tuple[int, ...] = field(default=(), metadata={"parse": _sum})
+    """Ranks of each stage, which take turns; none: one each."""
+    chunks: int = 2  # interleaved: stages on each rank
+    bidirectional: bool = False  # two copies of the model, in opposite directions (GEMS)
+    pairs: int = 1  # bidirectional: how often the two directions take turns in a step
+    recompute: bool = False  # activations are computed again instead of kept
+    batchnorm: Literal["micro", "deferred"] = "micro"
+    """When running statistics move: with every micro-batch, or once a step."""
+    reduction: Literal["mean", "sum"] = "mean"  # what the loss does over the samples of a batch
+    vertical: bool = False  # pipedream: all stages use the weights that the first one had
+    stash: bool = True  # pipedream: a backward uses the weights of its forward
+    memory_gib: float | None = None  # what a rank may use; the cut must fit
+
+    def __post_init__(self) -> None:
+        for name, kind in (("balance", Sum), ("replicas", Sum), ("cuts", Names)):
+            object.__setattr__(self, name, kind(getattr(self, name)))
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
+                value = getattr(self, name)
+                raise UserError(
+                    f"layout: {name}={value!r} is not a choice. "
+                    f"{nearest(str(value), get_args(kind))}"
+                )
+        self._check_numbers()
+        self._check_combination()
+
+    def _check_numbers(self) -> None:
+        counts = {"microbatches": self.microbatches, "chunks": self.chunks, "pairs": self.pairs}
+        if self.stages != "auto":
+            counts["stages"] = self.stages
+        for name, value in counts.items():
+            if value < 1:
+                raise UserError(f"layout: {name}={value} must be at least 1.")
+        for name in ("balance", "replicas"):
+            values = getattr(self, name)
+            if values and (min(values) < 1 or len(values) != self.stages):
+                raise UserError(
+                    f"layout: {name}={values} must be one number, at least 1, for each of "
+                    f"stages={self.stages}."
+                )
+        if self.memory_gib is not None and not 0 < self.memory_gib < math.inf:
+            raise UserError(f"layout: memory_gib={self.memory_gib:g} must be above 0.")
+
+    def _check_combination(self) -> None:
+        rules: list[tuple[bool, str]] = [
+            (
+                self.schedule == "layer" and self.microbatches > 1 and not self.bidirectional,
+                f"schedule=layer has one micro-batch, not {self.microbatches}; take gpipe or 1f1b",
+            ),
+            (
+                self.bidirectional and self.schedule not in (*_MIRRORED, "gems"),
+                f"bidirectional goes with {', '.join(_MIRRORED)}, not with {self.schedule}",
+            ),
+            (
+                self.mirrored and self.microbatches % (2 * self._pairs) > 0,
+                f"two directions in {self._pairs} turn(s) need micro-batches in multiples of "
+                f"{2 * self._pairs}, not {self.microbatches}",
+            ),
+            (
+                self.pairs > 1 and not self.bidirectional,
+                f"pairs={self.pairs} is for bidirectional layouts",
+            ),
+            (
+                self.schedule == "interleaved"
+                and self.stages != "auto"
+                and self.stages % self.chunks > 0,
+                f"chunks={self.chunks} stages on each rank do not divide stages={self.stages}",
+            ),
+            (
+                bool(self.replicas)
+                and (self.mirrored or self.schedule in ("interleaved", "zero-bubble", "2bw")),
+                f"replicas of single stages go with gpipe, 1f1b and pipedream, not with "
+                f"{self.schedule}{', bidirectional' if self.bidirectional else ''}",
+            ),
+            (
+                self.schedule == "pipedream" and self.microbatches > 1,
+                "pipedream updates after every batch, whole: leave microbatches out, or take 2bw",
+            ),
+            (
+                self.schedule == "2bw"
+                and self.stages != "auto"
+                and self.microbatches < self.stages,
+                f"2bw keeps two versions of the weights, which is enough from "
+                f"microbatches={self.stages} (the stages) on, not with {self.microbatches}",
+            ),
+            (
+                self.vertical
+                and (self.schedule != "pipedream" or max(self.replicas, default=1) > 1),
+                "vertical is for pipedream with one rank for each stage",
+            ),
+            (
+                not self.stash and (self.schedule != "pipedream" or self.vertical),
+                "stash=false is for pipedream, and not with vertical",
+            ),
+            (
+                self.recompute and self.schedule == "zero-bubble",
+                "zero-bubble splits the backward in two; recompute would do its work twice. Take "
+                "1f1b",
+            ),
+            (
+                self.stages == "auto" and self.schedule not in ("gpipe", "1f1b", "pipedream"),
+                f"stages=auto goes with gpipe, 1f1b and pipedream, not with {self.schedule}",
+            ),
+        ]
+        for broken, reason in rules:
+            if broken:
+                raise UserError(f"layout: {reason}.")
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether there are two copies of the model, in opposite directions."""
+        return self.bidirectional or self.schedule == "gems"
+
+    @property
+    def streams(self) -> bool:
+        """Whether a step begins before the one before it has ended."""
+        return self.schedule in STREAMS
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks one replica takes."""
+        if self.stages == "auto":
+            raise UserError("layout: stages=auto takes as many ranks as there are.")
+        if self.schedule == "interleaved":
+            return self.stages // self.chunks
+        return sum(self.replicas) or self.stages
+
+    @property
+    def _pairs(self) -> int:
+        return self.microbatches // 2 if self.schedule == "gems" else self.pairs
+
+    def pipeline(self, micros: int | None = None) -> Pipeline:
+        """The schedule of one step, or of `micros` micro-batches if a batch has no more."""
+        assert self.stages != "auto"
+        assert not self.streams
+        micros = self.microbatches if micros is None else micros
+        if self.mirrored:
+            base = "layer" if self.schedule == "gems" else self.schedule
+            return build(base, self.stages, micros, pairs=max(1, min(self._pairs, micros // 2)))
+        return build(self.schedule, self.stages, micros, chunks=self.chunks, replicas=self.replicas)
+
+    def stream(self) -> Stream:
+        """The endless schedule of a scheme whose steps overlap."""
+        assert self.stages != "auto"
+        assert self.streams
+        return stream(
+            self.schedule,
+            self.stages,
+            self.microbatches,
+            replicas=self.replicas,
+            vertical=self.vertical,
+            stash=self.stash,
+        )
+
+    def __str__(self) -> str:
+        """The text form, as on the command line: `stages=4,microbatches=8`."""
+        return format_options(self) or "stages=1"
+
+
+def parse_layout(text: str) -> Layout:
+    """The layout that `stages=4,microbatches=8,…` describes.
+
+    Raises `UserError` with the nearest name for an unknown option or schedule.
+    """
+    return parse_options(Layout, text, what="layout")

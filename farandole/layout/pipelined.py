@@ -1,0 +1,219 @@
+"""A replica of the model at work on the ranks of a pipeline.
+
+A synchronous scheme does its whole schedule in every step. A stream (PipeDream, 2BW) does its turn,
+and what is under way stays under way until it is drained: at the end of a pass over the data, and
+before anybody wants to see the model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from farandole.comm import Group
+from farandole.comm.mail import Mail
+from farandole.errors import CommError, FarandoleError, StageError, UserError
+from farandole.layout.interpreter import Feed, Interpreter
+from farandole.layout.layout import Layout
+from farandole.layout.micro import Micro, cut_batch
+from farandole.layout.part import Moment
+from farandole.layout.predict import predict
+from farandole.layout.scaling import LossScale
+from farandole.layout.stage import Stage
+from farandole.layout.update import Update
+from farandole.schedule.pipelines import Pipeline
+
+_PATIENCE_SECONDS = 2.0  # for telling others why
+
+T = TypeVar("T")
+
+
+class Pipelined:
+    """Made by `assemble`. Every method is called by all ranks of the pipeline together.
+
+    When a stage fails or a rank is lost, all ranks raise `StageError` with the same reason, and the
+    pipeline cannot be used any more.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        pipe: Group,
+        stages: Mapping[int, Stage],
+        mail: Mail,
+        update: Update,
+        *,
+        seed: int,
+        scale: LossScale | None = None,
+    ) -> None:
+        self.layout = layout
+        self.pipe = pipe
+        self.stages = stages
+        self.steps = 0
+        self._mail = mail
+        self._update = update
+        self._seed = seed
+        self._scale = scale
+        self._stream = layout.stream() if layout.streams else None
+        self._turns = 0  # of the stream, since it was last drained
+        self._loss = torch.tensor(float("nan"))
+        self.places = layout.pipeline() if self._stream is None else self._stream.unroll(1)
+        self._interpreter = Interpreter(self.places, stages, mail, self._on_update, pipe.trace)
+
+    def connect(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """`model` is the gate as a strategy has wrapped it."""
+        self._update.connect(model, optimizer)
+
+    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """Trains on one batch; returns its loss. A stream returns that of the last batch that this
+        rank is done with, and NaN before there is one."""
+        micros = cut_batch(inputs, targets, self.layout.microbatches, self.layout.reduction)
+        self._interpreter.loss_scale = 1.0 if self._scale is None else self._scale.value
+        if self._stream is None:
+            loss = self._whole_step(micros)
+        else:
+            self._turn(micros)
+            loss = self._loss
+        self.steps += 1
+        return loss
+
+    def _whole_step(self, micros: Sequence[Micro]) -> torch.Tensor:
+        pipeline = self._pipeline(len(micros))
+        self._interpreter.places = pipeline
+        self._feed(micros, 0)
+        self._guarded(lambda: self._interpreter.run(pipeline.actions[self.pipe.rank]))
+        loss = self._loss_of_done()
+        if self._takes_turns:
+            loss = self._guarded(lambda: self._update.sum_over_holders(loss))
+        self._interpreter.feeds.clear()
+        return loss
+
+    def _turn(self, micros: Sequence[Micro]) -> None:
+        assert self._stream is not None
+        wanted = self.layout.microbatches
+        if len(micros) < wanted:
+            raise UserError(
+                f"{self.layout.schedule} wants {wanted} micro-batches, and this batch has "
+                f"{len(micros)} samples. Use drop_last=True, or larger batches."
+            )
+        self._feed(micros, self._turns * wanted)
+        actions = self._stream.turn(self.pipe.rank, self._turns)
+        self._turns += 1
+        self._guarded(lambda: self._interpreter.run(actions))
+
+    def drain(self) -> None:
+        """Brings everything that is under way to its end."""
+        if self._stream is None or not self._turns:
+            return
+        actions = self._stream.drain(self.pipe.rank, self._turns)
+        self._turns = 0
+        self._guarded(lambda: self._interpreter.run(actions))
+        self._interpreter.feeds.clear()
+        self.reloaded()
+
+    def reloaded(self) -> None:
+        """Somebody has changed the weights."""
+        for stage in self.stages.values():
+            stage.weights.updated(0)
+
+    def predict(self, inputs: Any) -> Any:
+        """What the whole model makes of `inputs`, in evaluation mode, on every rank."""
+        self.drain()
+        micros = cut_batch(inputs, (), self.layout.microbatches, "mean")
+        values = [micro.inputs for micro in micros]
+        return self._guarded(
+            lambda: predict(self.pipe, self._mail, self.places, self.stages, values)
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must be remembered beside the weights."""
+        scale = None if self._scale is None else self._scale.state_dict()
+        return {"steps": self.steps, "scale": scale}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]
+        if self._scale is not None and state["scale"] is not None:
+            self._scale.load_state_dict(state["scale"])
+
+    def close(self) -> None:
+        self._mail.close()
+
+    @property
+    def _takes_turns(self) -> bool:
+        """Whether this rank shares its stage's micro-batches with other ranks."""
+        return max(self.layout.replicas, default=1) > 1
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019  (it lives as long as the run)
+    def _pipeline(self, micros: int) -> Pipeline:
+        return self.layout.pipeline(micros)
+
+    def _feed(self, micros: Sequence[Micro], first: int) -> None:
+        for index, micro in enumerate(micros):
+            if self._is_mine(first + index):
+                moment = Moment(self._seed, self.steps, index)
+                self._interpreter.feeds[first + index] = Feed(micro, moment)
+
+    def _is_mine(self, micro: int) -> bool:
+        places = self._interpreter.places
+        return any(
+            self.pipe.rank == places.home(stage, micro, replica)
+            for replica in range(len(places.homes))
+            for stage in self.stages
+        )
+
+    def _on_update(self, version: int) -> None:
+        done = set(self._interpreter.done)
+        whole_batches = len(done) // self.layout.microbatches
+        if self._stream is None:
+            self._update()
+            return
+        self._update(whole_batches)
+        for stage in self.stages.values():
+            stage.weights.updated(version)
+        if done:
+            self._loss = self._loss_of_done()
+        for micro in done:
+            del self._interpreter.feeds[micro]
+
+    def _loss_of_done(self) -> torch.Tensor:
+        """The loss of the micro-batches that are done, which are then forgotten."""
+        done = sorted(set(self._interpreter.done))
+        self._interpreter.done.clear()
+        losses = [self._interpreter.losses.pop(micro) for micro in done]
+        return torch.stack(losses).sum() if losses else torch.zeros(())
+
+    def _guarded(self, work: Callable[[], T]) -> T:
+        """Whatever goes wrong here is told to all ranks, and they raise it too."""
+        if self._mail.failure is not None:
+            raise StageError(f"the pipeline was broken by an earlier failure: {self._mail.failure}")
+        try:
+            return work()
+        except Exception as error:
+            reason = self._reason(error)
+            self._mail.fail(reason)
+            self._mail.settle(_PATIENCE_SECONDS)
+            for stage in self.stages.values():
+                stage.forget()
+            raise StageError(reason) from error
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, CommError):
+            return str(error)
+        action = self._interpreter.current
+        words = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update"}
+        where = f"rank {self.pipe.rank}"
+        if action is not None:
+            what = words[action.kind]
+            if action.kind != "U":
+                what += f" of micro-batch {action.micro}"
+                where = f"stage {action.stage} on {where}"
+            where += f", in the {what}"
+        said = (
+            str(error) if isinstance(error, FarandoleError) else f"{type(error).__name__}: {error}"
+        )
+        return f"{where}: {said}"

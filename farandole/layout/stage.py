@@ -1,0 +1,204 @@
+"""One stage on one rank: forwards and backwards of micro-batches, in any order that is asked for.
+
+What comes in and goes out is any nest of tensors. Between a micro-batch's forward and its backward
+the stage keeps where its graph begins and ends:
+
+    forward    input leaves ── blocks ──▶ output roots ──▶ (last stage) loss
+    backward   their gradients ◀── autograd ── gradients of the roots, from the next stage
+
+A backward can be split: first what the stage before waits for, later what only the update needs.
+PyTorch's own pipelining has the function that finds where to cut the graph for that; it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+from farandole.errors import UserError
+from farandole.layout.part import Moment, Part
+from farandole.layout.recompute import recomputed
+from farandole.layout.versions import Weights
+
+Gradients = list[torch.Tensor | None]
+"""One for each tensor that travelled, in order; None where there is none."""
+LossFunction = Callable[[Any, Any], torch.Tensor]
+
+
+@dataclass
+class Kept:
+    """What is remembered of a forward until its backward."""
+
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    version: int
+    rest: Callable[[], None] | None = None  # the second half of a split backward
+
+
+class Stage:
+    """The blocks of one stage. `loss` is what the last stage ends with."""
+
+    def __init__(
+        self,
+        number: int,
+        weights: Weights,
+        loss: LossFunction | None,
+        *,
+        recompute: bool = False,
+        lowered: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.number = number
+        self.weights = weights
+        self._loss = loss
+        self._recompute = recompute
+        self._lowered = lowered
+        self._kept: dict[tuple[int, int], Kept] = {}
+
+    @property
+    def part(self) -> Part:
+        return self.weights.part
+
+    @property
+    def held(self) -> int:
+        """Micro-batches whose activations are kept."""
+        return len(self._kept)
+
+    def forward(
+        self, key: tuple[int, int], value: Any, moment: Moment, version: int, target: Any = None
+    ) -> Any:
+        """The output of this stage for a micro-batch; of the last one, its loss."""
+        inputs = _tensors(value)
+
+        def run(value: Any) -> Any:
+            result = self.weights.run(value, moment, version)
+            return result if self._loss is None else _scalar(self._loss(result, target))
+
+        with self._lowered():
+            result = recomputed(run, value, self.part) if self._recompute else run(value)
+        outputs = _tensors(result)
+        self._kept[key] = Kept(inputs, outputs, version)
+        return result
+
+    def backward(self, key: tuple[int, int], gradients: Gradients) -> Gradients:
+        """The gradients of what came in; those of the weights are added to theirs."""
+        kept = self._kept.pop(key)
+        roots, given = _roots(kept.outputs, gradients)
+        if roots:
+            torch.autograd.backward(roots, given)
+        self.weights.done(kept.version)
+        return _taken(kept.inputs)
+
+    def backward_input(self, key: tuple[int, int], gradients: Gradients) -> Gradients:
+        """The first half: the gradients of what came in. The weights' wait."""
+        kept = self._kept[key]
+        roots, given = _roots(kept.outputs, gradients)
+        inputs = [tensor for tensor in kept.inputs if tensor.requires_grad]
+        weights = [weight for weight in self.part.parameters() if weight.requires_grad]
+        if not inputs:  # nobody waits: all of it is the second half
+            kept.rest = partial(torch.autograd.backward, roots, given) if roots else _nothing
+        elif not roots or not _all_meet(roots, inputs, weights):
+            if roots:
+                torch.autograd.backward(roots, given)
+            kept.rest = _nothing
+        else:
+            # It detaches the outputs in place, which views do not allow.
+            roots = [root.clone() if root._is_view() else root for root in roots]
+            _, groups = stage_backward_input(roots, given, inputs, iter(weights))
+            kept.rest = partial(_finish, weights, groups)
+        return _taken(kept.inputs)
+
+    def backward_weight(self, key: tuple[int, int]) -> None:
+        """The second half: the gradients of the weights."""
+        kept = self._kept.pop(key)
+        assert kept.rest is not None, "the first half comes first"
+        kept.rest()
+        self.weights.done(kept.version)
+
+    def predict(self, value: Any) -> Any:
+        """The output of this stage, of the weights themselves; nothing is kept."""
+        with self._lowered():
+            return self.part(value)
+
+    def forget(self) -> None:
+        """After a failure: lets go of all activations."""
+        self._kept.clear()
+
+
+def _nothing() -> None:
+    """The second half of a backward whose first half was all of it."""
+
+
+def _finish(weights: Sequence[torch.Tensor], groups: list[dict[str, Any]]) -> None:
+    stage_backward_weight(iter(weights), groups)  # type: ignore[arg-type]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _scalar(loss: Any) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        told = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise UserError(f"the loss must be a tensor with one element, not {told}.")
+    return loss.reshape(())
+
+
+def _roots(
+    outputs: Sequence[torch.Tensor], gradients: Gradients
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    pairs = [
+        (output, gradient)
+        for output, gradient in zip(outputs, gradients, strict=True)
+        if output.requires_grad and gradient is not None
+    ]
+    return [output for output, _ in pairs], [gradient for _, gradient in pairs]
+
+
+def _taken(inputs: Sequence[torch.Tensor]) -> Gradients:
+    gradients: Gradients = []
+    for tensor in inputs:
+        gradients.append(tensor.grad if tensor.requires_grad else None)
+        if tensor.requires_grad:
+            tensor.grad = None
+    return gradients
+
+
+def _all_meet(
+    roots: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+) -> bool:
+    """Whether every root that depends on a weight also depends on an input.
+
+    Only then does the second half of a split backward, which goes on from where the first half came
+    by, find all that the weights did.
+    """
+    wanted = {id(weight) for weight in weights}
+    fed = {id(tensor) for tensor in inputs}
+    for root in roots:
+        leaves = _leaves_below(root)
+        if leaves & wanted and not leaves & fed:
+            return False
+    return True
+
+
+def _leaves_below(root: torch.Tensor) -> set[int]:
+    if root.grad_fn is None:
+        return {id(root)}
+    leaves, seen, waiting = set(), {root.grad_fn}, [root.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):
+            leaves.add(id(node.variable))
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                waiting.append(below)
+    return leaves

@@ -1,0 +1,157 @@
+"""Layout and sync meet: a trainer's step when the model is cut into stages.
+
+    world of 6 ranks, layout of 3     pipe 0: ranks 0 1 2     replicas: {0, 3} {1, 4} {2, 5}
+                                      pipe 1: ranks 3 4 5
+
+The ranks of a pipe hold one replica of the model, a stage each. Ranks in the same place of all
+pipes hold the same stages, and a strategy keeps them in step, as it would whole models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from farandole.errors import UserError
+from farandole.layout import Layout
+from farandole.layout.assemble import Numbers, assemble
+from farandole.layout.blocks import blocks_of
+from farandole.layout.choose import choose
+from farandole.layout.part import shared_names
+from farandole.layout.pipelined import Pipelined
+from farandole.sync import AllReduce, Strategy, Synchronizer
+from farandole.sync.alignment import check_same_model, spread_from_first
+from farandole.train.engine import Engine
+from farandole.train.recipe import Recipe
+from farandole.train.saver import PartSaver
+from farandole.train.settings import check_workers, check_writable
+
+if TYPE_CHECKING:
+    from farandole.train.run import Run
+
+
+class Piped(Engine):
+    """One replica over the ranks of a pipe; takes the model apart."""
+
+    def __init__(
+        self,
+        run: Run,
+        model: nn.Module,
+        recipe: Recipe,
+        layout: Layout,
+        sync: Strategy | None,
+        sample: Any,
+    ) -> None:
+        self._run = run
+        strategy = run.settings.sync or sync or AllReduce()
+        _check(run, layout, strategy, recipe)
+        # 1. One model, the same on all ranks; a layout without open questions.
+        check_same_model(model, run.group)
+        spread_from_first(model, None, run.group)
+        blocks = blocks_of(model, layout.cuts)
+        choice = choose(layout, blocks, run.group, sample, run.device)
+        layout = choice.layout
+        run.print(f"layout {layout}\n{choice.text}")
+        # 2. Who sits where.
+        place = run.rank % layout.ranks
+        first = run.rank - place
+        pipe = run.group.subgroup(range(first, first + layout.ranks))
+        replicas = run.group.subgroup(range(place, run.size, layout.ranks))
+        # 3. The stages of this rank, and the strategy around them.
+        aliases = shared_names(model)
+        assembled = assemble(
+            model,
+            blocks,
+            layout,
+            pipe,
+            recipe.loss,
+            Numbers(run.seed, run.device, recipe.precision, recipe.clip),
+            lambda rank: f"rank {first + rank}",
+        )
+        self._pipelined = assembled.pipelined
+        self.optimizer = recipe.make_optimizer(assembled.gate.parameters())
+        inner = strategy.build(assembled.gate, self.optimizer, replicas)
+        self._pipelined.connect(inner.model, self.optimizer)
+        synchronizer = PipedSynchronizer(inner, self._pipelined)
+        self.model = synchronizer.model
+        # 4. What the run must know to count, to save and to end.
+        run._strategy, run._layout, run._replicas = strategy, layout, replicas
+        owned = assembled.owned if first == 0 else set()
+        saver = PartSaver(
+            synchronizer, self.optimizer, self._pipelined, assembled.names, aliases, owned
+        )
+        run._keep(synchronizer, saver)
+
+    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+        loss = self._pipelined.step(inputs, targets)
+        if not loss.isnan() or not self._pipelined.layout.streams:
+            self._run.report(loss)
+        return loss
+
+    def predict(self, inputs: Any) -> Any:
+        return self._pipelined.predict(inputs)
+
+
+def _check(run: Run, layout: Layout, strategy: Strategy, recipe: Recipe) -> None:
+    if run._savers:
+        raise UserError("a run with a layout has one model, and this one has another already.")
+    if run.rank == 0:
+        check_writable(run.folder)
+    check_workers(layout, run.size)
+    if strategy.needs_servers or strategy.name == "hogwild":
+        raise UserError(
+            f"{strategy} keeps one whole model for all workers, and layout {layout} gives them "
+            "different stages. Take another --sync, or leave the layout out."
+        )
+    if recipe.clip is not None and layout.streams:
+        raise UserError(
+            f"clip={recipe.clip:g} needs the gradients of all stages at once, and "
+            f"{layout.schedule} updates stage by stage. Leave it out, or take schedule=1f1b."
+        )
+
+
+class PipedSynchronizer(Synchronizer):
+    """A strategy's synchronizer of stages: what is under way in the pipeline ends first."""
+
+    def __init__(self, inner: Synchronizer, pipelined: Pipelined) -> None:
+        super().__init__(inner.model, inner.unwrapped)
+        self._inner = inner
+        self._pipelined = pipelined
+        self.notes = inner.notes
+
+    def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
+        self._inner.begin_step(weight, progress, samples)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self._inner.no_sync()
+
+    def report(self, loss: torch.Tensor | float) -> None:
+        self._inner.report(loss)
+
+    def hear(self, loss: float) -> None:
+        self._inner.hear(loss)
+
+    def begin_pass(self) -> None:
+        self._inner.begin_pass()
+
+    def end_pass(self) -> None:
+        self._pipelined.drain()
+        self._inner.end_pass()
+
+    def whole_model(self) -> dict[str, Any]:
+        return self._inner.whole_model()
+
+    def close(self) -> None:
+        self._inner.close()
+        self._pipelined.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self._inner.state_dict(), "pipeline": self._pipelined.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._inner.load_state_dict(state["inner"])
+        self._pipelined.load_state_dict(state["pipeline"])
