@@ -7,9 +7,12 @@ that whatever survives the test is found, ended, and held against it.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import re
+import select
 import shlex
 import shutil
 import socket
@@ -20,6 +23,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+# These tests run side by side, one a core: further threads in each only wait for their turn, and
+# burn time while they do. Said before torch is there to hear it; what a sandbox starts is not told.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import hypothesis
 import psutil
@@ -41,23 +48,112 @@ FOREIGN = re.compile(
     r"WORLD_SIZE$|OMP_NUM_THREADS$|GLOO_|NCCL_|CUDA_VISIBLE|PYTHONUNBUFFERED$|PYTHONWARNINGS$|"
     r"COLUMNS$|FORCE_COLOR$|NO_COLOR$"
 )
-PATIENCE_SECONDS = 100.0
+SLOW_TO_IMPORT = ("torch._dynamo", "sklearn.datasets")  # every optimizer imports the former
+PATIENCE_SECONDS = 170.0
+
+
+def clean_environment(mark: str) -> dict[str, str]:
+    """Ours, without what would change how a job goes."""
+    return {
+        **{key: value for key, value in os.environ.items() if not FOREIGN.match(key)},
+        MARK: mark,
+        "PYTHONPATH": str(REPOSITORY),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def mark_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK)
+    except (psutil.Error, OSError):  # ended meanwhile, or not ours to look at
+        return None
+
+
+class Forks:
+    """A process that has imported torch, and forks others that need not.
+
+    It starts with the first of them, `under` some command. See `scripts/forked.py`.
+    """
+
+    def __init__(self, under: Sequence[str] = ()) -> None:
+        self.mark = uuid.uuid4().hex  # of whatever is forked: what it says itself is not seen
+        self._command = [*under, sys.executable, str(FORKED), *SLOW_TO_IMPORT]
+        self._environment = clean_environment(self.mark)
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(
+        self,
+        folder: Path,
+        variables: Mapping[str, str],
+        ranks: Sequence[Mapping[str, str]],
+        arguments: Sequence[str],
+    ) -> list[subprocess.CompletedProcess[str]]:
+        """Runs a script on ranks that each have some variables more, all to their end."""
+        codes = self._ask(
+            {"folder": str(folder), "variables": variables, "ranks": ranks, "arguments": arguments}
+        )
+        files = [[folder / f"{rank}.{end}" for end in ("out", "err")] for rank in range(len(ranks))]
+        texts = [[file.read_text() for file in pair if file.exists()] for pair in files]
+        if not codes:
+            pytest.fail(f"{arguments} did not end.\n{texts}")
+        for file in itertools.chain(*files):  # what is left in the folder is the scripts' doing
+            file.unlink()
+        return [
+            subprocess.CompletedProcess(arguments, code, *text)
+            for code, text in zip(codes, texts, strict=True)
+        ]
+
+    def _ask(self, request: Mapping[str, object]) -> list[int]:
+        """The exit codes; none if the ranks did not end, and all are ended now."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        asked, told = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert told is not None
+        codes = None
+        try:
+            asked.write(json.dumps(request) + "\n")
+            asked.flush()
+            if select.select([told], [], [], PATIENCE_SECONDS)[0]:
+                codes = json.loads(told.readline())
+        finally:
+            if codes is None:  # whatever it may say later is no answer to the next request
+                self.close()
+        return codes or []
+
+    def is_own(self, process: psutil.Process) -> bool:
+        """Whether it is one that was forked here."""
+        itself = self._process is not None and process.pid == self._process.pid
+        return not itself and mark_of(process) == self.mark
+
+    def close(self) -> None:
+        """Ends it, and what it has forked."""
+        if self._process is None:
+            return
+        for process in psutil.process_iter():
+            if mark_of(process) == self.mark:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        self._process.communicate()
+        self._process = None
 
 
 class Sandbox:
     """Starts processes in `folder` and knows which of them are still there."""
 
-    def __init__(self, folder: Path, temporary: Path) -> None:
+    def __init__(self, folder: Path, temporary: Path, forks: Forks) -> None:
         self.folder = folder
         self.temporary = temporary
         self.mark = uuid.uuid4().hex
-        self.environment = {
-            **{key: value for key, value in os.environ.items() if not FOREIGN.match(key)},
-            MARK: self.mark,
-            "PYTHONPATH": str(REPOSITORY),
-            "TMPDIR": str(temporary),
-            "CUDA_VISIBLE_DEVICES": "",
-        }
+        self.environment = clean_environment(self.mark) | {"TMPDIR": str(temporary)}
+        self._forks = forks
 
     def start(self, command: Sequence[str | Path], **variables: str) -> subprocess.Popen[str]:
         """In a session of its own, so that a signal to it reaches nobody else."""
@@ -89,35 +185,38 @@ class Sandbox:
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def python(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        """A fresh interpreter, with all that its start-up does; `fork` is sooner there."""
         return self.run([sys.executable, *arguments], **variables)
+
+    def fork(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        """A script, or -m and a module, in a process in which torch is imported already."""
+        (end,) = self.by_hand([variables], *arguments)
+        return end
 
     def by_hand(
         self,
         ranks: Sequence[Mapping[str, str]],
         *arguments: str | Path,
-        preload: str = "torch",
         under: Sequence[str] = (),
     ) -> list[subprocess.CompletedProcess[str]]:
         """Runs a script on ranks that are each told by some variables; all `under` some command."""
-        forked = [sys.executable, FORKED, preload, json.dumps(ranks)]
-        start = self.run([*under, *forked, *arguments])
-        assert start.returncode == 0, start.stderr
-        texts = [
-            [(self.folder / f"{rank}.{end}").read_text() for end in ("out", "err")]
-            for rank in range(len(ranks))
-        ]
-        codes = json.loads(start.stdout)
-        return [
-            subprocess.CompletedProcess(start.args, code, *text)
-            for code, text in zip(codes, texts, strict=True)
-        ]
+        words = [str(argument) for argument in arguments]
+        if not under:
+            return self._forks.run(self.folder, self.environment, ranks, words)
+        forks = Forks(under)
+        try:
+            return forks.run(self.folder, self.environment, ranks, words)
+        finally:
+            forks.close()
 
     def farandole(
         self, *arguments: str | Path, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        return self.python("-m", "farandole", *arguments, **variables)
+        """The command to its end. What it starts are fresh interpreters; it is forked itself."""
+        return self.fork("-m", "farandole", *arguments, **variables)
 
     def start_farandole(self, *arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
+        """The command as a shell starts it."""
         return self.start([sys.executable, "-m", "farandole", *arguments], **variables)
 
     def script(self, name: str, text: str) -> Path:
@@ -130,10 +229,7 @@ class Sandbox:
         return [process for process in psutil.process_iter() if self._is_ours(process)]
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return process.environ().get(MARK) == self.mark
-        except (psutil.Error, OSError):  # ended meanwhile, or not ours to look at
-            return False
+        return mark_of(process) == self.mark or self._forks.is_own(process)
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -145,11 +241,19 @@ class Sandbox:
         self.wait_until(lambda: not self.processes(), f"all gone; left: {self.processes()}")
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """One for all tests of this process: importing torch once takes as long as many of them."""
+    process = Forks()
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+def sandbox(tmp_path: Path, forks: Forks) -> Iterator[Sandbox]:
     # A short path: Open MPI keeps sockets below its temporary folder.
     temporary = Path(tempfile.mkdtemp(prefix="fd-"))
-    place = Sandbox(tmp_path, temporary)
+    place = Sandbox(tmp_path, temporary, forks)
     yield place
     left = place.processes()
     for process in left:

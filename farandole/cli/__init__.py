@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 
 import click
@@ -30,6 +32,8 @@ for _command in (run, race, schedule, server, bench, doctor, emulate):
 
 def main() -> None:
     """The entry point: our own errors become one clear line instead of a traceback."""
+    # Else the interpreter looks through all of torch once more before it ends, for half a second.
+    atexit.register(gc.freeze)
     try:
         commands(prog_name="farandole")
     except FarandoleError as error:

@@ -93,6 +93,6 @@ def _leaf(leaf: Any) -> Slot | Plain:
     if isinstance(leaf, _PLAIN):
         return Plain(type(leaf).__name__, leaf)
     raise UserError(
-        f"a {type(leaf).__name__} cannot travel between stages. Tensors, numbers and strings can, "
-        "in tuples, lists and dicts."
+        f"values of type {type(leaf).__name__} cannot travel between stages. Tensors, numbers and "
+        "strings can, in tuples, lists and dicts."
     )

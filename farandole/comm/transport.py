@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,9 @@ from farandole.comm.arithmetic import Op, combine_, divide_, reduce_into
 from farandole.errors import CommError, FarandoleError
 from farandole.schedule import Link, RankRound, Schedule, build, piece_bounds
 from farandole.topology import Topology
+
+if TYPE_CHECKING:
+    from farandole.comm.transports.frames import Frames
 
 NATIVE = "native"
 """The name of the all-reduce that a transport does by itself, without a schedule."""
@@ -66,6 +69,7 @@ class Transport(ABC):
 
     name: ClassVar[str]
     native_is_fastest: ClassVar[bool] = False  # for CPU tensors of any size
+    never_waits: bool = False  # to send: what was sent lies ready for the other end
     joined_late: bool = False  # the others had begun before
 
     def __init__(
@@ -96,6 +100,10 @@ class Transport(ABC):
     def channel(self, ranks: Sequence[int]) -> Transport:
         """As `subgroup`, for messages rather than collectives: it may take less memory."""
         return self.subgroup(ranks)
+
+    def frames(self, peer: int) -> Frames | None:
+        """Slots of shared memory between this rank and `peer`, where there are any."""
+        return None
 
     def begin_epoch(self, epoch: int) -> int:
         """All ranks are about to begin `epoch`. Returns the one that is really next, which is

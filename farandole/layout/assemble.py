@@ -15,7 +15,7 @@ from farandole.comm.mail import Mail
 from farandole.errors import UserError
 from farandole.layout.blocks import Block
 from farandole.layout.deferred import defer_statistics
-from farandole.layout.ends import find_ends, owner, refuse_ties, uses
+from farandole.layout.ends import find_ends, owner, refuse_ties, unused, uses
 from farandole.layout.gate import Gate
 from farandole.layout.layout import Layout
 from farandole.layout.part import Part, names_in, release
@@ -52,18 +52,21 @@ def assemble(
     pipe: Group,
     loss: LossFunction,
     numbers: Numbers,
-    name_of: Callable[[int], str],
+    first_rank: int = 0,
 ) -> Assembled:
-    """*Together*, all ranks of a pipeline. `layout` has a balance. Takes the model apart."""
+    """*Together*, all ranks of a pipeline. `layout` has a balance. Takes the model apart.
+
+    `first_rank`: what the first rank of the pipeline is called in messages.
+    """
     places = layout.stream().unroll(1) if layout.streams else layout.pipeline()
     parts = cut(blocks, layout.balance)
     tensors = uses(model, parts)
     if layout.streams:
         refuse_ties(tensors, layout.schedule)
     held = {stage: parts[stage] for stage in places.held(pipe.rank)}
-    gate = Gate(held)
+    gate = Gate(held, unused(model, tensors) if pipe.rank == 0 else ())
     names = names_in(model, gate)
-    release(model, list(held.values()))
+    release(model, gate)
     for part in held.values():
         part.to(numbers.device)
         if layout.batchnorm == "deferred":
@@ -84,9 +87,22 @@ def assemble(
         )
         for stage, part in held.items()
     }
+
+    def name_of(rank: int) -> str:
+        return f"rank {first_rank + rank} (stage {'+'.join(map(str, places.held(rank)))})"
+
     mail = Mail(pipe, routes(places), numbers.device, name_of)
-    pipelined = Pipelined(layout, pipe, stages, mail, update, seed=numbers.seed, scale=scale)
-    owned = {use.name for use in tensors.values() if use.stages and owner(places, use) == pipe.rank}
+    pipelined = Pipelined(
+        layout,
+        pipe,
+        stages,
+        mail,
+        update,
+        seed=numbers.seed,
+        scale=scale,
+        name=f"rank {first_rank + pipe.rank}",
+    )
+    owned = {use.name for use in tensors.values() if owner(places, use) == pipe.rank}
     return Assembled(pipelined, gate, names, owned)
 
 

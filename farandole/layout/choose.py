@@ -7,8 +7,12 @@ the same. Without a sample there is nothing to measure, and the parameters are d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
 
 from farandole.comm import Group
 from farandole.comm.calibration import measure
@@ -32,11 +36,11 @@ class Choice(NamedTuple):
 
     layout: Layout
     text: str
-    memory_bytes: list[float] | None  # by rank, as predicted; None without measurements
+    activation_bytes: list[float] | None  # by rank, as predicted; None without measurements
 
 
 def choose(
-    layout: Layout, blocks: Sequence[Block], world: Group, sample: Any, device: Any
+    layout: Layout, blocks: Sequence[Block], world: Group, sample: Any, device: torch.device
 ) -> Choice:
     """*Together.* `sample`: the inputs of a batch, or None."""
     stages = layout.stages
@@ -51,7 +55,7 @@ def choose(
             f"layout: {what} needs measurements. Pass run.trainer(…, sample=x), the inputs of a "
             "batch."
         )
-    profiles = _profiles(layout, blocks, world, sample)
+    profiles = _profiles(layout, blocks, world, sample, device)
     network = _network(world) if sample is not None else Network(1e30)
     batches = layout.microbatches
     limit = None if layout.memory_gib is None else layout.memory_gib * _GIB
@@ -77,10 +81,12 @@ def choose(
             batches_per_sync=batches,
         )
     chosen = _filled_in(layout, cut)
-    memory = None
-    text = f"cut by parameters alone, balance={chosen.balance}; sample=x would measure"
+    activations = None
+    text = ""
+    if not layout.balance:
+        text = "cut by parameters alone: pass sample=x, the inputs of a batch, to measure"
     if sample is not None:
-        memory = _memory(chosen, profiles, cut)
+        activations, memory = _memory(chosen, profiles, cut)
         _require_room(chosen, memory, limit)
         text = describe(cut, profiles)
         better = suggestion(
@@ -92,7 +98,7 @@ def choose(
         )
         if layout.balance and better is not None:
             text += f"\n{better}"
-    return Choice(chosen, text, memory)
+    return Choice(chosen, text, activations)
 
 
 def _filled_in(layout: Layout, cut: Cut) -> Layout:
@@ -103,7 +109,7 @@ def _filled_in(layout: Layout, cut: Cut) -> Layout:
 
 
 def _profiles(
-    layout: Layout, blocks: Sequence[Block], world: Group, sample: Any
+    layout: Layout, blocks: Sequence[Block], world: Group, sample: Any, device: torch.device
 ) -> list[BlockProfile]:
     if sample is None:
         return parameters_only(blocks)
@@ -111,13 +117,31 @@ def _profiles(
     if world.rank == 0:
         try:
             micro = cut_batch(sample, (), layout.microbatches, "mean")[0]
-            told = [list(profile) for profile in profile_blocks(blocks, micro.inputs)]
+            # Copies, because a view would be taken for as large as what it looks at.
+            inputs = pytree.tree_map_only(
+                torch.Tensor, lambda tensor: tensor.to(device, copy=True), micro.inputs
+            )
+            with _on(device, blocks):
+                told = [list(profile) for profile in profile_blocks(blocks, inputs)]
         except UserError as error:  # or the others would wait for the numbers
             told = str(error)
     told = world.broadcast_json(told)
     if isinstance(told, str):
         raise UserError(told)
     return [BlockProfile(*profile) for profile in told]
+
+
+@contextmanager
+def _on(device: torch.device, blocks: Sequence[Block]) -> Iterator[None]:
+    """Inside, the blocks are where they will compute; afterwards where they were."""
+    homes = [next(block.module.parameters(), torch.empty(0)).device for block in blocks]
+    try:
+        for block in blocks:
+            block.module.to(device)
+        yield
+    finally:
+        for block, home in zip(blocks, homes, strict=True):
+            block.module.to(home)
 
 
 def _network(world: Group) -> Network:
@@ -158,18 +182,23 @@ def _steady(layout: Layout) -> Any:
     return layout.stream().unroll(4 * layout.ranks) if layout.streams else layout.pipeline()
 
 
-def _memory(layout: Layout, profiles: Sequence[BlockProfile], cut: Cut) -> list[float]:
-    """What each rank needs at its peak, as the schedule has it."""
+def _memory(
+    layout: Layout, profiles: Sequence[BlockProfile], cut: Cut
+) -> tuple[list[float], list[float]]:
+    """What each rank needs at its peak, as the schedule has it: for activations, and in all."""
     stages = [profiles[stage.first : stage.stop] for stage in cut.stages]
-    saved = [sum(block.saved_bytes for block in blocks) for blocks in stages]
-    if layout.recompute:  # only what came in is kept, and one micro-batch at a time in full
+    saved = [
+        sum(block.saved_bytes for block in blocks) - sum(block.shared_bytes for block in blocks[1:])
+        for blocks in stages
+    ]
+    if layout.recompute:  # only what came in is kept
         saved = [0, *(blocks[-1].output_bytes for blocks in stages[:-1])]
     weights = [sum(block.parameter_bytes for block in blocks) for blocks in stages]
     pipeline = _steady(layout)
-    peaks = peak_bytes(pipeline, saved, weights)
-    return [
+    nothing = [0.0] * len(stages)
+    return peak_bytes(pipeline, saved, nothing), [
         peak + _TRAINING_COPIES * sum(weights[stage] for stage in pipeline.held(rank))
-        for rank, peak in enumerate(peaks)
+        for rank, peak in enumerate(peak_bytes(pipeline, saved, weights))
     ]
 
 

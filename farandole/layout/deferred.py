@@ -11,7 +11,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from farandole.comm import Group
+from farandole.layout.sums import sum_over
 
 
 class DeferredBatchNorm(_BatchNorm):
@@ -50,6 +53,11 @@ class DeferredBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: torch.Tensor) -> None:
         return
 
+    @property
+    def sums(self) -> list[torch.Tensor]:
+        """Since the last commit."""
+        return [self.total, self.total_of_squares, self.count]
+
     @torch.no_grad()
     def commit(self) -> None:
         """The step is over: moves the running statistics by those of its whole batch."""
@@ -67,8 +75,8 @@ class DeferredBatchNorm(_BatchNorm):
         unbiased = variance * (self.count / (self.count - 1).clamp(min=1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
-        for buffer in (self.total, self.total_of_squares, self.count):
-            buffer.zero_()
+        for each in self.sums:
+            each.zero_()
 
 
 def defer_statistics(module: nn.Module) -> None:
@@ -77,6 +85,24 @@ def defer_statistics(module: nn.Module) -> None:
         for name, child in parent.named_children():
             if isinstance(child, _BatchNorm) and child.track_running_stats:
                 setattr(parent, name, DeferredBatchNorm(child))
+
+
+def share_statistics(module: nn.Module, holders: Group) -> None:
+    """Ranks that hold the same stages have each seen some of the micro-batches: what they know is
+    put together, exactly where sums are kept, and else by averaging."""
+    sums: list[torch.Tensor] = []
+    averages: list[torch.Tensor] = []
+    for norm in module.modules():
+        if isinstance(norm, DeferredBatchNorm):
+            sums += norm.sums
+        elif isinstance(norm, _NormBase) and norm.training and norm.track_running_stats:
+            statistics = (norm.running_mean, norm.running_var)
+            # Past autograd: graphs of batches that are under way hold on to these.
+            averages += [each.data for each in statistics if each is not None]
+    if averages:
+        torch._foreach_div_(averages, holders.size)
+    if sums or averages:
+        sum_over(holders, [*sums, *averages])
 
 
 def commit_statistics(module: nn.Module) -> None:

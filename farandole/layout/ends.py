@@ -44,6 +44,12 @@ def uses(model: nn.Module, parts: Mapping[int, nn.Module]) -> dict[int, Use]:
     return result
 
 
+def unused(model: nn.Module, tensors: Mapping[int, Use]) -> list[torch.Tensor]:
+    """What a checkpoint of the whole model holds and no stage uses."""
+    found = {id(each): each for each in model.state_dict(keep_vars=True).values()}
+    return [each for key, each in found.items() if key in tensors and not tensors[key].stages]
+
+
 def _distinct(part: nn.Module) -> list[torch.Tensor]:
     return [*part.parameters(), *part.buffers()]
 
@@ -56,7 +62,8 @@ def find_ends(places: Pipeline, pipe: Group, gate: Gate, tensors: Mapping[int, U
     holders = pipe.subgroup(alike) if len(alike) > 1 else None
     counted: list[nn.Parameter] = []
     ties: dict[tuple[int, ...], list[nn.Parameter]] = {}
-    for weight in gate.trained():
+    # By their names, for ranks may meet the same tied weights in another order.
+    for weight in sorted(gate.trained(), key=lambda weight: _name(tensors, weight)):
         use = tensors.get(id(weight))
         ranks = alike if use is None else _ranks(places, use.stages)
         if use is not None and owner(places, use) == pipe.rank:
@@ -74,11 +81,16 @@ def find_ends(places: Pipeline, pipe: Group, gate: Gate, tensors: Mapping[int, U
 
 def owner(places: Pipeline, use: Use) -> int:
     """The rank that stands for all that hold a tensor: where it counts, and who saves it."""
-    return _ranks(places, use.stages)[0]
+    return _ranks(places, use.stages)[0] if use.stages else 0
 
 
 def _tied_ranks(places: Pipeline, tensors: Mapping[int, Use]) -> set[tuple[int, ...]]:
     return {_ranks(places, use.stages) for use in tensors.values() if len(use.stages) > 1}
+
+
+def _name(tensors: Mapping[int, Use], weight: nn.Parameter) -> str:
+    use = tensors.get(id(weight))
+    return "" if use is None else use.name
 
 
 def _ranks(places: Pipeline, stages: Sequence[int]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ Any strategy sees an ordinary module with an ordinary step, and needs no word ab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +23,16 @@ from farandole.layout.part import Part
 
 
 class Gate(nn.Module):
-    """Everything that a rank holds, as one module. Calling it is one step's forward pass."""
+    """Everything that a rank holds, as one module. Calling it is one step's forward pass.
 
-    def __init__(self, parts: Mapping[int, Part]) -> None:
+    `spare`: what belongs to the model and no stage uses. It is kept for checkpoints alone.
+    """
+
+    def __init__(self, parts: Mapping[int, Part], spare: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
         self.parts = nn.ModuleDict({str(stage): part for stage, part in parts.items()})
+        for number, tensor in enumerate(spare):
+            self.register_buffer(f"spare{number}", tensor)
         if not self.trained():
             # Optimizers and strategies refuse to do nothing; so there is something to do.
             self.nothing = nn.Parameter(torch.zeros(1))

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from farandole.comm.mail import Label, Mail
+from farandole.comm.links import Label
+from farandole.comm.mail import Mail
 from farandole.comm.trace import Trace
 from farandole.layout.micro import Micro
 from farandole.layout.part import Moment
@@ -89,7 +90,7 @@ class Interpreter:
         last = action.stage == self.places.stages - 1
         value = feed.micro.inputs
         if action.stage > 0:
-            value = self._mail.take(_label(_FORWARD, action))
+            value = self._take(action, -1, _FORWARD)
         target = feed.micro.targets if last else None
         result = stage.forward(key, value, feed.moment, action.version, target)
         if last:
@@ -101,8 +102,12 @@ class Interpreter:
         if action.stage == self.places.stages - 1:
             weight = self.feeds[action.micro].micro.weight * self.loss_scale
             return [torch.full_like(self.losses[action.micro], weight)]
-        gradients, self.losses[action.micro] = self._mail.take(_label(_BACKWARD, action))
+        gradients, self.losses[action.micro] = self._take(action, 1, _BACKWARD)
         return list(gradients)
+
+    def _take(self, action: Action, step: int, kind: int) -> Any:
+        source = self.places.home(action.stage + step, action.micro, action.replica)
+        return self._mail.take(source, _label(kind, action))
 
     def _post(self, action: Action, step: int, kind: int, value: Any) -> None:
         to = self.places.home(action.stage + step, action.micro, action.replica)

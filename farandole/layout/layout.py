@@ -196,7 +196,7 @@ class Layout:
 
     @property
     def _pairs(self) -> int:
-        return self.microbatches // 2 if self.schedule == "gems" else self.pairs
+        return max(1, self.microbatches // 2) if self.schedule == "gems" else self.pairs
 
     def pipeline(self, micros: int | None = None) -> Pipeline:
         """The schedule of one step, or of `micros` micro-batches if a batch has no more."""

@@ -92,10 +92,10 @@ def shared_names(model: nn.Module) -> dict[str, str]:
     }
 
 
-def release(model: nn.Module, kept: Sequence[nn.Module]) -> None:
+def release(model: nn.Module, kept: nn.Module) -> None:
     """Frees the memory of what other ranks hold. Whoever uses the model afterwards gets an error
     about shapes, and not results of weights that nobody trains."""
-    mine = {id(tensor) for part in kept for tensor in _tensors(part).values()}
+    mine = {id(tensor) for tensor in _tensors(kept).values()}
     for tensor in _tensors(model).values():
         if id(tensor) not in mine:
             tensor.data = tensor.data.new_empty(0)

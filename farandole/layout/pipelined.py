@@ -20,6 +20,7 @@ from farandole.comm.mail import Mail
 from farandole.errors import CommError, FarandoleError, StageError, UserError
 from farandole.layout.interpreter import Feed, Interpreter
 from farandole.layout.layout import Layout
+from farandole.layout.memory import ActivationMeter
 from farandole.layout.micro import Micro, cut_batch
 from farandole.layout.part import Moment
 from farandole.layout.predict import predict
@@ -50,6 +51,7 @@ class Pipelined:
         *,
         seed: int,
         scale: LossScale | None = None,
+        name: str,
     ) -> None:
         self.layout = layout
         self.pipe = pipe
@@ -59,6 +61,7 @@ class Pipelined:
         self._update = update
         self._seed = seed
         self._scale = scale
+        self._name = name  # of this rank, in messages
         self._stream = layout.stream() if layout.streams else None
         self._turns = 0  # of the stream, since it was last drained
         self._loss = torch.tensor(float("nan"))
@@ -89,7 +92,8 @@ class Pipelined:
         self._guarded(lambda: self._interpreter.run(pipeline.actions[self.pipe.rank]))
         loss = self._loss_of_done()
         if self._takes_turns:
-            loss = self._guarded(lambda: self._update.sum_over_holders(loss))
+            # A rank that had no micro-batch does not know in which precision others' losses are.
+            loss = self._guarded(lambda: self._update.sum_over_holders(loss.double()))
         self._interpreter.feeds.clear()
         return loss
 
@@ -116,6 +120,11 @@ class Pipelined:
         self._interpreter.feeds.clear()
         self.reloaded()
 
+    @property
+    def under_way(self) -> bool:
+        """Whether there is something to drain."""
+        return self._turns > 0
+
     def reloaded(self) -> None:
         """Somebody has changed the weights."""
         for stage in self.stages.values():
@@ -129,6 +138,21 @@ class Pipelined:
         return self._guarded(
             lambda: predict(self.pipe, self._mail, self.places, self.stages, values)
         )
+
+    # Memory
+
+    def measure(self) -> ActivationMeter:
+        """From here on, until `stop_measuring`, what activations take is counted. It costs time."""
+        meter = ActivationMeter()
+        for stage in self.stages.values():
+            stage.meter = meter
+        return meter
+
+    def stop_measuring(self) -> None:
+        for stage in self.stages.values():
+            stage.meter = None
+
+    # The rest
 
     def state_dict(self) -> dict[str, Any]:
         """What must be remembered beside the weights."""
@@ -206,7 +230,7 @@ class Pipelined:
             return str(error)
         action = self._interpreter.current
         words = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update"}
-        where = f"rank {self.pipe.rank}"
+        where = self._name
         if action is not None:
             what = words[action.kind]
             if action.kind != "U":

@@ -61,8 +61,9 @@ def _through(
         if places.home(number, index) != pipe.rank:
             continue
         if number > 0:
-            mail.expect(places.home(number - 1, index))
-            value = mail.take((_PREDICTION, number, index, 0))
+            source = places.home(number - 1, index)
+            mail.expect(source)
+            value = mail.take(source, (_PREDICTION, number, index, 0))
         result = stages[number].predict(value)
         if number < places.stages - 1:
             mail.post(places.home(number + 1, index), (_PREDICTION, number + 1, index, 0), result)

@@ -23,12 +23,15 @@ import torch.utils._pytree as pytree
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from farandole.errors import UserError
+from farandole.layout.memory import ActivationMeter
 from farandole.layout.part import Moment, Part
 from farandole.layout.recompute import recomputed
 from farandole.layout.versions import Weights
 
 Gradients = list[torch.Tensor | None]
 """One for each tensor that travelled, in order; None where there is none."""
+Key = tuple[int, int]
+"""A micro-batch: the replica of the model that computes it, and its number."""
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
@@ -59,7 +62,8 @@ class Stage:
         self._loss = loss
         self._recompute = recompute
         self._lowered = lowered
-        self._kept: dict[tuple[int, int], Kept] = {}
+        self.meter: ActivationMeter | None = None  # while activations are measured
+        self._kept: dict[Key, Kept] = {}
 
     @property
     def part(self) -> Part:
@@ -71,31 +75,32 @@ class Stage:
         return len(self._kept)
 
     def forward(
-        self, key: tuple[int, int], value: Any, moment: Moment, version: int, target: Any = None
+        self, key: Key, value: Any, moment: Moment, version: int, target: Any = None
     ) -> Any:
         """The output of this stage for a micro-batch; of the last one, its loss."""
         inputs = _tensors(value)
+        self.weights.begin(version)
 
         def run(value: Any) -> Any:
             result = self.weights.run(value, moment, version)
             return result if self._loss is None else _scalar(self._loss(result, target))
 
-        with self._lowered():
+        with self._lowered(), self._metered(key, inputs, version):
             result = recomputed(run, value, self.part) if self._recompute else run(value)
         outputs = _tensors(result)
         self._kept[key] = Kept(inputs, outputs, version)
         return result
 
-    def backward(self, key: tuple[int, int], gradients: Gradients) -> Gradients:
+    def backward(self, key: Key, gradients: Gradients) -> Gradients:
         """The gradients of what came in; those of the weights are added to theirs."""
         kept = self._kept.pop(key)
         roots, given = _roots(kept.outputs, gradients)
         if roots:
             torch.autograd.backward(roots, given)
-        self.weights.done(kept.version)
+        self._ended(key, kept.version)
         return _taken(kept.inputs)
 
-    def backward_input(self, key: tuple[int, int], gradients: Gradients) -> Gradients:
+    def backward_input(self, key: Key, gradients: Gradients) -> Gradients:
         """The first half: the gradients of what came in. The weights' wait."""
         kept = self._kept[key]
         roots, given = _roots(kept.outputs, gradients)
@@ -108,18 +113,31 @@ class Stage:
                 torch.autograd.backward(roots, given)
             kept.rest = _nothing
         else:
-            # It detaches the outputs in place, which views do not allow.
-            roots = [root.clone() if root._is_view() else root for root in roots]
+            # It detaches the outputs in place, which views do not allow, and which an input that
+            # is handed on as it came would not survive.
+            roots = [root.clone() if root._is_view() or root.is_leaf else root for root in roots]
             _, groups = stage_backward_input(roots, given, inputs, iter(weights))
             kept.rest = partial(_finish, weights, groups)
         return _taken(kept.inputs)
 
-    def backward_weight(self, key: tuple[int, int]) -> None:
+    def backward_weight(self, key: Key) -> None:
         """The second half: the gradients of the weights."""
         kept = self._kept.pop(key)
         assert kept.rest is not None, "the first half comes first"
         kept.rest()
-        self.weights.done(kept.version)
+        self._ended(key, kept.version)
+
+    def _metered(
+        self, key: Key, inputs: Sequence[torch.Tensor], version: int
+    ) -> AbstractContextManager[None]:
+        if self.meter is None:
+            return nullcontext()
+        return self.meter.forward((self.number, key), inputs, self.weights.storages(version))
+
+    def _ended(self, key: Key, version: int) -> None:
+        self.weights.done(version)
+        if self.meter is not None:
+            self.meter.backward((self.number, key))
 
     def predict(self, value: Any) -> Any:
         """The output of this stage, of the weights themselves; nothing is kept."""

@@ -18,10 +18,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from farandole.comm import Group
-from farandole.comm.tensors import batches
-from farandole.layout.deferred import commit_statistics
+from farandole.layout.deferred import commit_statistics, share_statistics
 from farandole.layout.gate import Gate
 from farandole.layout.scaling import LossScale
+from farandole.layout.sums import sum_over
 
 
 class Tie(NamedTuple):
@@ -74,7 +74,8 @@ class Update:
         """Makes a new version of the weights, from what was added up since the last."""
         trained = self._gate.trained()
         self._add_up(trained, batches_here)
-        self._model().backward()
+        if self._model is not self._gate:  # else there is nobody who wants to see a backward
+            self._model().backward()
         gradients = [_gradient(weight) for weight in trained]
         goes_on = self._scale is None or self._scale.unscale(gradients)
         if goes_on and self._clip is not None:
@@ -83,6 +84,8 @@ class Update:
             self._optimizer.step()
         for weight in trained:
             weight.grad = None
+        if self._ends.holders is not None:
+            share_statistics(self._gate, self._ends.holders)
         commit_statistics(self._gate)
 
     def _add_up(self, trained: Sequence[nn.Parameter], batches_here: int) -> None:
@@ -109,16 +112,6 @@ class Update:
         self.norm = math.sqrt(total)
         if self.norm > most:
             torch._foreach_mul_(list(gradients), most / (self.norm + 1e-6))
-
-
-def sum_over(group: Group, tensors: Sequence[torch.Tensor]) -> None:
-    """Adds up tensors over a group, in place, in few messages."""
-    for batch in batches(tensors):
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in batch])
-        group.all_reduce(flat)
-        pieces = flat.split([tensor.numel() for tensor in batch])
-        for tensor, piece in zip(batch, pieces, strict=True):
-            tensor.detach().copy_(piece.view_as(tensor))
 
 
 def _gradient(weight: nn.Parameter) -> torch.Tensor:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from farandole.layout.memory import storages_of
 from farandole.layout.part import Moment, Part
 
 
@@ -28,6 +29,9 @@ class Weights:
 
     def __init__(self, part: Part) -> None:
         self.part = part
+
+    def begin(self, version: int) -> None:
+        """A micro-batch begins with this version; it may be run twice, and is `done` once."""
 
     def run(self, value: Any, moment: Moment | None, version: int) -> Any:
         """A forward pass."""
@@ -39,10 +43,9 @@ class Weights:
     def updated(self, version: int) -> None:
         """The weights are now this version; after a drain they are version 0 again."""
 
-    @property
-    def copies(self) -> int:
-        """How many copies of the weights there are beside the weights themselves."""
-        return 0
+    def storages(self, version: int) -> set[int]:
+        """Where the weights of a forward with this version lie."""
+        return storages_of(list(self.part.parameters()))
 
 
 class Stash(Weights):
@@ -58,8 +61,10 @@ class Stash(Weights):
         self._copies: dict[int, dict[str, torch.Tensor]] = {}
         self._pending: Counter[int] = Counter()
 
-    def run(self, value: Any, moment: Moment | None, version: int) -> Any:
+    def begin(self, version: int) -> None:
         self._pending[version] += 1
+
+    def run(self, value: Any, moment: Moment | None, version: int) -> Any:
         return functional_call(self.part, self._copy(version), (value, moment))
 
     def done(self, version: int) -> None:
@@ -81,9 +86,8 @@ class Stash(Weights):
             self._copy(version)
         self._forget()
 
-    @property
-    def copies(self) -> int:
-        return len(self._copies)
+    def storages(self, version: int) -> set[int]:
+        return storages_of(list(self._copy(version).values()))
 
     def _copy(self, version: int) -> dict[str, torch.Tensor]:
         if version not in self._copies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ def main() -> None:
             functions=said.functions,
             mark=said.mark,
         )
+        gc.freeze()  # else all of torch is looked through once more at the end, for half a second
         service.run()
     except FarandoleError as error:
         sys.exit(f"farandole: parameter server: {error}")

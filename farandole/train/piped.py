@@ -21,10 +21,12 @@ from farandole.layout import Layout
 from farandole.layout.assemble import Numbers, assemble
 from farandole.layout.blocks import blocks_of
 from farandole.layout.choose import choose
+from farandole.layout.memory import ActivationMeter, describe_memory
 from farandole.layout.part import shared_names
 from farandole.layout.pipelined import Pipelined
 from farandole.sync import AllReduce, Strategy, Synchronizer
 from farandole.sync.alignment import check_same_model, spread_from_first
+from farandole.topology import Topology
 from farandole.train.engine import Engine
 from farandole.train.recipe import Recipe
 from farandole.train.saver import PartSaver
@@ -32,6 +34,8 @@ from farandole.train.settings import check_workers, check_writable
 
 if TYPE_CHECKING:
     from farandole.train.run import Run
+
+_FAR_APART = 1_000_003
 
 
 class Piped(Engine):
@@ -55,12 +59,19 @@ class Piped(Engine):
         blocks = blocks_of(model, layout.cuts)
         choice = choose(layout, blocks, run.group, sample, run.device)
         layout = choice.layout
-        run.print(f"layout {layout}\n{choice.text}")
+        run.print(f"layout {layout}" + (f"\n{choice.text}" if choice.text else ""))
         # 2. Who sits where.
         place = run.rank % layout.ranks
         first = run.rank - place
         pipe = run.group.subgroup(range(first, first + layout.ranks))
         replicas = run.group.subgroup(range(place, run.size, layout.ranks))
+        if run.settings.hosts is not None:  # as declared, and not as they really sit
+            for group, ranks in (
+                (pipe, range(first, first + layout.ranks)),
+                (replicas, range(place, run.size, layout.ranks)),
+            ):
+                names = [run.topology.host(rank).name for rank in ranks]
+                group.transport.topology = Topology.from_names(names)
         # 3. The stages of this rank, and the strategy around them.
         aliases = shared_names(model)
         assembled = assemble(
@@ -69,8 +80,11 @@ class Piped(Engine):
             layout,
             pipe,
             recipe.loss,
-            Numbers(run.seed, run.device, recipe.precision, recipe.clip),
-            lambda rank: f"rank {first + rank}",
+            # Replicas see different data, and so draw different random numbers too.
+            Numbers(
+                run.seed + _FAR_APART * replicas.rank, run.device, recipe.precision, recipe.clip
+            ),
+            first,
         )
         self._pipelined = assembled.pipelined
         self.optimizer = recipe.make_optimizer(assembled.gate.parameters())
@@ -85,15 +99,40 @@ class Piped(Engine):
             synchronizer, self.optimizer, self._pipelined, assembled.names, aliases, owned
         )
         run._keep(synchronizer, saver)
+        self._predicted = choice.activation_bytes
+        self._meter: ActivationMeter | None = self._pipelined.measure()
+        # The first step may be unlike all others; a stream must have filled first.
+        self._steps_to_measure = 2 * layout.ranks + 2 if layout.streams else 2
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+        self._tell_memory()
         loss = self._pipelined.step(inputs, targets)
-        if not loss.isnan() or not self._pipelined.layout.streams:
+        self._steps_to_measure -= 1
+        self._tell_memory()
+        if not self._pipelined.layout.streams or not loss.isnan():
             self._run.report(loss)
         return loss
 
     def predict(self, inputs: Any) -> Any:
         return self._pipelined.predict(inputs)
+
+    def _tell_memory(self) -> None:
+        """Prints, once, what the activations of every rank took, and were said to take.
+
+        The ranks meet for it. In a stream one may wait for what another does in its next step, so
+        they meet when nothing is under way.
+        """
+        if self._meter is None or self._steps_to_measure > 0:
+            return
+        self._pipelined.stop_measuring()
+        if self._pipelined.under_way:
+            return
+        meter, self._meter = self._meter, None
+        pipe, device = self._pipelined.pipe, self._run.device
+        on_device = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        told = pipe.gather_json([meter.peak_bytes, sorted(self._pipelined.stages), on_device])
+        measured, stages, peaks = zip(*told, strict=True)
+        self._run.print(describe_memory(measured, self._predicted, stages, peaks))
 
 
 def _check(run: Run, layout: Layout, strategy: Strategy, recipe: Recipe) -> None:
@@ -106,6 +145,16 @@ def _check(run: Run, layout: Layout, strategy: Strategy, recipe: Recipe) -> None
         raise UserError(
             f"{strategy} keeps one whole model for all workers, and layout {layout} gives them "
             "different stages. Take another --sync, or leave the layout out."
+        )
+    if recipe.precision is torch.float16 and layout.streams:
+        raise UserError(
+            f"precision=torch.float16 skips an update on all stages when one overflows, and "
+            f"{layout.schedule} updates stage by stage. Take torch.bfloat16, or schedule=1f1b."
+        )
+    if layout.batchnorm == "deferred" and getattr(strategy, "batchnorm", "local") == "sync":
+        raise UserError(
+            f"{strategy} shares BatchNorm's statistics over replicas in every micro-batch, and "
+            "layout batchnorm=deferred moves them once a step. Leave out one of the two."
         )
     if recipe.clip is not None and layout.streams:
         raise UserError(

@@ -132,12 +132,17 @@ class RunState:
         for index, saver in enumerate(run._savers):
             state = merged_parts(parts, index)
             assert state is not None
+            problem: Exception | None = None
             try:
                 saver.load(*state)
             except (RuntimeError, ValueError) as error:
-                raise CheckpointError(
-                    f"the checkpoint does not fit this script's model or optimizer: {error}"
-                ) from error
+                problem = error
+            # Together: of a model in stages, one rank's part may fit and another's not.
+            for failed in run.group.gather_json(None if problem is None else str(problem)):
+                if failed is not None:
+                    raise CheckpointError(
+                        f"the checkpoint does not fit this script's model or optimizer: {failed}"
+                    ) from problem
 
     def _say(self, message: str) -> None:
         if self._run.rank == 0:

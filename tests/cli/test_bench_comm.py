@@ -138,7 +138,7 @@ def test_a_stop_signal_stops_mpirun_and_its_ranks(sandbox: Sandbox, mpi: None) -
 
 
 def test_here_under_torchrun(sandbox: Sandbox) -> None:
-    done = sandbox.python(
+    done = sandbox.fork(
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
         "-m", "farandole", "bench", "comm", "--here", *SMALL, "--against", "",
         "--memory", "plain", "--dtype", "bfloat16", "--json", "out.json",
@@ -169,7 +169,7 @@ plan = Plan(sizes=({8 * MIB},), against=(), timeout_seconds=0.2)
 run_world(2, lambda run: list(measure(run.group, plan, [Wedged()])), folder=Path())
 """,
     )
-    done = sandbox.python(script)
+    done = sandbox.fork(script)
     assert done.returncode == 1
     assert "an all-reduce of 8 MiB by wedged did not end on rank" in done.stderr
     assert "of 2 within 0.4 s" in done.stderr

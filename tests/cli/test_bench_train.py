@@ -85,7 +85,7 @@ def test_compiled_and_alone(sandbox: Any) -> None:
     if compiler.status != "ok" and os.environ.get("FARANDOLE_TEST_REQUIRE") != "all":
         pytest.skip(f"{compiler.value}: {compiler.hint}")
     cache = sandbox.temporary / "inductor"
-    done = sandbox.python(
+    done = sandbox.fork(
         "-m", "farandole.train.throughput", format_options(small(compile=True)),
         TORCHINDUCTOR_CACHE_DIR=str(cache),
         TORCHINDUCTOR_COMPILE_THREADS="1",  # no pool of processes for a few small kernels,

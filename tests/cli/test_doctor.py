@@ -54,7 +54,8 @@ def test_this_machine(
 
 def test_an_all_reduce_that_fails_is_broken(sandbox: Any) -> None:
     once = "from farandole.launch.checks import check_all_reduce; print(check_all_reduce())"
-    done = sandbox.python("-c", once, GLOO_SOCKET_IFNAME="no-such-interface")
+    script = sandbox.script("once.py", once)
+    done = sandbox.fork(script, GLOO_SOCKET_IFNAME="no-such-interface")
     found = done.stdout.splitlines()[-1]
     assert "status='broken'" in found, done.stderr
     assert "no-such-interface" in found

@@ -1,7 +1,6 @@
 """`farandole race`, with real runs of a tiny script."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -34,28 +33,18 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "tiny.py"
 
 
-def race(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "farandole", "race", *arguments],
-        cwd=script.parent,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        env={**os.environ, "COLUMNS": "120"},
-    )
-
-
 def summary(script: Path) -> dict:
     (path,) = script.parent.glob("runs/race-tiny-*/summary.json")
     return json.loads(path.read_text())
 
 
-def test_lanes_that_crash_and_say_nothing_are_shown_and_the_rest_go_on(script):
+def test_lanes_that_crash_and_say_nothing_are_shown_and_the_rest_go_on(sandbox, script):
     """In one race. That all go well: tests/docs/test_readme.py, by `make race`."""
     syncs = ("--sync", "allreduce:unused", "--sync", "allreduce:bucket_mib=2", "--serial")
-    done = race(
-        script, "-n", "2", *syncs, "--target", "accuracy=0.5", "--seed", "7", script.name, "--mixed"
-    )
+    done = sandbox.farandole(
+        "race", "-n", "2", *syncs, "--target", "accuracy=0.5", "--seed", "7",
+        script.name, "--mixed", COLUMNS="120",
+    )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert "no luck today" in done.stdout
     assert "did it call run.log(" in done.stdout
@@ -73,9 +62,10 @@ def test_lanes_that_crash_and_say_nothing_are_shown_and_the_rest_go_on(script):
     assert "report.html" in done.stdout
 
 
-def test_a_target_that_is_never_logged_ends_the_race_after_one_lane(script):
-    done = race(script, "-n", "1", "--serial", "--sync", "allreduce", "--target", "acuracy=1",
-                script.name)  # fmt: skip
+def test_a_target_that_is_never_logged_ends_the_race_after_one_lane(sandbox, script):
+    done = sandbox.farandole(
+        "race", "-n", "1", "--serial", "--sync", "allreduce", "--target", "acuracy=1", script.name
+    )
     assert done.returncode == 2
     assert "acuracy" in done.stderr
     assert "'accuracy'" in done.stderr

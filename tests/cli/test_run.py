@@ -157,6 +157,6 @@ def test_our_option_behind_the_script_is_noted_and_passed_on(
 
 
 def test_errors_are_one_line_from_the_shell_too(sandbox: Sandbox) -> None:
-    done = sandbox.farandole("run", "-n", "0", "train.py")
+    done = sandbox.python("-m", "farandole", "run", "-n", "0", "train.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "farandole: -n 0: a job needs at least 1 worker.\n"

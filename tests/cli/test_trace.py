@@ -257,7 +257,7 @@ def test_hosts_whose_clocks_differ(sandbox: Sandbox, two_ranks: list[dict[str, s
     script = sandbox.script("train.py", TRAINING)
     hosts = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "FARANDOLE_TRACE": "out.json"}
     ranks = [rank | hosts for rank in two_ranks]
-    ends = sandbox.by_hand(ranks, script, "--hosts", preload="torch._dynamo")
+    ends = sandbox.by_hand(ranks, script, "--hosts")
     assert [end.returncode for end in ends] == [0, 0], ends
     target = sandbox.folder / "out.json"
     assert f"farandole: the trace of 2 ranks (0, 1) is {target}" in ends[0].stderr

@@ -30,7 +30,7 @@ def test_without_mpi_one_is_told_what_to_install(sandbox: Sandbox) -> None:
         "from datetime import timedelta; from farandole.comm.transports.mpi_world import mpi_world;"
         "mpi_world(timedelta(seconds=60))"
     )
-    done = sandbox.python("-c", code, MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    done = sandbox.fork(sandbox.script("code.py", code), MPI4PY_LIBMPI="/nowhere/libmpi.so")
     assert "UserError: the MPI transport needs mpi4py and an MPI library" in done.stderr
     assert "apt install openmpi-bin" in done.stderr
 

@@ -42,11 +42,11 @@ Under = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def under(sandbox: Sandbox, two_ranks: list[dict[str, str]], tmp_path: Path) -> Under:
-    """Runs the job where a command has changed something first; both ranks' ends as one."""
+    """Runs the job where a command, or variables, have changed something; both ends as one."""
 
-    def run(*command: str) -> subprocess.CompletedProcess[str]:
-        arguments = (SCRIPT, tmp_path, "end")
-        ends = sandbox.by_hand(two_ranks, *arguments, preload="torch._dynamo", under=command)
+    def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        ranks = [rank | variables for rank in two_ranks]
+        ends = sandbox.by_hand(ranks, SCRIPT, tmp_path, "end", under=command)
         code = max(abs(end.returncode) for end in ends)
         return subprocess.CompletedProcess(command, code, "", "".join(end.stderr for end in ends))
 
@@ -54,7 +54,7 @@ def under(sandbox: Sandbox, two_ranks: list[dict[str, str]], tmp_path: Path) -> 
 
 
 def test_asked_to_do_without(under: Under, tmp_path: Path) -> None:
-    done = under("env", "FARANDOLE_TRANSPORT=c10d")
+    done = under(FARANDOLE_TRANSPORT="c10d")
     assert done.returncode == 0, done.stderr
     for found in facts(tmp_path):
         assert found == {"transport": "c10d", "shared": False, "in_step": True, "memory": False}

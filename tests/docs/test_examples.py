@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,17 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 
 
-def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "farandole", "run", "-n", "2", "--name", "r", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+def run(sandbox: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return sandbox.farandole("run", "-n", "2", "--name", "r", *arguments)
 
 
-def records(tmp_path: Path, event: str) -> list[dict[str, Any]]:
-    lines = (tmp_path / "runs/r/metrics.jsonl").read_text().splitlines()
+def records(sandbox: Any, event: str) -> list[dict[str, Any]]:
+    lines = (sandbox.folder / "runs/r/metrics.jsonl").read_text().splitlines()
     return [record for line in lines if (record := json.loads(line))["event"] == event]
 
 
-def accuracies(tmp_path: Path) -> list[float]:
-    return [record["metrics"]["accuracy"] for record in records(tmp_path, "log")]
+def accuracies(sandbox: Any) -> list[float]:
+    return [record["metrics"]["accuracy"] for record in records(sandbox, "log")]
 
 
 def test_every_example_is_tested():
@@ -43,13 +36,14 @@ def test_every_example_is_tested():
         "downpour.py",
         "fashion_mnist.py",
         "matrix_factorisation.py",
+        "pipeline.py",
         "sparse_logistic.py",
         "strategies.py",
     }
 
 
-def test_collectives_agree(tmp_path):
-    done = run(tmp_path, str(EXAMPLES / "collectives.py"))
+def test_collectives_agree(sandbox):
+    done = run(sandbox, str(EXAMPLES / "collectives.py"))
     assert done.returncode == 0, done.stderr
     seeds = (torch.Generator().manual_seed(rank) for rank in range(2))
     samples = [torch.randn(10_000, generator=seed) for seed in seeds]
@@ -59,48 +53,59 @@ def test_collectives_agree(tmp_path):
     assert f"outliers by rank: {outliers}" in done.stdout
 
 
-def test_strategies_meets_more_often_as_it_learns(tmp_path):
+def test_strategies_meets_more_often_as_it_learns(sandbox):
     sync = ["--sync", "adacomm:start=8,steps=20"]
-    done = run(tmp_path, *sync, str(EXAMPLES / "strategies.py"), "--epochs", "3")
+    done = run(sandbox, *sync, str(EXAMPLES / "strategies.py"), "--epochs", "3")
     assert done.returncode == 0, done.stderr
-    assert accuracies(tmp_path)[-1] > accuracies(tmp_path)[0] > 0.1
-    periods = [record["sync"]["period"] for record in records(tmp_path, "sync")]
+    assert accuracies(sandbox)[-1] > accuracies(sandbox)[0] > 0.1
+    periods = [record["sync"]["period"] for record in records(sandbox, "sync")]
     assert periods[0] == 8
     assert periods[-1] < 4
 
 
-def test_strategies_crosses_hosts_and_resumes(tmp_path):
+def test_strategies_crosses_hosts_and_resumes(sandbox):
     sync = ["--hosts", "2", "--sync", "daso"]
-    first = run(tmp_path, *sync, str(EXAMPLES / "strategies.py"), "--epochs", "3")
+    first = run(sandbox, *sync, str(EXAMPLES / "strategies.py"), "--epochs", "3")
     assert first.returncode == 0, first.stderr
-    phases = [record["sync"]["phase"] for record in records(tmp_path, "sync")]
+    phases = [record["sync"]["phase"] for record in records(sandbox, "sync")]
     assert list(dict.fromkeys(phases)) == ["warm-up", "cycling", "cool-down"]
-    second = run(tmp_path, *sync, str(EXAMPLES / "strategies.py"), "--epochs", "4")
+    second = run(sandbox, *sync, str(EXAMPLES / "strategies.py"), "--epochs", "4")
     assert second.returncode == 0, second.stderr
     assert "going on from" in second.stdout
-    assert len(accuracies(tmp_path)) == 4
-    assert accuracies(tmp_path)[-1] > accuracies(tmp_path)[0] > 0.1
+    assert len(accuracies(sandbox)) == 4
+    assert accuracies(sandbox)[-1] > accuracies(sandbox)[0] > 0.1
 
 
-def test_downpour_learns_from_servers(tmp_path):
+def test_pipeline_goes_on_alone(sandbox):
+    script = str(EXAMPLES / "pipeline.py")
+    first = run(sandbox, "--layout", "stages=2,schedule=pipedream", script, "--epochs", "1")
+    assert first.returncode == 0, first.stderr
+    assert "layout stages=2,schedule=pipedream,balance=" in first.stdout
+    second = sandbox.fork(script, "--epochs", "3", FARANDOLE_NAME="r")
+    assert second.returncode == 0, second.stderr
+    assert "going on from" in second.stdout
+    assert len(accuracies(sandbox)) == 3
+    assert accuracies(sandbox)[-1] > 0.5 > accuracies(sandbox)[0] > 0.1
+
+
+def test_downpour_learns_from_servers(sandbox):
     sync = ["--servers", "1", "--sync", "downpour:push=2,fetch=2,warmstart=10"]
-    done = run(tmp_path, *sync, str(EXAMPLES / "downpour.py"), "--epochs", "2")
+    done = run(sandbox, *sync, str(EXAMPLES / "downpour.py"), "--epochs", "2")
     assert done.returncode == 0, done.stderr
-    assert accuracies(tmp_path)[-1] > 0.6
+    assert accuracies(sandbox)[-1] > 0.6
 
 
-def test_fashion_mnist_learns(tmp_path):
+def test_fashion_mnist_learns(sandbox):
     if not FASHION.exists() and os.environ.get("FARANDOLE_TEST_REQUIRE") != "all":
         pytest.skip("Debian's dataset-fashion-mnist is not installed")
     script = str(EXAMPLES / "fashion_mnist.py")
-    done = run(tmp_path, script, "--epochs", "1", "--samples", "4000")
+    done = run(sandbox, script, "--epochs", "1", "--samples", "4000")
     assert done.returncode == 0, done.stderr
-    assert accuracies(tmp_path)[-1] > 0.3
+    assert accuracies(sandbox)[-1] > 0.3
 
 
-def test_fashion_mnist_says_what_is_missing(tmp_path):
-    command = [sys.executable, str(EXAMPLES / "fashion_mnist.py"), "--data", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+def test_fashion_mnist_says_what_is_missing(sandbox):
+    done = sandbox.fork(EXAMPLES / "fashion_mnist.py", "--data", sandbox.folder)
     assert done.returncode == 1
     assert "apt install dataset-fashion-mnist" in done.stderr
 
@@ -113,7 +118,7 @@ def numbers(pattern: str, text: str) -> list[float]:
 
 
 def test_sparse_logistic_finds_what_scikit_learn_finds(sandbox):
-    done = sandbox.python(EXAMPLES / "sparse_logistic.py", "--documents", "3000", "--steps", "30")
+    done = sandbox.fork(EXAMPLES / "sparse_logistic.py", "--documents", "3000", "--steps", "30")
     assert done.returncode == 0, done.stderr
     (gap,) = numbers(r"gap (-?[\d.]+) %", done.stdout)
     assert -0.01 < gap < 1  # theirs is the least, but for float32
@@ -128,7 +133,7 @@ def test_sparse_logistic_finds_what_scikit_learn_finds(sandbox):
 
 def test_matrix_factorisation_comes_near_the_noise(sandbox):
     sizes = ["--users", "600", "--items", "300", "--batch", "500"]
-    done = sandbox.python(EXAMPLES / "matrix_factorisation.py", *sizes)
+    done = sandbox.fork(EXAMPLES / "matrix_factorisation.py", *sizes)
     assert done.returncode == 0, done.stderr
     (first,) = numbers(r"epoch 0: RMSE ([\d.]+)", done.stdout)
     (last,) = numbers(r"\nRMSE ([\d.]+)", done.stdout)

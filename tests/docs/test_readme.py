@@ -22,6 +22,7 @@ OTHERS = [line for line in LINES if not line.startswith(("make", *TRAINING, *ELS
 
 def run(command: list[str], cwd: Path, **variables: str) -> str:
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    del environ["OMP_NUM_THREADS"]  # the tests' own
     done = subprocess.run(
         command, cwd=cwd, env=environ | variables, capture_output=True, text=True, timeout=170
     )

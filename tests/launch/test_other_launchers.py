@@ -52,7 +52,7 @@ def open_mpi(rank: int, local_size: int = 2) -> dict[str, str]:
 
 
 def test_alone(sandbox: Sandbox) -> None:
-    (facts,) = facts_of(sandbox.python(FACTS, "--epochs", "3"), ranks=1)
+    (facts,) = facts_of(sandbox.fork(FACTS, "--epochs", "3"), ranks=1)
     assert facts["arguments"] == ["--epochs", "3"]
     assert facts["name"].startswith("facts-")
     assert facts["listening"] == [[]]  # nobody to talk to
@@ -61,7 +61,7 @@ def test_alone(sandbox: Sandbox) -> None:
 
 def test_torchrun(sandbox: Sandbox) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    done = sandbox.python(*torchrun, FACTS)
+    done = sandbox.fork(*torchrun, FACTS)
     for facts in facts_of(done):
         assert facts["local"] == [facts["rank"], 2]
 

@@ -267,7 +267,7 @@ from farandole.launch.local import Job, launch
 
 launch(Job(2, [{str(script)!r}], {{"FARANDOLE_NAME": "try"}}, tolerant={tolerant}))
 """
-        done = sandbox.python("-c", start)
+        done = sandbox.fork(sandbox.script("start.py", start))
         lines = sorted(done.stdout.splitlines())
         assert [line[:4] for line in lines] == ["[0] ", "[1] "], done.stderr
         ranks = [json.loads(line[4:]) for line in lines]

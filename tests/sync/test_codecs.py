@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -364,9 +363,7 @@ run.print("all in step")
 """
 
 
-def test_between_real_processes(
-    sandbox: Any, farandole_cli: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    done = farandole_cli("run", "-n", "2", sandbox.script("codecs.py", SCRIPT))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "all in step" in done.stdout
+def test_between_real_processes(sandbox: Any, two_ranks: list[dict[str, str]]) -> None:
+    ends = sandbox.by_hand(two_ranks, sandbox.script("codecs.py", SCRIPT))
+    assert [end.returncode for end in ends] == [0, 0], ends
+    assert "all in step" in ends[0].stdout

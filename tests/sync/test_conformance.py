@@ -74,9 +74,14 @@ def test_it_converges_and_its_ranks_are_in_step_after_each_epoch(
     assert all(all(outcome.in_step) for outcome in outcomes)
 
 
-def test_processes_do_what_threads_do(sandbox: Sandbox, tmp_path: Path) -> None:
-    done = sandbox.farandole("run", "-n", "4", "--hosts", "2", SCRIPT, tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_processes_do_what_threads_do(
+    sandbox: Sandbox, two_ranks: list[dict[str, str]], tmp_path: Path
+) -> None:
+    common = two_ranks[0] | {"WORLD_SIZE": "4", "FARANDOLE_HOSTS": "2"}
+    for end in sandbox.by_hand(
+        [common | {"RANK": str(rank)} for rank in range(4)], SCRIPT, tmp_path
+    ):
+        assert end.returncode == 0, end.stderr
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     assert {rank["transport"] for rank in found} == {"shm"}
     for text in (*conform.REPEATABLE, *conform.SERVED):

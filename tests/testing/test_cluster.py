@@ -205,15 +205,22 @@ def test_an_all_reduce_crosses_the_links(cluster: Cluster, tmp_path: Path) -> No
     script = tmp_path / "job.py"
     script.write_text(ALL_REDUCE.format(folder=tmp_path))
     common = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    common["PYTHONPATH"] = str(REPOSITORY)
     hosts = []
     for host in range(2):
         ranks = [{"RANK": str(2 * host + local), "LOCAL_RANK": str(local)} for local in range(2)]
         (tmp_path / str(host)).mkdir()
+        request = {
+            "folder": str(tmp_path / str(host)),
+            "variables": {**os.environ, **cluster.variables(host), **common},
+            "ranks": ranks,
+            "arguments": [str(script)],
+        }
+        (tmp_path / f"{host}.json").write_text(json.dumps(request))
         started = cluster.start(
             host,
-            [sys.executable, FORKED, "torch", json.dumps(ranks), script],
-            env={**common, "PYTHONPATH": str(REPOSITORY)},
-            cwd=tmp_path / str(host),
+            ["sh", "-c", f'exec "$@" < {host}.json', "sh", sys.executable, FORKED, "torch"],
+            cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )

@@ -22,7 +22,7 @@ def test_two_real_processes(
     sandbox: Sandbox, two_ranks: Any, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     """One test, because starting processes costs more than all that they do."""
-    for done in sandbox.by_hand(two_ranks, SCRIPT, tmp_path, preload="torch._dynamo"):
+    for done in sandbox.by_hand(two_ranks, SCRIPT, tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
     facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for check in (

@@ -111,7 +111,7 @@ def test_metrics_on_a_full_disk(small_disk: Path) -> None:
 
 def test_a_limit_on_the_size_of_files(sandbox: Any, tmp_path: Path) -> None:
     """What anyone can test without root."""
-    done = sandbox.python(SCRIPTS / "save_under_limit.py", tmp_path)
+    done = sandbox.fork(SCRIPTS / "save_under_limit.py", tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "limited/checkpoints"
     assert "refused: could not save to" in done.stdout

@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "killed_while_saving.py"
 
 
 def test_killed_while_saving(sandbox: Any, tmp_path: Path) -> None:
-    done = sandbox.python(SCRIPT, tmp_path, "12")
+    done = sandbox.fork(SCRIPT, tmp_path, "12")
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(answers) == 12

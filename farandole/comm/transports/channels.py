@@ -52,7 +52,7 @@ class Channels:
             incoming = {peer: chunks for peer, chunks in incoming.items() if chunks}
             if any(progress):
                 last_progress = time.monotonic()
-            elif not self._semaphores.sleep(bell):
+            elif not self._semaphores.doze(bell):
                 self._require_peers([*incoming, *outgoing], last_progress)
 
     def _require_peers(self, peers: Sequence[int], since: float) -> None:

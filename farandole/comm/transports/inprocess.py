@@ -105,6 +105,7 @@ class InProcess(Transport):
 
     name = "in-process"
     native_is_fastest = True
+    never_waits = True
 
     def __init__(self, exchange: Exchange, rank: int, topology: Topology | None = None) -> None:
         super().__init__(rank, exchange.size, exchange.timeout, topology)

@@ -134,6 +134,8 @@ class Semaphores:
         self._init, self._post, self._try = quick.sem_init, quick.sem_post, quick.sem_trywait
         self._init.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
         self._post.argtypes = self._try.argtypes = [ctypes.c_void_p]
+        self._value = quick.sem_getvalue
+        self._value.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
         self._sleep = _sleeper(ctypes.CDLL(None, use_errno=True))
 
     def initialise(self, counts: Sequence[int]) -> None:
@@ -164,6 +166,22 @@ class Semaphores:
             lost = self.lost(peer, begin)
             if lost is not None and not self.try_wait(index):  # it may have posted, then ended
                 raise lost
+
+    def value(self, index: int) -> int:
+        """How often it could be taken now."""
+        count = ctypes.c_int()
+        self._value(self._address(index), ctypes.byref(count))
+        return count.value
+
+    def doze(self, index: int) -> bool:
+        """Takes one if one comes within a short while; at first without falling asleep."""
+        if self._spin_seconds:
+            address = self._address(index)
+            end = time.monotonic() + self._spin_seconds
+            while time.monotonic() < end:
+                if not self._try(address):
+                    return True
+        return self.sleep(index)
 
     def sleep(self, index: int) -> bool:
         """Takes one if one comes within a short while."""

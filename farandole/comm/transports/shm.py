@@ -43,6 +43,7 @@ from farandole.comm.transport import (
 )
 from farandole.comm.transports import channels
 from farandole.comm.transports.chunks import Chunks
+from farandole.comm.transports.frames import Frames
 from farandole.comm.transports.layout import CLAIMS, SLOTS, Layout, make
 from farandole.comm.transports.registered import Registered, register
 from farandole.comm.transports.segment import (
@@ -142,6 +143,9 @@ class SharedMemory(Transport):
 
     def channel(self, ranks: Sequence[int]) -> Transport:
         return self.subgroup(ranks, messages_only=True)
+
+    def frames(self, peer: int) -> Frames:
+        return Frames(self._channels, peer)
 
     def blame(self, lost: PeerLost) -> PeerLost:
         def has_ended(rank: int) -> bool:

@@ -13,6 +13,7 @@ class Subset(Transport):
     def __init__(self, parent: Transport, ranks: Sequence[int]) -> None:
         super().__init__(list(ranks).index(parent.rank), len(ranks), parent.timeout)
         self.name = parent.name  # type: ignore[misc]
+        self.never_waits = parent.never_waits
         self._parent = parent
         self.ranks = tuple(ranks)
 
