@@ -63,7 +63,9 @@ class Pipelined:
         self._scale = scale
         self._name = name  # of this rank, in messages
         self._stream = layout.stream() if layout.streams else None
-        self._turns = 0  # of the stream, since it was last drained
+        self.turns = 0  # of the stream, since it was last drained
+        self.before_update: Callable[[Sequence[int]], None] = _nothing
+        """In a stream, is told which turns' batches are in the update that follows."""
         self._loss = torch.tensor(float("nan"))
         self.places = layout.pipeline() if self._stream is None else self._stream.unroll(1)
         self._interpreter = Interpreter(self.places, stages, mail, self._on_update, pipe.trace)
@@ -105,25 +107,20 @@ class Pipelined:
                 f"{self.layout.schedule} wants {wanted} micro-batches, and this batch has "
                 f"{len(micros)} samples. Use drop_last=True, or larger batches."
             )
-        self._feed(micros, self._turns * wanted)
-        actions = self._stream.turn(self.pipe.rank, self._turns)
-        self._turns += 1
+        self._feed(micros, self.turns * wanted)
+        actions = self._stream.turn(self.pipe.rank, self.turns)
+        self.turns += 1
         self._guarded(lambda: self._interpreter.run(actions))
 
     def drain(self) -> None:
         """Brings everything that is under way to its end."""
-        if self._stream is None or not self._turns:
+        if self._stream is None or not self.turns:
             return
-        actions = self._stream.drain(self.pipe.rank, self._turns)
-        self._turns = 0
+        actions = self._stream.drain(self.pipe.rank, self.turns)
+        self.turns = 0
         self._guarded(lambda: self._interpreter.run(actions))
         self._interpreter.feeds.clear()
         self.reloaded()
-
-    @property
-    def under_way(self) -> bool:
-        """Whether there is something to drain."""
-        return self._turns > 0
 
     def reloaded(self) -> None:
         """Somebody has changed the weights."""
@@ -196,6 +193,7 @@ class Pipelined:
         if self._stream is None:
             self._update()
             return
+        self.before_update(sorted({micro // self.layout.microbatches for micro in done}))
         self._update(whole_batches)
         for stage in self.stages.values():
             stage.weights.updated(version)
@@ -241,3 +239,7 @@ class Pipelined:
             str(error) if isinstance(error, FarandoleError) else f"{type(error).__name__}: {error}"
         )
         return f"{where}: {said}"
+
+
+def _nothing(turns: Sequence[int]) -> None:
+    """Nobody wants to know."""

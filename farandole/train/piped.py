@@ -9,7 +9,7 @@ pipes hold the same stages, and a strategy keeps them in step, as it would whole
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +125,7 @@ class Piped(Engine):
         if self._meter is None or self._steps_to_measure > 0:
             return
         self._pipelined.stop_measuring()
-        if self._pipelined.under_way:
+        if self._pipelined.turns:
             return
         meter, self._meter = self._meter, None
         pipe, device = self._pipelined.pipe, self._run.device
@@ -171,9 +171,22 @@ class PipedSynchronizer(Synchronizer):
         self._inner = inner
         self._pipelined = pipelined
         self.notes = inner.notes
+        self._begun: dict[int, tuple[float, float | None, float]] = {}  # by turn of a stream
+        pipelined.before_update = self._begin_late
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
-        self._inner.begin_step(weight, progress, samples)
+        if self._pipelined.layout.streams:
+            self._begun[self._pipelined.turns] = weight, progress, samples
+        else:
+            self._inner.begin_step(weight, progress, samples)
+
+    def _begin_late(self, turns: Sequence[int]) -> None:
+        """In a stream, the batch that an update is of began several steps ago."""
+        begun = [self._begun.pop(turn) for turn in turns if turn in self._begun]
+        if begun:
+            weight = sum(weight for weight, _, _ in begun) / len(begun)
+            samples = sum(samples for _, _, samples in begun)
+            self._inner.begin_step(weight, begun[-1][1], samples)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._inner.no_sync()
@@ -189,6 +202,7 @@ class PipedSynchronizer(Synchronizer):
 
     def end_pass(self) -> None:
         self._pipelined.drain()
+        self._begun.clear()  # of batches that other ranks of the stage have computed
         self._inner.end_pass()
 
     def whole_model(self) -> dict[str, Any]:
