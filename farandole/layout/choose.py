@@ -172,7 +172,8 @@ def _held(layout: Layout) -> tuple[Any, Any]:
         return steady.activations[max(0, ranks - ranks_from_here)]
 
     def copies(ranks_from_here: int, own: int) -> int:
-        return steady.versions[max(0, ranks - ranks_from_here)] + _TRAINING_COPIES
+        versions = steady.versions[max(0, ranks - ranks_from_here)]
+        return versions + _beside(layout, versions)
 
     # With several stages on a rank their places differ; that is checked when the cut is known.
     return (None, None) if ranks != layout.stages or layout.mirrored else (in_flight, copies)
@@ -196,10 +197,17 @@ def _memory(
     weights = [sum(block.parameter_bytes for block in blocks) for blocks in stages]
     pipeline = _steady(layout)
     nothing = [0.0] * len(stages)
+    versions = facts(pipeline).versions
     return peak_bytes(pipeline, saved, nothing), [
-        peak + _TRAINING_COPIES * sum(weights[stage] for stage in pipeline.held(rank))
+        peak
+        + _beside(layout, versions[rank]) * sum(weights[stage] for stage in pipeline.held(rank))
         for rank, peak in enumerate(peak_bytes(pipeline, saved, weights))
     ]
+
+
+def _beside(layout: Layout, versions: int) -> int:
+    """Copies of the weights beside their versions; a stash has copies of all versions too."""
+    return _TRAINING_COPIES + (layout.streams and layout.stash and versions > 1)
 
 
 def _require_room(layout: Layout, memory: Sequence[float], limit: float | None) -> None:
