@@ -15,12 +15,13 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from common import restart_on_workers, save, spread
+from common import RESULTS, restart_on_workers, save, spread
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -107,7 +108,8 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--rows", type=int, default=32, help="in a micro-batch")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--out", default="pipeline_vs_torch")
+    parser.add_argument("--save", default="pipeline_vs_torch", metavar="NAME")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
     restart_on_workers(options.workers)
     run = fd.init(seed=0)
@@ -152,7 +154,14 @@ def main() -> None:
             )
     worst = max(row["ratio"] for row in rows)
     if run.rank == 0:
-        save(options.out, {"workers": options.workers, "rows": rows, "worst_ratio": worst})
+        result = {
+            "workers": options.workers,
+            "microbatches": options.microbatches,
+            "rows_in_a_microbatch": options.rows,
+            "rows": rows,
+            "largest_ratio": worst,
+        }
+        save(options.save, result, options.out)
     run.print(f"largest ratio {worst:.3f} (target 1.0, {'met' if worst <= 1 else 'missed'})")
 
 

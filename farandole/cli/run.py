@@ -146,6 +146,8 @@ def run(
     count = workers or torch.cuda.device_count() or 1
     if place is not None:
         settings.check_workers(place, count)
+        if strategy is not None:
+            settings.check_goes_with(place, strategy)
     plan = plan_servers(strategy, servers, replicas, functions, key_file)
     if restarts and plan is None:
         raise UserError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -66,8 +67,7 @@ class Interpreter:
                 with self._trace.span("update", "stage"):
                     self._update(action.version)
                 continue
-            with self._trace.span(f"{action} stage {action.stage}", "stage"):
-                self._do(action)
+            self._do(action)
         self.current = None
 
     def _do(self, action: Action) -> None:
@@ -76,14 +76,19 @@ class Interpreter:
         if action.kind == "F":
             self._forward(action, stage, key)
         elif action.kind == "W":
-            stage.backward_weight(key)
+            with self._working(action):
+                stage.backward_weight(key)
         else:
             gradients = self._gradients(action)
-            whole = action.kind == "B"
-            result = (stage.backward if whole else stage.backward_input)(key, gradients)
+            with self._working(action):
+                whole = action.kind == "B"
+                result = (stage.backward if whole else stage.backward_input)(key, gradients)
             self.done.append(action.micro)
             if action.stage > 0:
                 self._post(action, -1, _BACKWARD, (result, self.losses[action.micro]))
+
+    def _working(self, action: Action) -> AbstractContextManager[None]:
+        return self._trace.span(f"{action} stage {action.stage}", "stage")
 
     def _forward(self, action: Action, stage: Stage, key: tuple[int, int]) -> None:
         feed = self.feeds[action.micro]
@@ -92,7 +97,8 @@ class Interpreter:
         if action.stage > 0:
             value = self._take(action, -1, _FORWARD)
         target = feed.micro.targets if last else None
-        result = stage.forward(key, value, feed.moment, action.version, target)
+        with self._working(action):
+            result = stage.forward(key, value, feed.moment, action.version, target)
         if last:
             self.losses[action.micro] = result.detach() * feed.micro.weight
         else:
@@ -107,7 +113,8 @@ class Interpreter:
 
     def _take(self, action: Action, step: int, kind: int) -> Any:
         source = self.places.home(action.stage + step, action.micro, action.replica)
-        return self._mail.take(source, _label(kind, action))
+        with self._trace.span(f"waiting for stage {action.stage + step}", "wait"):
+            return self._mail.take(source, _label(kind, action))
 
     def _post(self, action: Action, step: int, kind: int, value: Any) -> None:
         to = self.places.home(action.stage + step, action.micro, action.replica)

@@ -231,4 +231,7 @@ def parse_layout(text: str) -> Layout:
 
     Raises `UserError` with the nearest name for an unknown option or schedule.
     """
+    for word in (part.strip() for part in text.split(",")):
+        if word in get_args(Schedule):
+            raise UserError(f"layout {text!r}: write schedule={word}.")
     return parse_options(Layout, text, what="layout")

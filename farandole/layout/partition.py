@@ -81,8 +81,9 @@ def cut_by_hand(
     replicas = replicas or (1,) * len(balance)
     if sum(balance) != len(profiles) or len(replicas) != len(balance) or min(balance) < 1:
         raise UserError(
-            f"balance={_plus(balance)} has {sum(balance)} blocks in {len(balance)} stages; the "
-            f"model has {len(profiles)} blocks, and there are {len(replicas)} stages."
+            f"balance={_plus(balance)} has {sum(balance)} blocks in {len(balance)} stages; there "
+            f"are {len(replicas)} stages, and the model has {len(profiles)} blocks: "
+            f"{', '.join(profile.name for profile in profiles)}."
         )
     costs = Costs(
         profiles,
@@ -204,9 +205,9 @@ def _does_not_fit(cut: Cut, profiles: Sequence[BlockProfile], memory_bytes: floa
     if worst.stop - worst.first > 1:
         names += f" … {profiles[worst.stop - 1].name}"
     return UserError(
-        f"No cut fits {memory_bytes / _MIB:.1f} MiB a rank. The best one, "
-        f"balance={_plus(cut.balance)}, needs {worst.memory_bytes / _MIB:.1f} MiB on each rank of "
-        f"stage {index} (blocks {names}): {(worst.memory_bytes - memory_bytes) / _MIB:.1f} MiB too "
+        f"No cut fits {memory_bytes / _MIB:.3g} MiB a rank. The best one, "
+        f"balance={_plus(cut.balance)}, needs {worst.memory_bytes / _MIB:.3g} MiB on each rank of "
+        f"stage {index} (blocks {names}): {(worst.memory_bytes - memory_bytes) / _MIB:.3g} MiB too "
         f"much. Try more stages, recompute, smaller micro-batches or fewer of them in flight."
     )
 

@@ -30,7 +30,7 @@ from farandole.topology import Topology
 from farandole.train.engine import Engine
 from farandole.train.recipe import Recipe
 from farandole.train.saver import PartSaver
-from farandole.train.settings import check_workers, check_writable
+from farandole.train.settings import check_goes_with, check_workers, check_writable
 
 if TYPE_CHECKING:
     from farandole.train.run import Run
@@ -141,11 +141,7 @@ def _check(run: Run, layout: Layout, strategy: Strategy, recipe: Recipe) -> None
     if run.rank == 0:
         check_writable(run.folder)
     check_workers(layout, run.size)
-    if strategy.needs_servers or strategy.name == "hogwild":
-        raise UserError(
-            f"{strategy} keeps one whole model for all workers, and layout {layout} gives them "
-            "different stages. Take another --sync, or leave the layout out."
-        )
+    check_goes_with(layout, strategy)
     if recipe.precision is torch.float16 and layout.streams:
         raise UserError(
             f"precision=torch.float16 skips an update on all stages when one overflows, and "

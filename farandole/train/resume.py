@@ -11,6 +11,7 @@ from farandole.train import checkpoint
 from farandole.train.randomness import random_state, restore_random_state
 from farandole.train.saver import count_models, merged_parts
 from farandole.train.saving import load_together, save_together
+from farandole.train.settings import WHOLE
 
 if TYPE_CHECKING:
     from farandole.train.run import Run
@@ -106,7 +107,8 @@ class RunState:
             )
         elif saved.get("layout", "None") != str(run._layout):
             self._say(
-                f"saved with layout {saved['layout']}, resumed with {run._layout}: random state "
+                f"saved with layout {_word(saved['layout'])}, resumed with "
+                f"{_word(str(run._layout))}: random state "
                 "and the strategy's own state start afresh"
             )
         elif saved["sync"] != str(run._strategy):
@@ -147,3 +149,8 @@ class RunState:
     def _say(self, message: str) -> None:
         if self._run.rank == 0:
             warnings.warn(message, stacklevel=4)
+
+
+def _word(layout: str) -> str:
+    """As the command line has it."""
+    return WHOLE if layout == "None" else layout

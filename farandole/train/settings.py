@@ -104,6 +104,15 @@ def check_workers(layout: Layout, workers: int) -> None:
     )
 
 
+def check_goes_with(layout: Layout, strategy: Strategy) -> None:
+    """Raises `UserError` for a strategy that keeps one whole model for all workers."""
+    if layout != Layout() and (strategy.needs_servers or strategy.name == "hogwild"):
+        raise UserError(
+            f"{strategy} keeps one whole model for all workers, and layout {layout} gives them "
+            "different stages. Take another --sync, or leave the layout out."
+        )
+
+
 def declared_hosts(text: str, workers: int) -> Topology:
     """`2`: so many hosts, with as many workers each as possible; `3,1`: the workers of each."""
     try:

@@ -16,17 +16,20 @@ from farandole.schedule.pipelines.player import Span
 
 
 def draw(pipeline: Pipeline, spans: Sequence[Span], width: int) -> str:
-    """Where the time is too long for `width`, names are shortened to their letter, or left out."""
+    """Where the time is too long for `width`, names are shortened to their letter; where even
+    letters do not fit, only the beginning is drawn."""
     heads = _heads(pipeline)
     many = holds_many(pipeline)
-    names = [label(span.action, many) for span in spans]
     room = max(10, width - len(heads[0]))
-    unit, characters = _scale(spans, names, room)
+    shown = _beginning(spans, room)
+    names = [label(span.action, many) for span in shown]
+    unit, characters = _scale(shown, names, room)
     rows = [[" "] * room for _ in range(pipeline.ranks)]
-    for span, name in zip(spans, names, strict=True):
+    for span, name in zip(shown, names, strict=True):
         begin, stop = (round(at / unit * characters) for at in (span.begin, span.end))
         _write(rows[span.rank], begin, stop, name)
-    lines = [head + "".join(row).rstrip() for head, row in zip(heads, rows, strict=True)]
+    end = "" if len(shown) == len(spans) else " …"
+    lines = [head + "".join(row).rstrip() + end for head, row in zip(heads, rows, strict=True)]
     return "\n".join([*lines, _legend(pipeline, many)])
 
 
@@ -53,6 +56,15 @@ def _heads(pipeline: Pipeline) -> list[str]:
         heads = [f"{head:<7} stage {stages}" for head, stages in zip(heads, held, strict=True)]
     longest = max(map(len, heads))
     return [f"{head:<{longest}}  " for head in heads]
+
+
+def _beginning(spans: Sequence[Span], room: int) -> Sequence[Span]:
+    """All, or those that end so early that the shortest of all still has a character."""
+    lasting = [span.end - span.begin for span in spans if span.end > span.begin]
+    if not lasting or max(span.end for span in spans) / min(lasting) < room:
+        return spans
+    last = max(min(lasting) * (room - 3), min(span.end for span in spans if span.end > span.begin))
+    return [span for span in spans if span.end <= last]
 
 
 def _scale(spans: Sequence[Span], names: Sequence[str], room: int) -> tuple[float, float]:
