@@ -34,20 +34,17 @@ TORCH = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 class Block(nn.Module):
     """One block, which is not taken apart, as a sequence would be."""
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.block = block
+        self.linear = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.block(x)
-        return result
+        return F.relu(self.linear(x))
 
 
 def network(blocks: int, width: int) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(
-        *(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(blocks))
-    )
+    return nn.Sequential(*(Block(width) for _ in range(blocks)))
 
 
 def ours(
@@ -63,7 +60,7 @@ def ours(
         balance=(per_stage,) * run.size,
     )
     trainer = own.trainer(
-        [Block(block) for block in model],
+        model,
         F.mse_loss,
         lambda ps: torch.optim.SGD(ps, 0.01),
         layout=layout,

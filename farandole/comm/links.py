@@ -52,9 +52,9 @@ class Sender(ABC):
             self._numbers[description] = known
         return known
 
-    def send(self, label: Label, description: Description, flats: list[torch.Tensor]) -> None:
-        """May wait for the other end. Flat tensors, of any kind."""
-        number, text = self.number(description)
+    def send(self, label: Label, number: int, text: bytes, flats: list[torch.Tensor]) -> None:
+        """May wait for the other end. `number` and `text` are what `number` returned; flat tensors,
+        of any kind."""
         news = text if number == self._told else b""
         self._told += bool(news)
         sent_bytes = sum(flat.nbytes for flat in flats)

@@ -78,9 +78,9 @@ class Mail:
             self._file(label, description.fill([_own(tensor) for tensor in tensors]))
             return
         sender = self._outgoing[to]
-        sender.number(description)  # or says here what is wrong with it
+        number, text = sender.number(description)
         flats = [flat_view(tensor) for tensor in tensors]
-        work = partial(self._guarded, to, partial(sender.send, label, description, flats))
+        work = partial(self._guarded, to, partial(sender.send, label, number, text, flats))
         if sender.goes_at_once(flats):
             work()
         else:

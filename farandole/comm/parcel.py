@@ -66,6 +66,8 @@ class Description(NamedTuple):
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The value itself, from tensors of these kinds."""
+        if self.spec.is_leaf() and tensors:  # most messages are one tensor
+            return tensors[0]
         coming = iter(tensors)
         leaves = [next(coming) if isinstance(leaf, Slot) else leaf.value for leaf in self.leaves]
         return pytree.tree_unflatten(leaves, self.spec)
