@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from farandole.errors import UserError
 from farandole.layout.memory import ActivationMeter
@@ -113,6 +112,9 @@ class Stage:
                 torch.autograd.backward(roots, given)
             kept.rest = _nothing
         else:
+            # Here, for it is private to torch: only who splits backwards depends on it.
+            from torch.distributed.pipelining._backward import stage_backward_input
+
             # It detaches the outputs in place, which views do not allow, and which an input that
             # is handed on as it came would not survive.
             roots = [root.clone() if root._is_view() or root.is_leaf else root for root in roots]
@@ -154,6 +156,8 @@ def _nothing() -> None:
 
 
 def _finish(weights: Sequence[torch.Tensor], groups: list[dict[str, Any]]) -> None:
+    from torch.distributed.pipelining._backward import stage_backward_weight
+
     stage_backward_weight(iter(weights), groups)  # type: ignore[arg-type]
 
 
