@@ -56,6 +56,17 @@ def format_options(value: object) -> str:
     return ",".join(parts)
 
 
+def require_choices(value: object, what: str) -> None:
+    """Raises `UserError` for a field that is one of a few words, and holds another."""
+    for option, kind in typing.get_type_hints(type(value)).items():
+        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        if choices and getattr(value, option) not in choices:
+            chosen = getattr(value, option)
+            raise UserError(
+                f"{what}: {option}={chosen!r} is not a choice. {nearest(str(chosen), choices)}"
+            )
+
+
 def _write(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()

@@ -51,7 +51,7 @@ class Mail:
         self.rank = group.rank
         self._group = group
         self._name_of = name_of
-        self._device = device
+        self.device = device  # where what arrives is put
         self._changed = threading.Condition()
         self._arrived: dict[Label, Any] = {}
         self._failure: str | None = None

@@ -89,15 +89,15 @@ def choose(
         activations, memory = _memory(chosen, profiles, cut)
         _require_room(chosen, memory, limit)
         text = describe(cut, profiles)
-        better = suggestion(
-            profiles,
-            chosen.balance,
-            network,
-            replicas=chosen.replicas or None,
-            batches_per_sync=batches,
-        )
-        if layout.balance and better is not None:
-            text += f"\n{better}"
+        if layout.balance:
+            better = suggestion(
+                profiles,
+                layout.balance,
+                network,
+                replicas=layout.replicas or None,
+                batches_per_sync=batches,
+            )
+            text += f"\n{better}" if better is not None else ""
     return Choice(chosen, text, activations)
 
 

@@ -37,11 +37,6 @@ class Gate(nn.Module):
             # Optimizers and strategies refuse to do nothing; so there is something to do.
             self.nothing = nn.Parameter(torch.zeros(1))
 
-    def part(self, stage: int) -> Part:
-        part = self.parts[str(stage)]
-        assert isinstance(part, Part)
-        return part
-
     def trained(self) -> list[nn.Parameter]:
         return [weight for weight in self.parameters() if weight.requires_grad]
 

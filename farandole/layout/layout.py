@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args
 
-from farandole.errors import UserError, nearest
-from farandole.options import format_options, parse_options
+from farandole.errors import UserError
+from farandole.options import format_options, parse_options, require_choices
 from farandole.schedule.pipelines import Pipeline, Stream, build, stream
 
 Schedule = Literal[
@@ -83,13 +83,7 @@ class Layout:
     def __post_init__(self) -> None:
         for name, kind in (("balance", Sum), ("replicas", Sum), ("cuts", Names)):
             object.__setattr__(self, name, kind(getattr(self, name)))
-        for name, kind in get_type_hints(type(self)).items():
-            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
-                value = getattr(self, name)
-                raise UserError(
-                    f"layout: {name}={value!r} is not a choice. "
-                    f"{nearest(str(value), get_args(kind))}"
-                )
+        require_choices(self, "layout")
         self._check_numbers()
         self._check_combination()
 

@@ -94,8 +94,10 @@ class Pipelined:
         self._guarded(lambda: self._interpreter.run(pipeline.actions[self.pipe.rank]))
         loss = self._loss_of_done()
         if self._takes_turns:
-            # A rank that had no micro-batch does not know in which precision others' losses are.
-            loss = self._guarded(lambda: self._update.sum_over_holders(loss.double()))
+            # A rank that had no micro-batch does not know in which precision others' losses are,
+            # nor where.
+            own = loss.to(self._mail.device, torch.float64)
+            loss = self._guarded(lambda: self._update.sum_over_holders(own))
         self._interpreter.feeds.clear()
         return loss
 

@@ -43,7 +43,10 @@ def predict(
             stage.part.train(training)
     last = places.stages - 1
     return _joined(
-        [_told(pipe, value, places.home(last, index)) for index, value in enumerate(outputs)]
+        [
+            _told(pipe, value, places.home(last, index), mail.device)
+            for index, value in enumerate(outputs)
+        ]
     )
 
 
@@ -71,13 +74,12 @@ def _through(
     return result
 
 
-def _told(pipe: Group, value: Any, source: int) -> Any:
+def _told(pipe: Group, value: Any, source: int, device: torch.device) -> Any:
     """What rank `source` has, on every rank."""
     described, tensors = describe(value) if pipe.rank == source else (None, [])
     text = described.text().decode() if described is not None else None
     description = Description.read(pipe.broadcast_json(text, source).encode())
     if pipe.rank != source:
-        device = torch.device("cuda") if torch.cuda.is_initialized() else torch.device("cpu")
         tensors = [
             torch.empty(slot.shape, dtype=slot.dtype, device=device) for slot in description.slots
         ]

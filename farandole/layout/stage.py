@@ -68,11 +68,6 @@ class Stage:
     def part(self) -> Part:
         return self.weights.part
 
-    @property
-    def held(self) -> int:
-        """Micro-batches whose activations are kept."""
-        return len(self._kept)
-
     def forward(
         self, key: Key, value: Any, moment: Moment, version: int, target: Any = None
     ) -> Any:

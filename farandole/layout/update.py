@@ -63,8 +63,6 @@ class Update:
         self._scale = scale
         self._model: nn.Module = gate
         self._optimizer: Optimizer | None = None
-        self.norm: float | None = None
-        """Of the gradient of the whole model, before it was clipped."""
 
     def connect(self, model: nn.Module, optimizer: Optimizer) -> None:
         """`model` is the gate as a strategy has wrapped it."""
@@ -109,9 +107,9 @@ class Update:
         norms = torch._foreach_norm(mine) if mine else []
         square = sum(float(norm) ** 2 for norm in norms)
         total = self._ends.pipe.all_reduce(torch.tensor(square, dtype=torch.float64))
-        self.norm = math.sqrt(total)
-        if self.norm > most:
-            torch._foreach_mul_(list(gradients), most / (self.norm + 1e-6))
+        norm = math.sqrt(total)
+        if norm > most:
+            torch._foreach_mul_(list(gradients), most / (norm + 1e-6))
 
 
 def _gradient(weight: nn.Parameter) -> torch.Tensor:

@@ -10,14 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from farandole import options
 from farandole.comm import Group
-from farandole.errors import UserError, nearest
+from farandole.errors import UserError
 from farandole.options import format_options
 
 
@@ -107,13 +108,7 @@ def require_at_least(strategy: Strategy, option: str, least: float) -> None:
 
 def require_choices(strategy: Strategy) -> None:
     """Options that are one of a few words."""
-    for option, kind in get_type_hints(type(strategy)).items():
-        if get_origin(kind) is Literal and getattr(strategy, option) not in get_args(kind):
-            value = getattr(strategy, option)
-            raise UserError(
-                f"{strategy.name}: {option}={value!r} is not a choice. "
-                f"{nearest(str(value), get_args(kind))}"
-            )
+    options.require_choices(strategy, strategy.name)
 
 
 def require_share(strategy: Strategy, option: str) -> None:
