@@ -50,7 +50,8 @@ def layout_option(*, multiple: bool = False) -> Callable[[Any], Any]:
         metavar="LAYOUT",
         multiple=multiple,
         help="Where a replica of the model lives: whole on every worker, or in stages on several, "
-        f"as in stages=4,microbatches=8,schedule=gpipe. Schedules: {', '.join(SCHEDULES)}."
+        f"as in stages=4,microbatches=8,schedule=gpipe, or on tiles of the image, as in tiles=2x2. "
+        f"Schedules: {', '.join(SCHEDULES)}."
         f"{again} [the script's, else whole]",
     )
 

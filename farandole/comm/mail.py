@@ -119,6 +119,17 @@ class Mail:
             return self._arrived.pop(label)
         raise CommError(self._failure)
 
+    def fetch(self, source: int, label: Label) -> Any:
+        """As `take`, for links on which nothing is ever expected: the caller itself receives, in
+        whatever order messages were posted, until the one with this label has come."""
+        receiver = self._incoming[source]
+        with self._group.meter.waiting():
+            while label not in self._arrived and self._failure is None:
+                self._guarded(source, partial(self._receive, receiver))
+        if label in self._arrived:
+            return self._arrived.pop(label)
+        raise CommError(self._failure)
+
     def fail(self, reason: str) -> None:
         """Tells all peers, once, that nothing more will come from here, and why."""
         with self._changed:

@@ -56,6 +56,7 @@ class Loader:
         self._on_begin = on_begin  # is told whether the epoch begins, or goes on after a resume
         self._on_end = on_end  # is told whether it was read to its end, or broken off
         self._resume_at = 0
+        self.finish: Callable[[Any], Any] = _as_it_is  # what a batch goes through at last
         told = understood(source, options, torch_options)
         source, options, torch_options = told.dataset, told.options, told.torch_options
         self._sampler = told.sampler
@@ -115,7 +116,7 @@ class Loader:
                     weight = rest.share_weight(index, self._group.rank)
                 self.done_samples += samples
                 self._on_batch(BatchInfo(steps_before + index, steps, samples, weight))
-                yield to_device(batch, self._device)
+                yield self.finish(to_device(batch, self._device))
             finished = True
         finally:
             # A loop that the user breaks out of has ended its epoch too.
@@ -177,6 +178,10 @@ class _RankBatches(Sampler[list[int]]):
 
     def __len__(self) -> int:
         return self.rest.steps if self.rest else 0
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from farandole.comm import Group
 from farandole.comm.mail import Mail
-from farandole.errors import UserError
+from farandole.errors import UserError, nearest
 from farandole.layout.blocks import Block
-from farandole.layout.deferred import defer_statistics
-from farandole.layout.ends import find_ends, owner, refuse_ties, unused, uses
+from farandole.layout.deferred import DeferredBatchNorm, defer_statistics
+from farandole.layout.ends import Seats, find_ends, owner, refuse_ties, unused, uses
 from farandole.layout.gate import Gate
 from farandole.layout.layout import Layout
-from farandole.layout.part import Part, names_in, release
+from farandole.layout.part import Part, Rerun, names_in, release
 from farandole.layout.pipelined import Pipelined
+from farandole.layout.recompute import recomputed
 from farandole.layout.scaling import LossScale
 from farandole.layout.stage import LossFunction, Stage
+from farandole.layout.teams import Teams
+from farandole.layout.tiles.grid import Grid
+from farandole.layout.tiles.lanes import Lanes, LocalLanes, MailLanes
+from farandole.layout.tiles.tiling import Tiling
 from farandole.layout.update import Update
 from farandole.layout.versions import Latest, Stash, Weights
 from farandole.schedule.pipelines import Pipeline, facts
@@ -43,6 +48,7 @@ class Assembled(NamedTuple):
     gate: Gate
     names: dict[str, str]  # of the gate's tensors: their names in the whole model
     owned: set[str]  # of these, what no other rank of the pipeline need save
+    tilings: dict[int, Tiling]  # of this rank's stages; none: whole images
 
 
 def assemble(
@@ -63,7 +69,16 @@ def assemble(
     tensors = uses(model, parts)
     if layout.streams:
         refuse_ties(tensors, layout.schedule)
-    held = {stage: parts[stage] for stage in places.held(pipe.rank)}
+    teams = Teams(layout.teams)
+    seats = Seats(places, teams)
+    place = teams.place(pipe.rank)
+    held = {stage: parts[stage] for stage in places.held(place)}
+    layers = {module: name for name, module in model.named_modules() if name}
+    if layout.handoff and layout.handoff not in layers.values():
+        raise UserError(
+            f"handoff: the model has no submodule {layout.handoff!r}. "
+            f"{nearest(layout.handoff, layers.values())}"
+        )
     gate = Gate(held, unused(model, tensors) if pipe.rank == 0 else ())
     names = names_in(model, gate)
     release(model, gate)
@@ -72,26 +87,34 @@ def assemble(
         if layout.batchnorm == "deferred":
             defer_statistics(part)
     gate.to(numbers.device)
-    ends = find_ends(places, pipe, gate, tensors)
+    ends = find_ends(seats, pipe, gate, tensors)
     scale = LossScale(pipe) if numbers.precision is torch.float16 else None
     update = Update(gate, ends, averages=layout.streams, clip=numbers.clip, scale=scale)
-    kinds = _weights(layout, pipe.rank)
+
+    def name_of(rank: int) -> str:
+        stages = "+".join(map(str, places.held(teams.place(rank))))
+        return f"rank {first_rank + rank} (stage {stages})"
+
+    mail = Mail(pipe, routes(places, teams), numbers.device, name_of)
+    lanes = _lanes(layout, teams, pipe.rank, mail)
+    tilings = {} if lanes is None else _tilings(layout, held, lanes, layers)
+    for stage, part in held.items() if layout.recompute_blocks else ():
+        part.rerun = _rerun(part, tilings.get(stage), offload=layout.offload)
+        part.rerun_blocks = layout.recompute_blocks
+    kinds = _weights(layout, place)
     last = places.stages - 1
     stages = {
         stage: Stage(
             stage,
             kinds(part),
             loss if stage == last else None,
-            recompute=layout.recompute,
+            recompute=layout.recompute and not layout.recompute_blocks,
+            offload=layout.offload,
             lowered=_lowered(numbers),
+            tiling=tilings.get(stage),
         )
         for stage, part in held.items()
     }
-
-    def name_of(rank: int) -> str:
-        return f"rank {first_rank + rank} (stage {'+'.join(map(str, places.held(rank)))})"
-
-    mail = Mail(pipe, routes(places), numbers.device, name_of)
     pipelined = Pipelined(
         layout,
         pipe,
@@ -101,9 +124,10 @@ def assemble(
         seed=numbers.seed,
         scale=scale,
         name=f"rank {first_rank + pipe.rank}",
+        team=_team(teams, pipe),
     )
-    owned = {use.name for use in tensors.values() if owner(places, use) == pipe.rank}
-    return Assembled(pipelined, gate, names, owned)
+    owned = {use.name for use in tensors.values() if owner(seats, use) == pipe.rank}
+    return Assembled(pipelined, gate, names, owned, tilings)
 
 
 def cut(blocks: Sequence[Block], balance: Sequence[int]) -> dict[int, Part]:
@@ -120,15 +144,72 @@ def cut(blocks: Sequence[Block], balance: Sequence[int]) -> dict[int, Part]:
     return parts
 
 
-def routes(places: Pipeline) -> set[tuple[int, int]]:
-    """Who sends to whom: neighbours, in both directions."""
-    pairs = set()
+def _tilings(
+    layout: Layout, held: Mapping[int, Part], lanes: Lanes, layers: Mapping[nn.Module, str]
+) -> dict[int, Tiling]:
+    """One for each stage of a rank: they are at different layers at the same time."""
+    last_tiled = layout.tiled - 1 if layout.tiled and layout.tiled != layout.stages else None
+    tilings = {}
+    for stage, part in held.items():
+        inside = set(part.modules())
+        tilings[stage] = Tiling(
+            lanes,
+            {module: name for module, name in layers.items() if module in inside},
+            chosen=layout.handoff,
+            gathers=stage == last_tiled,
+            reduction=layout.reduction,
+        )
+        tilings[stage].flow.overlap = layout.overlap
+        for module in inside:
+            if isinstance(module, DeferredBatchNorm):
+                module.counted = tilings[stage].counted
+    return tilings
+
+
+def _rerun(part: Part, tiling: Tiling | None, *, offload: bool) -> Rerun:
+    def rerun(run: Callable[[Any], Any], value: Any) -> Any:
+        again = run if tiling is None else tiling.repeatable(run)
+        return recomputed(again, value, part, offload=offload, to_the_end=tiling is not None)
+
+    return rerun
+
+
+def _lanes(layout: Layout, teams: Teams, rank: int, mail: Mail) -> Lanes | None:
+    """The tiles of a rank's stages; None: it has none."""
+    place = teams.place(rank)
+    if layout.lanes == 1 or (layout.tiled and place >= layout.tiled):
+        return None
+    grid = Grid(layout.tiles, layout.channels)
+    if layout.in_turn:
+        return LocalLanes(grid)
+    return MailLanes(grid, teams.lane(rank), mail, list(teams.members(place)))
+
+
+def _team(teams: Teams, pipe: Group) -> Group | None:
+    """*Together.* The ranks with the other tiles of this rank's stages."""
+    place = teams.place(pipe.rank)
+    return pipe.subgroup(teams.members(place)) if teams.sizes[place] > 1 else None
+
+
+def routes(places: Pipeline, teams: Teams) -> set[tuple[int, int]]:
+    """Who sends to whom: neighbours of one lane in both directions, and all lanes of a team."""
+    pairs = {
+        (one, other)
+        for place in range(len(teams.sizes))
+        for one in teams.members(place)
+        for other in teams.members(place)
+        if one != other
+    }
     for replica, homes in enumerate(places.homes):
         for stage in range(places.stages - 1):
             for micro in range(math.lcm(len(homes[stage]), len(homes[stage + 1]))):
                 here = places.home(stage, micro, replica)
                 there = places.home(stage + 1, micro, replica)
-                pairs |= {(here, there), (there, here)}
+                for lane in range(min(teams.sizes[here], teams.sizes[there])):
+                    one, other = teams.rank(here, lane), teams.rank(there, lane)
+                    assert one is not None
+                    assert other is not None
+                    pairs |= {(one, other), (other, one)}
     return pairs
 
 

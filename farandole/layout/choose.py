@@ -7,6 +7,7 @@ the same. Without a sample there is nothing to measure, and the parameters are d
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class Choice(NamedTuple):
 
     layout: Layout
     text: str
-    activation_bytes: list[float] | None  # by rank, as predicted; None without measurements
+    activation_bytes: list[float] | None  # by place, as predicted; None without measurements
 
 
 def choose(
@@ -117,18 +118,60 @@ def _profiles(
     if world.rank == 0:
         try:
             micro = cut_batch(sample, (), layout.microbatches, "mean")[0]
-            # Copies, because a view would be taken for as large as what it looks at.
-            inputs = pytree.tree_map_only(
-                torch.Tensor, lambda tensor: tensor.to(device, copy=True), micro.inputs
-            )
             with _on(device, blocks):
-                told = [list(profile) for profile in profile_blocks(blocks, inputs)]
+                told = [
+                    list(profile) for profile in _measured(layout, blocks, micro.inputs, device)
+                ]
         except UserError as error:  # or the others would wait for the numbers
             told = str(error)
     told = world.broadcast_json(told)
     if isinstance(told, str):
         raise UserError(told)
     return [BlockProfile(*profile) for profile in told]
+
+
+def _measured(
+    layout: Layout, blocks: Sequence[Block], inputs: Any, device: torch.device
+) -> list[BlockProfile]:
+    """What each block needs on one rank: of tiled stages, for one tile.
+
+    A tile is measured as if it were the image: that is nearly what a lane computes, and the whole
+    image may be too large for any rank. A model that takes images of one size only is measured
+    whole, and its tiles are said to need their share.
+    """
+
+    def measure_for(shrunk: bool) -> list[BlockProfile]:
+        def ready(tensor: torch.Tensor) -> torch.Tensor:
+            # Copies, because a view would be taken for as large as what it looks at.
+            return (_tile_of(layout, tensor) if shrunk else tensor).to(device, copy=True)
+
+        return profile_blocks(blocks, pytree.tree_map_only(torch.Tensor, ready, inputs))
+
+    if layout.lanes == 1 or layout.in_turn or layout.tiled:
+        return measure_for(shrunk=False)
+    parts = math.prod(layout.tiles)
+    try:
+        profiles, rest = measure_for(shrunk=parts > 1), layout.channels
+    except UserError:
+        profiles, rest = measure_for(shrunk=False), layout.lanes
+    return [_share_of(profile, rest) for profile in profiles]
+
+
+def _tile_of(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() == len(layout.tiles) + 2:
+        for dim, parts in enumerate(layout.tiles, start=2):
+            tensor = tensor.narrow(dim, 0, -(-tensor.shape[dim] // parts))
+    return tensor
+
+
+def _share_of(profile: BlockProfile, parts: int) -> BlockProfile:
+    return profile._replace(
+        forward_seconds=profile.forward_seconds / parts,
+        backward_seconds=profile.backward_seconds / parts,
+        output_bytes=profile.output_bytes // parts,
+        saved_bytes=profile.saved_bytes // parts,
+        shared_bytes=profile.shared_bytes // parts,
+    )
 
 
 @contextmanager

@@ -8,6 +8,8 @@ batch: what evaluation uses is then what it would be without a pipeline.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,6 +17,12 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from farandole.comm import Group
 from farandole.layout.sums import sum_over
+
+Counted = Callable[[torch.Tensor], Sequence[tuple[slice, torch.Tensor]]]
+
+
+def _all_of_it(input: torch.Tensor) -> Sequence[tuple[slice, torch.Tensor]]:
+    return [(slice(None), input)]
 
 
 class DeferredBatchNorm(_BatchNorm):
@@ -30,6 +38,8 @@ class DeferredBatchNorm(_BatchNorm):
         self.total: torch.Tensor
         self.total_of_squares: torch.Tensor
         self.count: torch.Tensor
+        self.counted: Counted = _all_of_it
+        """What of an input is this rank's own, and which channels it is of."""
         self.train(original.training)
         like = original.running_mean
         assert like is not None
@@ -43,11 +53,13 @@ class DeferredBatchNorm(_BatchNorm):
             return F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
-        axes = [axis for axis in range(input.dim()) if axis != 1]
         with torch.no_grad():
-            self.total += input.sum(axes, dtype=torch.float64)
-            self.total_of_squares += input.square().sum(axes, dtype=torch.float64)
-            self.count += input.numel() // input.shape[1]
+            for channels, own in self.counted(input):
+                axes = [axis for axis in range(own.dim()) if axis != 1]
+                self.total[channels] += own.sum(axes, dtype=torch.float64)
+                self.total_of_squares[channels] += own.square().sum(axes, dtype=torch.float64)
+                # Where ranks have different channels, they all add to one count.
+                self.count += own.numel() / self.num_features
         return F.batch_norm(input, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
     def _check_input_dim(self, input: torch.Tensor) -> None:

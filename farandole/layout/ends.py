@@ -11,8 +11,16 @@ from torch import nn
 from farandole.comm import Group
 from farandole.errors import UserError
 from farandole.layout.gate import Gate
+from farandole.layout.teams import Teams
 from farandole.layout.update import Ends, Tie
 from farandole.schedule.pipelines import Pipeline
+
+
+class Seats(NamedTuple):
+    """Which stages each place of the schedule holds, and which ranks sit there."""
+
+    places: Pipeline
+    teams: Teams
 
 
 class Use(NamedTuple):
@@ -54,38 +62,39 @@ def _distinct(part: nn.Module) -> list[torch.Tensor]:
     return [*part.parameters(), *part.buffers()]
 
 
-def find_ends(places: Pipeline, pipe: Group, gate: Gate, tensors: Mapping[int, Use]) -> Ends:
+def find_ends(seats: Seats, pipe: Group, gate: Gate, tensors: Mapping[int, Use]) -> Ends:
     """*Together*: makes the groups that it takes."""
-    held = places.held(pipe.rank)
-    alike = places.holders(held[0])
-    assert all(places.holders(stage) == alike for stage in held)
+    places, teams = seats
+    held = places.held(teams.place(pipe.rank))
+    alike = _ranks(seats, held[:1])
+    assert all(_ranks(seats, [stage]) == alike for stage in held)
     holders = pipe.subgroup(alike) if len(alike) > 1 else None
     counted: list[nn.Parameter] = []
     ties: dict[tuple[int, ...], list[nn.Parameter]] = {}
     # By their names, for ranks may meet the same tied weights in another order.
     for weight in sorted(gate.trained(), key=lambda weight: _name(tensors, weight)):
         use = tensors.get(id(weight))
-        ranks = alike if use is None else _ranks(places, use.stages)
-        if use is not None and owner(places, use) == pipe.rank:
+        ranks = alike if use is None else _ranks(seats, use.stages)
+        if use is not None and owner(seats, use) == pipe.rank:
             counted.append(weight)
         if ranks != alike:
             ties.setdefault(ranks, []).append(weight)
     # In one order on all ranks, so that no two wait for each other in a circle.
     made = [
         Tie(pipe.subgroup(ranks), ties[ranks], 1.0 / len(alike))
-        for ranks in sorted(_tied_ranks(places, tensors))
+        for ranks in sorted(_tied_ranks(seats, tensors))
         if ranks in ties
     ]
     return Ends(pipe, holders, made, counted)
 
 
-def owner(places: Pipeline, use: Use) -> int:
+def owner(seats: Seats, use: Use) -> int:
     """The rank that stands for all that hold a tensor: where it counts, and who saves it."""
-    return _ranks(places, use.stages)[0] if use.stages else 0
+    return _ranks(seats, use.stages)[0] if use.stages else 0
 
 
-def _tied_ranks(places: Pipeline, tensors: Mapping[int, Use]) -> set[tuple[int, ...]]:
-    return {_ranks(places, use.stages) for use in tensors.values() if len(use.stages) > 1}
+def _tied_ranks(seats: Seats, tensors: Mapping[int, Use]) -> set[tuple[int, ...]]:
+    return {_ranks(seats, use.stages) for use in tensors.values() if len(use.stages) > 1}
 
 
 def _name(tensors: Mapping[int, Use], weight: nn.Parameter) -> str:
@@ -93,9 +102,10 @@ def _name(tensors: Mapping[int, Use], weight: nn.Parameter) -> str:
     return "" if use is None else use.name
 
 
-def _ranks(places: Pipeline, stages: Sequence[int]) -> tuple[int, ...]:
+def _ranks(seats: Seats, stages: Sequence[int]) -> tuple[int, ...]:
     """All ranks that hold one of these stages, in order."""
-    return tuple(sorted({rank for stage in stages for rank in places.holders(stage)}))
+    places, teams = seats
+    return teams.all_of(sorted({place for stage in stages for place in places.holders(stage)}))
 
 
 def refuse_ties(tensors: Mapping[int, Use], schedule: str) -> None:

@@ -21,6 +21,7 @@ from farandole.comm.trace import Trace
 from farandole.layout.micro import Micro
 from farandole.layout.part import Moment
 from farandole.layout.stage import Gradients, Stage
+from farandole.layout.teams import Teams
 from farandole.schedule.pipelines import Action, Pipeline
 
 _FORWARD, _BACKWARD = 0, 1
@@ -43,8 +44,12 @@ class Interpreter:
         mail: Mail,
         update: Callable[[int], None],
         trace: Trace,
+        teams: Teams,
+        rank: int,
     ) -> None:
         self.places = places
+        self._teams = teams
+        self._lane = teams.lane(rank)
         self._stages = stages
         self._mail = mail
         self._update = update
@@ -98,7 +103,7 @@ class Interpreter:
             value = self._take(action, -1, _FORWARD)
         target = feed.micro.targets if last else None
         with self._working(action):
-            result = stage.forward(key, value, feed.moment, action.version, target)
+            result = stage.forward(key, value, feed.moment, action.version, target, feed.micro.rows)
         if last:
             self.losses[action.micro] = result.detach() * feed.micro.weight
         else:
@@ -108,18 +113,28 @@ class Interpreter:
         if action.stage == self.places.stages - 1:
             weight = self.feeds[action.micro].micro.weight * self.loss_scale
             return [torch.full_like(self.losses[action.micro], weight)]
+        if self._home(action, 1) is None:  # this lane ended here, and what it gave on is another's
+            self.losses[action.micro] = torch.zeros(())
+            return self._stages[action.stage].no_gradients((action.replica, action.micro))
         gradients, self.losses[action.micro] = self._take(action, 1, _BACKWARD)
         return list(gradients)
 
     def _take(self, action: Action, step: int, kind: int) -> Any:
-        source = self.places.home(action.stage + step, action.micro, action.replica)
+        source = self._home(action, step)
+        assert source is not None
         with self._trace.span(f"waiting for stage {action.stage + step}", "wait"):
             return self._mail.take(source, _label(kind, action))
 
     def _post(self, action: Action, step: int, kind: int, value: Any) -> None:
-        to = self.places.home(action.stage + step, action.micro, action.replica)
+        to = self._home(action, step)
         goal = action._replace(stage=action.stage + step)
-        self._mail.post(to, _label(kind, goal), value)
+        if to is not None:
+            self._mail.post(to, _label(kind, goal), value)
+
+    def _home(self, action: Action, step: int) -> int | None:
+        """The rank of this lane at the stage before or after; None: the lane does not go there."""
+        place = self.places.home(action.stage + step, action.micro, action.replica)
+        return self._teams.rank(place, self._lane)
 
     def _senders(self, actions: Sequence[Action]) -> Counter[int]:
         """How many messages come from each rank."""
@@ -127,7 +142,9 @@ class Interpreter:
         for action in actions:
             neighbour = action.stage - 1 if action.kind == "F" else action.stage + 1
             if action.kind in "FBI" and 0 <= neighbour < self.places.stages:
-                senders[self.places.home(neighbour, action.micro, action.replica)] += 1
+                source = self._home(action, neighbour - action.stage)
+                if source is not None:
+                    senders[source] += 1
         return senders
 
 

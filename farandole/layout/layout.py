@@ -35,6 +35,29 @@ class Names(tuple[str, ...]):
         return "+".join(self)
 
 
+class Grid(tuple[int, ...]):
+    """Parts along each axis of an image, written as a product: `2x2`."""
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self))
+
+
+def _grid(text: str) -> Grid:
+    try:
+        return Grid(int(part) for part in text.split("x"))
+    except ValueError:
+        raise UserError(f"tiles={text!r} is no grid, such as 2x2.") from None
+
+
+def _halo(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"halo={text!r} is neither a whole number nor auto.") from None
+
+
 def _sum(text: str) -> Sum:
     try:
         return Sum(int(part) for part in text.split("+"))
@@ -73,22 +96,40 @@ class Layout:
     bidirectional: bool = False  # two copies of the model, in opposite directions (GEMS)
     pairs: int = 1  # bidirectional: how often the two directions take turns in a step
     recompute: bool = False  # activations are computed again instead of kept
+    recompute_blocks: int = 0  # with recompute: blocks at a time; 0: all of a stage
+    offload: bool = False  # what the backward needs waits in the host's memory
     batchnorm: Literal["micro", "deferred"] = "micro"
     """When running statistics move: with every micro-batch, or once a step."""
     reduction: Literal["mean", "sum"] = "mean"  # what the loss does over the samples of a batch
     vertical: bool = False  # pipedream: all stages use the weights that the first one had
     stash: bool = True  # pipedream: a backward uses the weights of its forward
     memory_gib: float | None = None  # what a rank may use; the cut must fit
+    tiles: tuple[int, ...] = field(default=(), metadata={"parse": _grid})
+    """Parts that the image is cut into, along each of its axes: rows and columns, say."""
+    channels: int = 1  # parts that the channels of every layer are cut into
+    tiled: int = 0  # stages that have a rank for every tile; the others have one. 0: all have
+    handoff: str = ""  # the submodule where tiles end; none: the first that cannot be tiled
+    halo: int | Literal["auto"] = field(default="auto", metadata={"parse": _halo})
+    """Layers for which neighbours exchange once; `auto`: as many as is fastest."""
+    overlap: bool = True  # a convolution computes while its halo is on the way
+    in_turn: bool = False  # one rank visits all tiles of a stage in turn
 
     def __post_init__(self) -> None:
-        for name, kind in (("balance", Sum), ("replicas", Sum), ("cuts", Names)):
+        for name, kind in (("balance", Sum), ("replicas", Sum), ("cuts", Names), ("tiles", Grid)):
             object.__setattr__(self, name, kind(getattr(self, name)))
         require_choices(self, "layout")
         self._check_numbers()
         self._check_combination()
 
     def _check_numbers(self) -> None:
-        counts = {"microbatches": self.microbatches, "chunks": self.chunks, "pairs": self.pairs}
+        counts = {
+            "microbatches": self.microbatches,
+            "chunks": self.chunks,
+            "pairs": self.pairs,
+            "channels": self.channels,
+        }
+        if self.halo != "auto":
+            counts["halo"] = self.halo
         if self.stages != "auto":
             counts["stages"] = self.stages
         for name, value in counts.items():
@@ -101,6 +142,16 @@ class Layout:
                     f"layout: {name}={values} must be one number, at least 1, for each of "
                     f"stages={self.stages}."
                 )
+        if len(self.tiles) > 3 or min(self.tiles, default=1) < 1:
+            raise UserError(
+                f"layout: tiles={self.tiles} must be one number, at least 1, for each axis of the "
+                "image: up to three."
+            )
+        if self.recompute_blocks < 0 or self.tiled < 0:
+            raise UserError(
+                f"layout: recompute_blocks={self.recompute_blocks} and tiled={self.tiled} must be "
+                "at least 0."
+            )
         if self.memory_gib is not None and not 0 < self.memory_gib < math.inf:
             raise UserError(f"layout: memory_gib={self.memory_gib:g} must be above 0.")
 
@@ -164,10 +215,59 @@ class Layout:
                 self.stages == "auto" and self.schedule not in ("gpipe", "1f1b", "pipedream"),
                 f"stages=auto goes with gpipe, 1f1b and pipedream, not with {self.schedule}",
             ),
+            (
+                self.recompute_blocks > 0 and not self.recompute,
+                f"recompute_blocks={self.recompute_blocks} is for recompute",
+            ),
+            *self._tile_rules(),
         ]
         for broken, reason in rules:
             if broken:
                 raise UserError(f"layout: {reason}.")
+
+    def _tile_rules(self) -> list[tuple[bool, str]]:
+        """What goes with tiles, and what goes without them."""
+        words = {
+            f"tiled={self.tiled}": self.tiled > 0,
+            f"handoff={self.handoff}": bool(self.handoff),
+            f"halo={self.halo}": self.halo != "auto",
+            "overlap=false": not self.overlap,
+            "in_turn": self.in_turn,
+        }
+        single = next((word for word, given in words.items() if given), "")
+        return [
+            (
+                bool(single) and self.lanes == 1,
+                f"{single} is for layouts with tiles",
+            ),
+            (
+                self.lanes > 1
+                and (self.stages == "auto" or self.streams or self.schedule == "zero-bubble"),
+                f"tiles and channels go with layer, gpipe, 1f1b, interleaved and gems in a fixed "
+                f"number of stages, not with {self.schedule}, stages={self.stages}",
+            ),
+            (
+                self.lanes > 1 and bool(self.replicas),
+                "replicas of single stages do not go with tiles",
+            ),
+            (
+                self.tiled > 0 and self.stages != "auto" and self.tiled > self.stages,
+                f"tiled={self.tiled} of stages={self.stages}",
+            ),
+            (
+                self.tiled > 0 and (self.mirrored or self.schedule == "interleaved"),
+                "with two stages on a rank, every stage has a rank for each tile: leave tiled out",
+            ),
+            (
+                self.tiled > 0 and self.in_turn,
+                "in_turn leaves one rank to every stage anyway: leave tiled out",
+            ),
+        ]
+
+    @property
+    def lanes(self) -> int:
+        """Into how many parts every tensor of the tiled stages is cut."""
+        return math.prod(self.tiles) * self.channels
 
     @property
     def mirrored(self) -> bool:
@@ -182,11 +282,19 @@ class Layout:
     @property
     def ranks(self) -> int:
         """How many ranks one replica takes."""
+        return sum(self.teams)
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        """How many ranks share each place of the schedule: one, or one for each tile."""
         if self.stages == "auto":
             raise UserError("layout: stages=auto takes as many ranks as there are.")
+        places = sum(self.replicas) or self.stages
         if self.schedule == "interleaved":
-            return self.stages // self.chunks
-        return sum(self.replicas) or self.stages
+            places = self.stages // self.chunks
+        ranks = 1 if self.in_turn else self.lanes
+        tiled = self.tiled or places
+        return (ranks,) * tiled + (1,) * (places - tiled)
 
     @property
     def _pairs(self) -> int:

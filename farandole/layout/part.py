@@ -7,7 +7,8 @@ order the micro-batches are computed, and when activations are computed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,10 @@ class Moment(NamedTuple):
         return hash((self.seed, self.step, self.micro, block)) & (2**63 - 1)
 
 
+Rerun = Callable[[Callable[[Any], Any], Any], Any]
+"""Runs a function so that the backward pass runs it again, instead of keeping what it computed."""
+
+
 class Part(nn.Module):
     """Blocks `first` … of a model; called with what the block before them returned."""
 
@@ -36,11 +41,32 @@ class Part(nn.Module):
         self.block_names = [block.name for block in blocks]
         self.first = first
         self._draws: dict[int, bool] = {}  # whether a block draws random numbers, once it is known
+        self.rerun: Rerun | None = None  # how blocks are run that are computed again, if they are
+        self.rerun_blocks = 0  # at a time
 
     def forward(self, value: Any, moment: Moment | None = None) -> Any:
-        for index, block in enumerate(self.blocks):
+        count = len(self.blocks)
+        if self.rerun is None or moment is None or not self.training:
+            return self._run(range(count), value, moment)
+        for first in range(0, count, self.rerun_blocks):
+            several = range(first, min(count, first + self.rerun_blocks))
+            value = self.rerun(partial(self._again, several, moment=moment), value)
+        return value
+
+    def _again(self, several: range, value: Any, moment: Moment) -> Any:
+        """Blocks that are computed again. Of several, each is once more: so that when they are,
+        only what comes into each is kept, and one block's activations at a time."""
+        if len(several) == 1:
+            return self._run(several, value, moment)
+        assert self.rerun is not None
+        for index in several:
+            value = self.rerun(partial(self._again, range(index, index + 1), moment=moment), value)
+        return value
+
+    def _run(self, several: range, value: Any, moment: Moment | None) -> Any:
+        for index in several:
             if moment is None or not self.training or self._draws.get(index) is False:
-                value = block(value)
+                value = self.blocks[index](value)
             else:
                 value = self._drawing(index, value, moment.seed_of(self.first + index))
         return value

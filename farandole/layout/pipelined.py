@@ -26,6 +26,7 @@ from farandole.layout.part import Moment
 from farandole.layout.predict import predict
 from farandole.layout.scaling import LossScale
 from farandole.layout.stage import Stage
+from farandole.layout.teams import Teams
 from farandole.layout.update import Update
 from farandole.schedule.pipelines import Pipeline
 
@@ -52,9 +53,13 @@ class Pipelined:
         seed: int,
         scale: LossScale | None = None,
         name: str,
+        team: Group | None = None,
     ) -> None:
         self.layout = layout
         self.pipe = pipe
+        self.team = team  # the ranks with the other tiles, if there are any
+        teams = Teams(layout.teams)
+        self._place = teams.place(pipe.rank)
         self.stages = stages
         self.steps = 0
         self._mail = mail
@@ -68,7 +73,9 @@ class Pipelined:
         """In a stream, is told which turns' batches are in the update that follows."""
         self._loss = torch.tensor(float("nan"))
         self.places = layout.pipeline() if self._stream is None else self._stream.unroll(1)
-        self._interpreter = Interpreter(self.places, stages, mail, self._on_update, pipe.trace)
+        self._interpreter = Interpreter(
+            self.places, stages, mail, self._on_update, pipe.trace, teams, pipe.rank
+        )
 
     def connect(self, model: nn.Module, optimizer: Optimizer) -> None:
         """`model` is the gate as a strategy has wrapped it."""
@@ -91,9 +98,12 @@ class Pipelined:
         pipeline = self._pipeline(len(micros))
         self._interpreter.places = pipeline
         self._feed(micros, 0)
-        self._guarded(lambda: self._interpreter.run(pipeline.actions[self.pipe.rank]))
+        self._guarded(lambda: self._interpreter.run(pipeline.actions[self._place]))
         loss = self._loss_of_done()
-        if self._takes_turns:
+        if self.team is not None:
+            team, own = self.team, loss.to(self._mail.device, torch.float64)
+            loss = self._guarded(lambda: team.all_reduce(own))
+        elif self._takes_turns:
             # A rank that had no micro-batch does not know in which precision others' losses are,
             # nor where.
             own = loss.to(self._mail.device, torch.float64)
@@ -110,7 +120,7 @@ class Pipelined:
                 f"{len(micros)} samples. Use drop_last=True, or larger batches."
             )
         self._feed(micros, self.turns * wanted)
-        actions = self._stream.turn(self.pipe.rank, self.turns)
+        actions = self._stream.turn(self._place, self.turns)
         self.turns += 1
         self._guarded(lambda: self._interpreter.run(actions))
 
@@ -118,7 +128,7 @@ class Pipelined:
         """Brings everything that is under way to its end."""
         if self._stream is None or not self.turns:
             return
-        actions = self._stream.drain(self.pipe.rank, self.turns)
+        actions = self._stream.drain(self._place, self.turns)
         self.turns = 0
         self._guarded(lambda: self._interpreter.run(actions))
         self._interpreter.feeds.clear()
@@ -133,9 +143,9 @@ class Pipelined:
         """What the whole model makes of `inputs`, in evaluation mode, on every rank."""
         self.drain()
         micros = cut_batch(inputs, (), self.layout.microbatches, "mean")
-        values = [micro.inputs for micro in micros]
+        teams = Teams(self.layout.teams)
         return self._guarded(
-            lambda: predict(self.pipe, self._mail, self.places, self.stages, values)
+            lambda: predict(self.pipe, self._mail, self.places, teams, self.stages, micros)
         )
 
     # Memory
@@ -184,7 +194,7 @@ class Pipelined:
     def _is_mine(self, micro: int) -> bool:
         places = self._interpreter.places
         return any(
-            self.pipe.rank == places.home(stage, micro, replica)
+            self._place == places.home(stage, micro, replica)
             for replica in range(len(places.homes))
             for stage in self.stages
         )

@@ -12,7 +12,10 @@ from farandole.comm import Group
 from farandole.comm.mail import Mail
 from farandole.comm.parcel import Description, describe
 from farandole.errors import UserError
+from farandole.layout.micro import Micro
 from farandole.layout.stage import Stage
+from farandole.layout.teams import Teams
+from farandole.layout.tiles.handoff import share_of
 from farandole.schedule.pipelines import Pipeline
 
 _PREDICTION = 2  # the first number of a label; the interpreter's messages have 0 and 1
@@ -22,8 +25,9 @@ def predict(
     pipe: Group,
     mail: Mail,
     places: Pipeline,
+    teams: Teams,
     stages: Mapping[int, Stage],
-    micros: Sequence[Any],
+    micros: Sequence[Micro],
 ) -> Any:
     """The model's output for micro-batches, put together again, on every rank of the pipeline.
 
@@ -35,41 +39,53 @@ def predict(
     try:
         with torch.no_grad():
             outputs = [
-                _through(index, value, pipe, mail, places, stages)
-                for index, value in enumerate(micros)
+                _through(index, micro, pipe, mail, places, teams, stages)
+                for index, micro in enumerate(micros)
             ]
     finally:
         for stage, training in modes.items():
             stage.part.train(training)
     last = places.stages - 1
-    return _joined(
-        [
-            _told(pipe, value, places.home(last, index), mail.device)
-            for index, value in enumerate(outputs)
-        ]
-    )
+    joined = []
+    for index, (micro, value) in enumerate(zip(micros, outputs, strict=True)):
+        for source in _sources(teams, places.home(last, index), micro.rows):
+            joined.append(_told(pipe, value, source, mail.device))
+    return _joined(joined)
+
+
+def _sources(teams: Teams, place: int, rows: int) -> list[int]:
+    """The ranks of the last stage that have samples of their own, in the order of the samples."""
+    members = teams.members(place)
+    return [
+        rank for lane, rank in enumerate(members) if not share_of(lane, len(members), rows).spare
+    ]
 
 
 def _through(
     index: int,
-    value: Any,
+    micro: Micro,
     pipe: Group,
     mail: Mail,
     places: Pipeline,
+    teams: Teams,
     stages: Mapping[int, Stage],
 ) -> Any:
     """This rank's stages of one micro-batch; returns the output on the last one's rank."""
-    result = None
+    place, lane = teams.place(pipe.rank), teams.lane(pipe.rank)
+    value, result = micro.inputs, None
     for number in sorted(stages):
-        if places.home(number, index) != pipe.rank:
+        if places.home(number, index) != place:
             continue
         if number > 0:
-            source = places.home(number - 1, index)
+            source = teams.rank(places.home(number - 1, index), lane)
+            assert source is not None
             mail.expect(source)
             value = mail.take(source, (_PREDICTION, number, index, 0))
-        result = stages[number].predict(value)
+        result = stages[number].predict(value, micro.rows)
         if number < places.stages - 1:
-            mail.post(places.home(number + 1, index), (_PREDICTION, number + 1, index, 0), result)
+            to = teams.rank(places.home(number + 1, index), lane)
+            if to is not None:
+                mail.post(to, (_PREDICTION, number + 1, index, 0), result)
             result = None
     return result
 

@@ -1,7 +1,8 @@
 """Activations that are computed again in the backward pass instead of kept.
 
 PyTorch's checkpoint does the work. What it leaves open are running statistics: BatchNorm would
-count a batch twice. So its buffers are put back as they were after the second time.
+count a batch twice. So its buffers are put back as they were after the second time. And what is
+kept, the input, can wait in the host's memory: that of a device is the smaller one.
 """
 
 from __future__ import annotations
@@ -10,20 +11,76 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
+import torch.utils._pytree as pytree
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from farandole.layout.tiles.tile import Tile
 
 
-def recomputed(run: Callable[[Any], Any], value: Any, module: nn.Module) -> Any:
-    """`run(value)`, keeping only `value`. Random numbers must be the same when it runs again."""
+def recomputed(
+    run: Callable[[Any], Any],
+    value: Any,
+    module: nn.Module,
+    *,
+    offload: bool = False,
+    to_the_end: bool = False,
+) -> Any:
+    """`run(value)`, keeping only `value`. Random numbers must be the same when it runs again.
+
+    `offload`: what is kept waits in the host's memory. `to_the_end`: it always runs to its end, and
+    not only as far as the backward needs, for others may wait for what it sends.
+    """
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _statistics_kept(module)
 
-    return checkpoint(
-        run, value, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
-    )
+    kept = _Kept(value) if offload else None
+
+    def again() -> Any:
+        return run(value if kept is None else kept.take())
+
+    if kept is not None:
+        del value  # or the closure would keep it after all
+    with set_checkpoint_early_stop(not to_the_end):
+        return checkpoint(again, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+
+
+class _Kept:
+    """A value that is here the first time it is taken, and comes back from the host after that."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._first = True
+
+    def take(self) -> Any:
+        value = self._value
+        if self._first:
+            self._first = False
+            self._value = pytree.tree_map_only(torch.Tensor, _Away, value)
+            return value
+        return pytree.tree_map_only(_Away, _Away.back, value)
+
+
+class _Away:
+    """A tensor, or the pieces of a tile, in the host's memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._device = tensor.device
+        self._differentiable = tensor.requires_grad
+        self._value = _each(tensor, lambda piece: piece.detach().cpu())
+
+    def back(self) -> torch.Tensor:
+        return _each(self._value, self._returned)
+
+    def _returned(self, piece: torch.Tensor) -> torch.Tensor:
+        return piece.to(self._device).requires_grad_(self._differentiable)
+
+
+def _each(tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    return tensor.map(function) if isinstance(tensor, Tile) else function(tensor)
 
 
 @contextmanager

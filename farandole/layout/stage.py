@@ -25,6 +25,7 @@ from farandole.errors import UserError
 from farandole.layout.memory import ActivationMeter
 from farandole.layout.part import Moment, Part
 from farandole.layout.recompute import recomputed
+from farandole.layout.tiles.tiling import Tiling
 from farandole.layout.versions import Weights
 
 Gradients = list[torch.Tensor | None]
@@ -54,13 +55,17 @@ class Stage:
         loss: LossFunction | None,
         *,
         recompute: bool = False,
+        offload: bool = False,
         lowered: Callable[[], AbstractContextManager[object]] = nullcontext,
+        tiling: Tiling | None = None,
     ) -> None:
         self.number = number
         self.weights = weights
         self._loss = loss
         self._recompute = recompute
+        self._offload = offload
         self._lowered = lowered
+        self._tiling = tiling
         self.meter: ActivationMeter | None = None  # while activations are measured
         self._kept: dict[Key, Kept] = {}
 
@@ -69,21 +74,47 @@ class Stage:
         return self.weights.part
 
     def forward(
-        self, key: Key, value: Any, moment: Moment, version: int, target: Any = None
+        self,
+        key: Key,
+        value: Any,
+        moment: Moment,
+        version: int,
+        target: Any = None,
+        samples: int = 0,
     ) -> Any:
-        """The output of this stage for a micro-batch; of the last one, its loss."""
+        """The output of this stage for a micro-batch of so many samples; of the last one, its loss.
+
+        On tiles, the loss of all lanes is the sum of theirs.
+        """
+        if self._tiling is not None and self.number == 0:
+            value = self._tiling.cut(value)
         inputs = _tensors(value)
         self.weights.begin(version)
 
-        def run(value: Any) -> Any:
-            result = self.weights.run(value, moment, version)
-            return result if self._loss is None else _scalar(self._loss(result, target))
+        def layers(value: Any) -> Any:
+            return self.weights.run(value, moment, version)
 
-        with self._lowered(), self._metered(key, inputs, version):
-            result = recomputed(run, value, self.part) if self._recompute else run(value)
+        def run(value: Any) -> Any:
+            if self._tiling is None:
+                result = layers(value)
+                return result if self._loss is None else _scalar(self._loss(result, target))
+            if self._loss is None:
+                return self._tiling.forward(layers, value, samples)
+            return _scalar(self._tiling.loss(layers, value, samples, self._loss, target))
+
+        with self._lowered(), self._metered(key, inputs, version), self._away():
+            result = self._recomputed(run, value) if self._recompute else run(value)
         outputs = _tensors(result)
         self._kept[key] = Kept(inputs, outputs, version)
         return result
+
+    def _recomputed(self, run: Callable[[Any], Any], value: Any) -> Any:
+        tiled = self._tiling is not None
+        return recomputed(run, value, self.part, offload=self._offload, to_the_end=tiled)
+
+    def _away(self) -> AbstractContextManager[object]:
+        """What is kept for the backward and not computed again waits in the host's memory."""
+        return torch.autograd.graph.save_on_cpu() if self._offload else nullcontext()
 
     def backward(self, key: Key, gradients: Gradients) -> Gradients:
         """The gradients of what came in; those of the weights are added to theirs."""
@@ -93,6 +124,10 @@ class Stage:
             torch.autograd.backward(roots, given)
         self._ended(key, kept.version)
         return _taken(kept.inputs)
+
+    def no_gradients(self, key: Key) -> Gradients:
+        """For outputs that nobody here computes with: their backward is asked for all the same."""
+        return [torch.zeros_like(output) for output in self._kept[key].outputs]
 
     def backward_input(self, key: Key, gradients: Gradients) -> Gradients:
         """The first half: the gradients of what came in. The weights' wait."""
@@ -136,10 +171,15 @@ class Stage:
         if self.meter is not None:
             self.meter.backward((self.number, key))
 
-    def predict(self, value: Any) -> Any:
-        """The output of this stage, of the weights themselves; nothing is kept."""
+    def predict(self, value: Any, samples: int = 0) -> Any:
+        """The output of this stage, of the weights themselves; nothing is kept. On tiles, the last
+        stage returns this lane's samples."""
         with self._lowered():
-            return self.part(value)
+            if self._tiling is None:
+                return self.part(value)
+            if self.number == 0:
+                value = self._tiling.cut(value)
+            return self._tiling.predict(self.part, value, samples, self._loss is not None)
 
     def forget(self) -> None:
         """After a failure: lets go of all activations."""

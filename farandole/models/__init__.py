@@ -14,6 +14,7 @@ from farandole.models.googlenet import googlenet
 from farandole.models.inception import inception_v3
 from farandole.models.resnet import resnet18, resnet50, resnet110_v2
 from farandole.models.small import mlp, small_cnn
+from farandole.models.unet import unet
 from farandole.models.vgg import vgg16
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "resnet110_v2",
     "small_cnn",
     "spec",
+    "unet",
     "vgg16",
     "with_auxiliary",
 ]

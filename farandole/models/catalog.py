@@ -21,6 +21,7 @@ from farandole.models.googlenet import googlenet
 from farandole.models.inception import inception_v3
 from farandole.models.resnet import resnet18, resnet50, resnet110_v2
 from farandole.models.small import mlp, small_cnn
+from farandole.models.unet import unet
 from farandole.models.vgg import vgg16
 
 Builder = Callable[..., nn.Sequential]
@@ -35,6 +36,7 @@ class ModelSpec:
     classes: int
     image_size: int
     channels: int
+    pixels: bool  # whether it classifies every pixel, and not the image
     options: Mapping[str, Any]
 
 
@@ -48,6 +50,7 @@ def _spec(builder: Builder) -> ModelSpec:
         classes=defaults.pop("classes"),
         image_size=defaults.pop("image_size"),
         channels=defaults.pop("channels"),
+        pixels=builder is unet,
         options=MappingProxyType(defaults),
     )
 
@@ -65,6 +68,7 @@ SPECS: Mapping[str, ModelSpec] = MappingProxyType(
             resnet110_v2,
             vgg16,
             amoebanet_d,
+            unet,
             small_cnn,
             mlp,
         )

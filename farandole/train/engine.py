@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,10 @@ class Engine(ABC):
     @abstractmethod
     def predict(self, inputs: Any) -> Any:
         """The model's output, in evaluation mode, without gradients."""
+
+    def reading(self, source: Any) -> tuple[Any, Callable[[Any], Any] | None]:
+        """What this rank reads of a dataset, and what is done to its batches; None: nothing."""
+        return source, None
 
 
 class Whole(Engine):

@@ -9,13 +9,14 @@ pipes hold the same stages, and a strategy keeps them in step, as it would whole
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from farandole.data.tile_source import TileSource, TileView
 from farandole.errors import UserError
 from farandole.layout import Layout
 from farandole.layout.assemble import Numbers, assemble
@@ -24,6 +25,8 @@ from farandole.layout.choose import choose
 from farandole.layout.memory import ActivationMeter, describe_memory
 from farandole.layout.part import shared_names
 from farandole.layout.pipelined import Pipelined
+from farandole.layout.teams import Teams, describe_teams
+from farandole.layout.tiles.planning import plan_halos
 from farandole.sync import AllReduce, Strategy, Synchronizer
 from farandole.sync.alignment import check_same_model, spread_from_first
 from farandole.topology import Topology
@@ -87,6 +90,13 @@ class Piped(Engine):
             first,
         )
         self._pipelined = assembled.pipelined
+        self._tilings = assembled.tilings
+        self._views: dict[
+            int, TileView
+        ] = {}  # by dataset: one loader for each, however often asked
+        if max(layout.teams) > 1:
+            count = run.size // layout.ranks
+            run.print(describe_teams(Teams(layout.teams), self._pipelined.places, layout, count))
         self.optimizer = recipe.make_optimizer(assembled.gate.parameters())
         inner = strategy.build(assembled.gate, self.optimizer, replicas)
         self._pipelined.connect(inner.model, self.optimizer)
@@ -99,7 +109,11 @@ class Piped(Engine):
             synchronizer, self.optimizer, self._pipelined, assembled.names, aliases, owned
         )
         run._keep(synchronizer, saver)
-        self._predicted = choice.activation_bytes
+        self._predicted = choice.activation_bytes and [
+            peak
+            for peak, members in zip(choice.activation_bytes, layout.teams, strict=True)
+            for _ in range(members)
+        ]
         self._meter: ActivationMeter | None = self._pipelined.measure()
         # The first step may be unlike all others; a stream must have filled first.
         self._steps_to_measure = 2 * layout.ranks + 2 if layout.streams else 2
@@ -115,6 +129,19 @@ class Piped(Engine):
 
     def predict(self, inputs: Any) -> Any:
         return self._pipelined.predict(inputs)
+
+    def reading(self, source: Any) -> tuple[Any, Callable[[Any], Any] | None]:
+        tiling = next(iter(self._tilings.values()), None)
+        if tiling is None or tiling.flow.lanes.all_here or not isinstance(source, TileSource):
+            return source, None
+        image = tuple(source.image_size)
+        if len(image) != tiling.flow.grid.spatial:
+            raise UserError(
+                f"image_size={image} of the dataset has {len(image)} axes, and layout "
+                f"tiles={self._pipelined.layout.tiles} has {tiling.flow.grid.spatial}."
+            )
+        view = self._views.setdefault(id(source), TileView(source, tiling.box(image)))
+        return view, lambda batch: tiling.mark(batch, image)
 
     def _tell_memory(self) -> None:
         """Prints, once, what the activations of every rank took, and were said to take.
@@ -133,6 +160,16 @@ class Piped(Engine):
         told = pipe.gather_json([meter.peak_bytes, sorted(self._pipelined.stages), on_device])
         measured, stages, peaks = zip(*told, strict=True)
         self._run.print(describe_memory(measured, self._predicted, stages, peaks))
+        if self._pipelined.layout.lanes > 1:
+            self._plan_halos()
+
+    def _plan_halos(self) -> None:
+        """The layers and how long they take are known by now."""
+        pipelined = self._pipelined
+        lines = plan_halos(self._tilings, pipelined.layout.halo, pipelined.team)
+        told = [line for lines in pipelined.pipe.gather_json(lines) for line in lines]
+        first = {line.split(":")[0]: line for line in reversed(told)}  # the lanes say the same
+        self._run.print("\n".join(first[stage] for stage in sorted(first)))
 
 
 def _check(run: Run, layout: Layout, strategy: Strategy, recipe: Recipe) -> None:

@@ -78,7 +78,9 @@ class Workload:
         images = torch.randn(self.batch_size, *self.image_shape, device=device)
         if self.channels_last:
             images = images.to(memory_format=torch.channels_last)
-        labels = torch.randint(spec(self.model).classes, (self.batch_size,), device=device)
+        model = spec(self.model)
+        shape = (self.batch_size, *(self.image_shape[1:] if model.pixels else ()))
+        labels = torch.randint(model.classes, shape, device=device)
         return images, labels
 
     def rehearse(self) -> None:

@@ -62,8 +62,13 @@ class Trainer:
         return self._run._layout
 
     def loader(self, source: Any, batch_size: int | None = None, **options: Any) -> Loader:
-        """As `run.loader`. Replicas get different shares, the ranks of one replica the same."""
-        return self._run.loader(source, batch_size, **options)
+        """As `run.loader`. Replicas get different shares, the ranks of one replica the same; of a
+        dataset that can read parts of images (see `TileSource`) a rank reads its tile alone."""
+        read, finish = self._engine.reading(source)
+        loader = self._run.loader(read, batch_size, **options)
+        if finish is not None:
+            loader.finish = finish
+        return loader
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Trains on one batch; returns its loss, of this replica, before the step.

@@ -50,11 +50,24 @@ def layouts(draw: st.DrawFn) -> Layout:
         options["balance"] = tuple(draw(counts))
     if schedule != "zero-bubble":
         options["recompute"] = draw(st.booleans())
+    batchnorm = draw(st.sampled_from(["micro", "deferred"]))
+    if schedule in ("layer", "gpipe", "1f1b", "interleaved", "gems") and "replicas" not in options:
+        tiles = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
+        options |= {"tiles": tiles, "channels": draw(st.integers(1, 3))}
+        if Layout(tiles=tiles, channels=options["channels"]).lanes > 1:
+            options |= {
+                "halo": draw(st.integers(1, 5) | st.just("auto")),
+                "overlap": draw(st.booleans()),
+                "in_turn": draw(st.booleans()),
+                "handoff": draw(st.just("") | names),
+            }
+    if options.get("recompute"):
+        options |= {"recompute_blocks": draw(st.integers(0, 3)), "offload": draw(st.booleans())}
     return Layout(
         stages=stages,
         microbatches=micros,
         cuts=tuple(draw(st.lists(names, max_size=3))),
-        batchnorm=draw(st.sampled_from(["micro", "deferred"])),
+        batchnorm=batchnorm,
         reduction=draw(st.sampled_from(["mean", "sum"])),
         memory_gib=draw(st.none() | st.floats(1e-3, 1e3)),
         **options,
@@ -75,6 +88,8 @@ def test_texts_that_people_write() -> None:
     assert parse_layout("stages=auto,schedule=gpipe").stages == "auto"
     assert parse_layout("stages=2,balance=3+4,replicas=2+1,recompute").ranks == 3
     assert parse_layout("stages=2,cuts=body.0+head").cuts == ("body.0", "head")
+    assert parse_layout("tiles=2x3,channels=2").lanes == 12
+    assert str(Layout(tiles=(2, 2), halo=3)) == "tiles=2x2,halo=3"
     assert str(Layout()) == "stages=1"
     assert str(Layout(stages=2, balance=(3, 4), stash=False, schedule="pipedream")) == (
         "stages=2,schedule=pipedream,balance=3+4,stash=false"
@@ -91,6 +106,11 @@ def test_texts_that_people_write() -> None:
         ("stages=4,microbatches=4,bidirectional", 4, True, False),
         ("stages=4,schedule=pipedream", 4, False, True),
         ("stages=4,microbatches=4,schedule=2bw", 4, False, True),
+        ("stages=3,tiles=2x2", 12, False, False),
+        ("stages=3,tiles=2x2,tiled=1", 6, False, False),
+        ("stages=3,tiles=2x2,in_turn", 3, False, False),
+        ("stages=4,chunks=2,schedule=interleaved,tiles=3", 6, False, False),
+        ("stages=3,tiles=2x2,channels=2,microbatches=4,bidirectional", 24, True, False),
     ],
 )
 def test_what_a_layout_says_of_itself(text: str, ranks: int, mirrored: bool, streams: bool) -> None:
@@ -146,6 +166,16 @@ def test_auto_takes_as_many_ranks_as_there_are() -> None:
             "stages=auto,schedule=interleaved",
             "stages=auto goes with gpipe, 1f1b and pipedream, not with interleaved",
         ),
+        ("stages=2,recompute_blocks=2", "recompute_blocks=2 is for recompute"),
+        ("stages=2,tiled=1", "tiled=1 is for layouts with tiles"),
+        ("handoff=head", "handoff=head is for layouts with tiles"),
+        ("tiles=1x1,in_turn", "in_turn is for layouts with tiles"),
+        ("tiles=2x2,schedule=zero-bubble", "interleaved and gems in a fixed number of stages"),
+        ("tiles=2x2,stages=auto", "interleaved and gems in a fixed number of stages"),
+        ("stages=2,tiles=2,replicas=1+2", "replicas of single stages do not go with tiles"),
+        ("stages=2,tiles=2,tiled=3", "tiled=3 of stages=2"),
+        ("stages=2,microbatches=2,tiles=2,tiled=1,bidirectional", "leave tiled out"),
+        ("stages=2,tiles=2,tiled=1,in_turn", "leave tiled out"),
         # and other ways to break some of them
         ("schedule=gems,microbatches=3", "need micro-batches in multiples of 2, not 3"),
         (
@@ -167,7 +197,14 @@ def test_auto_takes_as_many_ranks_as_there_are() -> None:
         ("stages=auto,replicas=1+2", "replicas=1+2 must be one number"),
         ("memory_gib=0", "memory_gib=0 must be above 0"),
         ("memory_gib=inf", "memory_gib=inf must be above 0"),
+        ("tiles=2x0", "tiles=2x0 must be one number, at least 1, for each axis"),
+        ("tiles=2x2x2x2", "up to three"),
+        ("channels=0", "channels=0 must be at least 1"),
+        ("tiles=2x2,halo=0", "halo=0 must be at least 1"),
+        ("tiles=2,tiled=-1", "must be at least 0"),
         # words
+        ("tiles=2by2", "tiles='2by2' is no grid, such as 2x2"),
+        ("tiles=2,halo=wide", "halo='wide' is neither a whole number nor auto"),
         ("stages=many", "stages='many' is neither a whole number nor auto"),
         ("stages=2,balance=1+x", "'1+x' is not a sum of whole numbers, such as 3+2+4"),
         ("stages=2,schedule=1f1", "Did you mean '1f1b'?"),

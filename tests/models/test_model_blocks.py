@@ -27,6 +27,7 @@ SMALL = {
     "resnet110_v2": {"image_size": 8},
     "vgg16": {"image_size": 32},
     "amoebanet_d": {"image_size": 32, "layers": 3, "filters": 16},
+    "unet": {"image_size": 13, "width": 4, "depth": 3},
     "small_cnn": {"image_size": 8},
     "mlp": {"image_size": 8},
 }
@@ -56,6 +57,16 @@ def images(name: str) -> Tensor:
     return torch.randn(BATCH, models.spec(name).channels, side, side, generator=generator)
 
 
+def places(name: str) -> tuple[int, ...]:
+    """Where there are scores for each image: once, or for every pixel."""
+    side = SMALL[name]["image_size"]
+    return (side, side) if name == "unet" else ()
+
+
+def labels(name: str) -> Tensor:
+    return torch.arange(BATCH).reshape(-1, *(1 for _ in places(name))).expand(-1, *places(name))
+
+
 def tensors(travelling: Travelling) -> tuple[Tensor, ...]:
     return (travelling,) if isinstance(travelling, Tensor) else travelling
 
@@ -76,7 +87,7 @@ def test_the_blocks_in_order_are_the_model(name: str) -> None:
             after = block(travelling)
             assert [tensor._version for tensor in tensors(travelling)] == versions, position
             travelling = after
-        assert travelling.shape == (BATCH, 5)
+        assert travelling.shape == (BATCH, 5, *places(name))
         assert torch.equal(travelling, model(images(name)))
 
 
@@ -96,12 +107,12 @@ def train_whole(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, Tensor]
 @pytest.mark.parametrize("name", models.NAMES)
 def test_every_parameter_gets_a_gradient(name: str) -> None:
     model = small(name).train()
-    for parameter, gradient in train_whole(model, images(name), torch.arange(BATCH)).items():
+    for parameter, gradient in train_whole(model, images(name), labels(name)).items():
         assert 0 < gradient.abs().sum() < math.inf, parameter
 
 
-# The light ones, among them everything that is special: pairs, auxiliary logits, residuals.
-LIGHT = ("googlenet", "resnet110_v2", "amoebanet_d", "small_cnn", "mlp")
+# The light ones, among them everything that is special: pairs, auxiliary logits, levels, residuals.
+LIGHT = ("googlenet", "resnet110_v2", "amoebanet_d", "unet", "small_cnn", "mlp")
 
 
 @settings(max_examples=6, deadline=None)
@@ -112,7 +123,7 @@ def test_cut_anywhere_two_stages_compute_the_same(name: str, where: float) -> No
     first, second = model[:cut], model[cut:]
     assert len(first)
     assert len(second)
-    x, y = images(name), torch.arange(BATCH)
+    x, y = images(name), labels(name)
     whole = train_whole(model, x, y)
 
     # As in a pipeline: the second stage sees only values, and sends back only gradients.

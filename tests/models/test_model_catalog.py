@@ -68,6 +68,8 @@ def test_an_unknown_option_gets_the_nearest_one() -> None:
         ("amoebanet_d", {"layers": 20}, "layers=20.*multiple of 3 such as 18"),
         ("amoebanet_d", {"filters": 100}, "filters=100.*multiple of 8 such as 96"),
         ("googlenet", {"wide_kernel": 7}, "wide_kernel=7; write 3 .* or 5"),
+        ("unet", {"width": 0}, "unet: width=0"),
+        ("unet", {"depth": 0}, "unet: depth=0"),
         ("small_cnn", {"width": 0}, "width=0"),
         ("mlp", {"hidden": (8, 0)}, r"hidden=\(8, 0\)"),
     ],
@@ -89,6 +91,8 @@ SMALLEST = [
     ("resnet110_v2", {}, 4),
     ("vgg16", {}, 32),
     ("amoebanet_d", {"layers": 3, "filters": 16}, 16),
+    ("unet", {}, 16),
+    ("unet", {"depth": 2, "width": 8}, 4),
     ("small_cnn", {}, 4),
     ("mlp", {}, 1),
 ]
@@ -102,7 +106,7 @@ def test_the_smallest_image_works_and_one_pixel_less_is_refused(
     with torch.no_grad(), torch.device("meta"):
         model = models.build(name, image_size=smallest, **options).eval()
         logits = model(torch.empty(2, spec.channels, smallest, smallest))
-    assert logits.shape == (2, spec.classes)
+    assert logits.shape[:2] == (2, spec.classes)
     with pytest.raises(UserError, match=f"image_size={smallest - 1} is too small.*{smallest}"):
         models.build(name, image_size=smallest - 1, **options)
 

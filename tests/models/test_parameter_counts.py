@@ -63,6 +63,8 @@ def test_a_model_is_that_of_the_literature(
 # With auxiliary heads: `num_params` of torchvision for Inception v3, widely quoted for GoogLeNet.
 # resnet18 at 32×32 with 10 classes: 11,173,962 in the usual CIFAR reimplementations.
 # vgg16 with BatchNorm: torchvision's vgg16_bn.
+# unet: for colour images with one class and with two, what reimplementations report with padding,
+# BatchNorm and convolutions without bias.
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
@@ -70,6 +72,8 @@ def test_a_model_is_that_of_the_literature(
         ("inception_v3", {"auxiliary": True}, 27_161_264),
         ("resnet18", {"image_size": 32, "classes": 10}, 11_173_962),
         ("vgg16", {"batch_norm": True}, 138_365_992),
+        ("unet", {"channels": 3, "classes": 1}, 31_037_633),
+        ("unet", {"channels": 3}, 31_037_698),
     ],
 )
 def test_so_is_a_variant(name: str, options: dict[str, object], expected: int) -> None:

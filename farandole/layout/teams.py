@@ -1,0 +1,70 @@
+"""Which rank sits where: every place of a pipeline's schedule is a team, with a rank for each tile.
+
+    place      0            1            2
+    ranks      0  1         4  5         8  9        tiles=2x2: lanes 0 1
+               2  3         6  7        10 11                         2 3
+
+The ranks of a team come one after the other, so tiles are neighbours on a host. Between stages each
+lane is a pipeline of its own; inside a team lanes exchange what the others need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from farandole.layout.layout import Layout
+from farandole.schedule.pipelines import Pipeline
+
+
+class Teams:
+    """`sizes`: how many ranks each place has."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+        self._first = [0, *accumulate(self.sizes)]
+
+    @property
+    def ranks(self) -> int:
+        return self._first[-1]
+
+    def place(self, rank: int) -> int:
+        return next(place for place in range(len(self.sizes)) if rank < self._first[place + 1])
+
+    def lane(self, rank: int) -> int:
+        return rank - self._first[self.place(rank)]
+
+    def rank(self, place: int, lane: int) -> int | None:
+        """None: that place has no such lane."""
+        return self._first[place] + lane if lane < self.sizes[place] else None
+
+    def members(self, place: int) -> range:
+        return range(self._first[place], self._first[place + 1])
+
+    def all_of(self, places: Sequence[int]) -> tuple[int, ...]:
+        """The ranks of several places, in order."""
+        return tuple(sorted(rank for place in places for rank in self.members(place)))
+
+
+def describe_teams(teams: Teams, places: Pipeline, layout: Layout, replicas: int) -> str:
+    """The grid of ranks of the first replica, stage by stage, as `farandole run` prints it."""
+    counts = [f"{layout.tiles} tiles"] if layout.tiles else []
+    if layout.channels > 1:
+        counts.append(f"{layout.channels} parts of the channels")
+    counts.append(f"{places.stages} {'stage' if places.stages == 1 else 'stages'}")
+    if len(places.homes) > 1:
+        counts.append("2 directions")
+    counts.append(f"{replicas} {'replica' if replicas == 1 else 'replicas'}")
+    lines = [f"grid: {' × '.join(counts)}, {teams.ranks * replicas} ranks"]
+    width = len(str(teams.ranks - 1))
+    columns = layout.tiles[-1] if layout.tiles else 1
+    names = [
+        f"  stage {'+'.join(map(str, places.held(place)))}" for place in range(len(teams.sizes))
+    ]
+    longest = max(map(len, names))
+    for place, name in enumerate(names):
+        ranks = [f"{rank:{width}}" for rank in teams.members(place)]
+        rows = [" ".join(ranks[start : start + columns]) for start in range(0, len(ranks), columns)]
+        lines.append(f"{name:{longest}}  ranks {rows[0]}")
+        lines += [" " * (longest + 8) + row for row in rows[1:]]
+    return "\n".join(lines)

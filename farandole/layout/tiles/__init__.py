@@ -1,0 +1,1 @@
+"""Exact spatial parallelism: every rank computes a tile of the image, through unchanged models."""

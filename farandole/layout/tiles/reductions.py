@@ -1,0 +1,107 @@
+"""Sums and means over the image: each lane adds up what it owns, and all add up the lanes' sums.
+
+The result is on every lane whole, along the axes that were summed over. Its gradient on a lane is
+that of what this lane made of it, so the gradients of all lanes are added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from farandole.errors import UserError
+from farandole.layout.tiles.exchange import sum_lanes
+from farandole.layout.tiles.tile import Flow, Tile
+
+
+def total(flow: Flow, input: Tile, dim: Any = None, keepdim: bool = False, **kinds: Any) -> Any:
+    """`torch.sum`."""
+    dims = dims_of(input, dim)
+    sums = [piece.sum(dims, keepdim=True, **kinds) for piece in input.own_pieces()]
+    return _result(flow, input, dims, keepdim, over_lanes(flow, input, dims, sums))
+
+
+def mean(flow: Flow, input: Tile, dim: Any = None, keepdim: bool = False, **kinds: Any) -> Any:
+    """`torch.mean`."""
+    dims = dims_of(input, dim)
+    kind = kinds.get("dtype") or input.dtype
+    # The sum of a large image may be beyond what half precision can hold; its mean is not.
+    wide = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
+    count = _count(input, dims)
+    sums = [piece.sum(dims, keepdim=True, dtype=wide) / count for piece in input.own_pieces()]
+    means = [each.to(kind) for each in over_lanes(flow, input, dims, sums)]
+    return _result(flow, input, dims, keepdim, means)
+
+
+def variance(
+    flow: Flow,
+    input: Tile,
+    dim: Any = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: int | None = None,
+) -> Any:
+    """`torch.var`: the mean first, then what is left of it."""
+    if isinstance(dim, bool):  # of all, and this is what is said next
+        dim, unbiased = None, dim
+    dims = dims_of(input, dim)
+    if 0 in dims:
+        return flow.otherwise(flow, torch.var, (input, dim, unbiased, keepdim), {})
+    less = int(unbiased) if correction is None else correction
+    apart = input - mean(flow, input, dims, keepdim=True)
+    return total(flow, apart * apart, dims, keepdim) / max(0, _count(input, dims) - less)
+
+
+def deviation(flow: Flow, input: Tile, *args: Any, **kwargs: Any) -> Any:
+    """`torch.std`."""
+    found = variance(flow, input, *args, **kwargs)
+    return found.sqrt()
+
+
+def dims_of(input: Tile, dim: Any) -> tuple[int, ...]:
+    """An argument `dim` as positive numbers; none is all."""
+    count = len(input.axes) + 1
+    if dim is None or dim == ():
+        return tuple(range(count))
+    return tuple(at % count for at in ([dim] if isinstance(dim, int) else dim))
+
+
+def _count(input: Tile, dims: Sequence[int]) -> int:
+    return math.prod(input.rows if at == 0 else input.sizes[at - 1] for at in dims)
+
+
+def over_lanes(
+    flow: Flow, input: Tile, dims: Sequence[int], values: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Adds up what lanes found along some dimensions of a tensor, for those that divide it."""
+    summed = [input.axes[at - 1] for at in dims if input.is_divided(at)]
+    groups = [flow.grid.beside(lane, summed) for lane in range(flow.grid.lanes)]
+    return sum_lanes(flow.lanes, groups, values)
+
+
+def _result(
+    flow: Flow, input: Tile, dims: Sequence[int], keepdim: bool, values: list[torch.Tensor]
+) -> Any:
+    if 0 in dims:  # no batch is left, and so no tile
+        if any(input.is_divided(at) for at in range(1, len(input.axes) + 1) if at not in dims):
+            raise UserError(
+                f"{flow.layer}: a sum over the samples, but not over the image, cannot be computed "
+                "on tiles. End the tiles before this layer."
+            )
+        value = values[0]
+        if keepdim:
+            return value
+        return value.reshape([value.shape[at] for at in range(value.dim()) if at not in dims])
+    sizes = [1 if at + 1 in dims else size for at, size in enumerate(input.sizes)]
+    axes = [None if at + 1 in dims else axis for at, axis in enumerate(input.axes)]
+    if not keepdim:
+        kept = [at for at in range(len(sizes)) if at + 1 not in dims]
+        sizes, axes = [sizes[at] for at in kept], [axes[at] for at in kept]
+        values = [
+            value.reshape(value.shape[0], *(value.shape[at + 1] for at in kept)) for value in values
+        ]
+    return Tile(flow, values, sizes, tuple(axes))
