@@ -167,9 +167,12 @@ def _tilings(
 
 
 def _rerun(part: Part, tiling: Tiling | None, *, offload: bool) -> Rerun:
-    def rerun(run: Callable[[Any], Any], value: Any) -> Any:
+    def rerun(run: Callable[[Any], Any], value: Any, late: bool) -> Any:
         again = run if tiling is None else tiling.repeatable(run)
-        return recomputed(again, value, part, offload=offload, to_the_end=tiling is not None)
+        # What is needed again soon stays: the way to the host and back would take longer.
+        return recomputed(
+            again, value, part, offload=offload and late, to_the_end=tiling is not None
+        )
 
     return rerun
 

@@ -28,8 +28,9 @@ class Moment(NamedTuple):
         return hash((self.seed, self.step, self.micro, block)) & (2**63 - 1)
 
 
-Rerun = Callable[[Callable[[Any], Any], Any], Any]
-"""Runs a function so that the backward pass runs it again, instead of keeping what it computed."""
+Rerun = Callable[[Callable[[Any], Any], Any, bool], Any]
+"""Runs a function so that the backward pass runs it again, instead of keeping what it computed. Is
+told whether that will be long from now, or soon: inside of another that runs again."""
 
 
 class Part(nn.Module):
@@ -50,7 +51,7 @@ class Part(nn.Module):
             return self._run(range(count), value, moment)
         for first in range(0, count, self.rerun_blocks):
             several = range(first, min(count, first + self.rerun_blocks))
-            value = self.rerun(partial(self._again, several, moment=moment), value)
+            value = self.rerun(partial(self._again, several, moment=moment), value, True)
         return value
 
     def _again(self, several: range, value: Any, moment: Moment) -> Any:
@@ -60,7 +61,8 @@ class Part(nn.Module):
             return self._run(several, value, moment)
         assert self.rerun is not None
         for index in several:
-            value = self.rerun(partial(self._again, range(index, index + 1), moment=moment), value)
+            alone = partial(self._again, range(index, index + 1), moment=moment)
+            value = self.rerun(alone, value, False)
         return value
 
     def _run(self, several: range, value: Any, moment: Moment | None) -> Any:

@@ -35,6 +35,7 @@ def test_every_example_is_tested():
         "digits.py",
         "downpour.py",
         "fashion_mnist.py",
+        "large_images.py",
         "matrix_factorisation.py",
         "pipeline.py",
         "sparse_logistic.py",
@@ -86,6 +87,26 @@ def test_pipeline_goes_on_alone(sandbox):
     assert "going on from" in second.stdout
     assert len(accuracies(sandbox)) == 3
     assert accuracies(sandbox)[-1] > 0.5 > accuracies(sandbox)[0] > 0.1
+
+
+def test_large_images_are_read_in_tiles(sandbox):
+    script = [str(EXAMPLES / "large_images.py"), "--size", "255", "--images", "4"]
+    done = run(sandbox, "--layout", "tiles=2x1,halo=2", *script)
+    assert done.returncode == 0, done.stderr
+    assert "grid: 2x1 tiles × 1 stage × 1 replica, 2 ranks" in done.stdout
+    shares = re.findall(r"rank (\d) has read ([\d.]+) MiB in each pass", done.stdout)
+    assert sorted(shares) == [("0", "0.124"), ("1", "0.125")]  # 127 and 128 rows of 255 bytes
+    assert accuracies(sandbox)[-1] > 0.8
+
+
+def test_large_images_alone_are_visited_in_turn(sandbox):
+    script = [EXAMPLES / "large_images.py", "--size", "255", "--images", "4"]
+    done = sandbox.fork(*script, FARANDOLE_NAME="r")
+    assert done.returncode == 0, done.stderr
+    assert "in_turn" in done.stdout
+    assert "for 3 layers" in done.stdout  # and not twice, though each is computed twice
+    assert "rank 0 has read 0.248 MiB in each pass" in done.stdout
+    assert accuracies(sandbox)[-1] > 0.8
 
 
 def test_downpour_learns_from_servers(sandbox):

@@ -1,4 +1,4 @@
-"""The pages about pipelines: every option with its true default, and every layout can be built."""
+"""The pages about layouts: every option with its true default, and every layout can be built."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ PAGES = {
 }
 PAGE = PAGES["pipelines.md"]
 EVERYTHING = "\n".join([*PAGES.values(), (ROOT / "examples/pipeline.py").read_text()])
-TEXTS = {text.rstrip(".,") for text in re.findall(r"\bstages=(?:\d|auto)[\w.,=+-]*", EVERYTHING)}
+TEXTS = {
+    text.rstrip(".,") for text in re.findall(r"(?<![\w,])stages=(?:\d|auto)[\w.,=+-]*", EVERYTHING)
+}
 OBJECTS = set(re.findall(r"fd\.Layout\([^()]*(?:\([^()]*\)[^()]*)*\)", "\n".join(PAGES.values())))
 
 
-def table(first_column: str) -> list[list[str]]:
-    """The cells of a table of the page, row by row."""
+def table(first_column: str, page: str = PAGE) -> list[list[str]]:
+    """The cells of a table of a page, row by row."""
     (rows,) = re.findall(
-        rf"^\| {re.escape(first_column)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE
+        rf"^\| {re.escape(first_column)} \| .*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE
     )
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows.splitlines()]
 
 
 def test_every_option_is_there_with_its_default() -> None:
     def as_written(default: object) -> str:
-        if default in ((), None):
+        if default in ((), "", None):
             return "none"
         return str(default).lower() if isinstance(default, bool) else str(default)
 
-    told = [(option.strip("`"), default.strip("`")) for option, default, _ in table("option")]
+    rows = table("option | default") + table("option | default", PAGES["tiles.md"])
+    told = [(option.strip("`"), default.strip("`")) for option, default, _ in rows]
     assert told == [(each.name, as_written(each.default)) for each in dataclasses.fields(Layout)]
 
 

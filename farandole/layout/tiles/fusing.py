@@ -101,7 +101,8 @@ def describe(grid: Grid, layers: Sequence[Windowed], groups: Groups, link: Link)
     halos = _Halos(grid, layers)
     alone, chosen = ([halos.asking(group) for group in each] for each in (plain(layers), groups))
     exchanges = sum(map(len, chosen))
-    count = f"{exchanges} exchange{'s' * (exchanges != 1)} for {len(layers)} layers"
+    count = f"{exchanges} exchange{'s' * (exchanges != 1)}"
+    count += f" for {len(layers)} layer{'s' * (len(layers) != 1)}"
     before = halos.total(plain(layers), link)
     saving = [
         f"{layers[group[0]].layer}–{layers[group[-1]].layer}"

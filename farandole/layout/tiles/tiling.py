@@ -64,9 +64,18 @@ class Tiling:
     def cut(self, value: Any) -> Any:
         """What the model is given, as a message of tiles. Tensors that are no images stay whole on
         every lane until the hand-off."""
-        return pytree.tree_map_only(
-            torch.Tensor, lambda leaf: _sent(self._as_tile(leaf)) if leaf.dim() else leaf, value
+        tiles = pytree.tree_map_only(
+            torch.Tensor, lambda leaf: self._as_tile(leaf) if leaf.dim() else leaf, value
         )
+        leaves = [leaf for leaf in pytree.tree_leaves(tiles) if isinstance(leaf, Tile)]
+        spatial = self.flow.grid.spatial
+        if spatial and all(len(leaf.axes) != spatial + 1 for leaf in leaves):
+            raise UserError(
+                f"{self.flow.grid} tiles are for samples with channels and an image of {spatial} "
+                f"{'axis' if spatial == 1 else 'axes'}, and the inputs have shapes "
+                f"{[tuple(leaf.shape) for leaf in leaves]}. Give the tiles a number for each axis."
+            )
+        return pytree.tree_map_only(Tile, _sent, tiles)
 
     def forward(self, run: Callable[[Any], Any], message: Any, samples: int) -> Any:
         """A stage that is not the last; returns a message."""
@@ -158,7 +167,16 @@ class Tiling:
             axes: Axes = (*(None,) * others, *range(1, grid.spatial + 1))
             return Tile(self.flow, [leaf], sizes, axes)
 
-        return pytree.tree_map_only(torch.Tensor, tile, batch)
+        marked = pytree.tree_map_only(torch.Tensor, tile, batch)
+        leaves = pytree.tree_leaves(marked)
+        if not any(isinstance(leaf, Tile) for leaf in leaves):
+            shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            raise UserError(
+                f"the dataset was asked for a tile of {lengths} of its images, of {image}, and "
+                f"gave a batch with the shapes {shapes}. Let tile(index, box) return "
+                "image[..., *box]."
+            )
+        return marked
 
     def box(self, image: tuple[int, ...]) -> tuple[slice, ...]:
         """This rank's tile of an image."""
