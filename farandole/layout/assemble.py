@@ -99,7 +99,7 @@ def assemble(
     lanes = _lanes(layout, teams, pipe.rank, mail)
     tilings = {} if lanes is None else _tilings(layout, held, lanes, layers)
     for stage, part in held.items() if layout.recompute_blocks else ():
-        part.rerun = _rerun(part, tilings.get(stage), offload=layout.offload)
+        part.rerun = _rerun(tilings.get(stage), offload=layout.offload)
         part.rerun_blocks = layout.recompute_blocks
     kinds = _weights(layout, place)
     last = places.stages - 1
@@ -166,12 +166,12 @@ def _tilings(
     return tilings
 
 
-def _rerun(part: Part, tiling: Tiling | None, *, offload: bool) -> Rerun:
-    def rerun(run: Callable[[Any], Any], value: Any, late: bool) -> Any:
+def _rerun(tiling: Tiling | None, *, offload: bool) -> Rerun:
+    def rerun(run: Callable[[Any], Any], value: Any, module: nn.Module, late: bool) -> Any:
         again = run if tiling is None else tiling.repeatable(run)
         # What is needed again soon stays: the way to the host and back would take longer.
         return recomputed(
-            again, value, part, offload=offload and late, to_the_end=tiling is not None
+            again, value, module, offload=offload and late, to_the_end=tiling is not None
         )
 
     return rerun

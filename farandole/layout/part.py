@@ -28,9 +28,10 @@ class Moment(NamedTuple):
         return hash((self.seed, self.step, self.micro, block)) & (2**63 - 1)
 
 
-Rerun = Callable[[Callable[[Any], Any], Any, bool], Any]
+Rerun = Callable[[Callable[[Any], Any], Any, nn.Module, bool], Any]
 """Runs a function so that the backward pass runs it again, instead of keeping what it computed. Is
-told whether that will be long from now, or soon: inside of another that runs again."""
+told which module it runs, and whether it will run again long from now, or soon: inside of another
+that runs again."""
 
 
 class Part(nn.Module):
@@ -51,7 +52,8 @@ class Part(nn.Module):
             return self._run(range(count), value, moment)
         for first in range(0, count, self.rerun_blocks):
             several = range(first, min(count, first + self.rerun_blocks))
-            value = self.rerun(partial(self._again, several, moment=moment), value, True)
+            again = partial(self._again, several, moment=moment)
+            value = self.rerun(again, value, self.blocks[first : several.stop], True)
         return value
 
     def _again(self, several: range, value: Any, moment: Moment) -> Any:
@@ -62,7 +64,7 @@ class Part(nn.Module):
         assert self.rerun is not None
         for index in several:
             alone = partial(self._again, range(index, index + 1), moment=moment)
-            value = self.rerun(alone, value, False)
+            value = self.rerun(alone, value, self.blocks[index : index + 1], False)
         return value
 
     def _run(self, several: range, value: Any, moment: Moment | None) -> Any:
