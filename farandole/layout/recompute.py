@@ -7,8 +7,9 @@ kept, the input, can wait in the host's memory: that of a device is the smaller 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -38,14 +39,58 @@ def recomputed(
         return nullcontext(), _statistics_kept(module)
 
     kept = _Kept(value) if offload else None
+    tensors, put_together = _taken_apart(() if offload else value)
+    del value  # or it would stay here too
 
-    def again() -> Any:
-        return run(value if kept is None else kept.take())
+    def again(*tensors: torch.Tensor) -> Any:
+        return run(put_together(tensors) if kept is None else kept.take())
 
-    if kept is not None:
-        del value  # or the closure would keep it after all
+    # Tensors as arguments, not in the function: inside of another checkpoint they are then kept by
+    # that one, which computes them again too.
     with set_checkpoint_early_stop(not to_the_end):
-        return checkpoint(again, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+        return checkpoint(
+            again, *tensors, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
+        )
+
+
+def _taken_apart(
+    value: Any,
+) -> tuple[list[torch.Tensor], Callable[[Sequence[torch.Tensor]], Any]]:
+    """The tensors of a value, those of tiles too, and how it is made of such tensors again."""
+    leaves, spec = pytree.tree_flatten(value)
+    tensors: list[torch.Tensor] = []
+    makers: list[Callable[[Iterator[torch.Tensor]], Any]] = []
+    for leaf in leaves:
+        if isinstance(leaf, Tile):
+            tensors += leaf.pieces
+            makers.append(_tile_maker(leaf))
+        elif isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+            makers.append(next)
+        else:
+            makers.append(_constant(leaf))
+
+    def put_together(tensors: Sequence[torch.Tensor]) -> Any:
+        coming = iter(tensors)
+        return pytree.tree_unflatten([make(coming) for make in makers], spec)
+
+    return tensors, put_together
+
+
+def _tile_maker(tile: Tile) -> Callable[[Iterator[torch.Tensor]], Tile]:
+    shell, count = (tile.flow, tile.sizes, tile.axes, tile.margin, tile.sources), len(tile.pieces)
+
+    def make(coming: Iterator[torch.Tensor]) -> Tile:
+        flow, sizes, axes, margin, sources = shell
+        made = Tile(flow, list(islice(coming, count)), sizes, axes, margin)
+        made.sources = sources
+        return made
+
+    return make
+
+
+def _constant(value: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
+    return lambda coming: value
 
 
 class _Kept:
