@@ -84,7 +84,7 @@ def choose(
     chosen = _filled_in(layout, cut)
     activations = None
     text = ""
-    if not layout.balance:
+    if not layout.balance and stages != 1:
         text = "cut by parameters alone: pass sample=x, the inputs of a batch, to measure"
     if sample is not None:
         activations, memory = _memory(chosen, profiles, cut)

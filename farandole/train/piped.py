@@ -132,7 +132,8 @@ class Piped(Engine):
 
     def reading(self, source: Any) -> tuple[Any, Callable[[Any], Any] | None]:
         tiling = next(iter(self._tilings.values()), None)
-        if tiling is None or tiling.flow.lanes.all_here or not isinstance(source, TileSource):
+        whole = tiling is None or tiling.flow.lanes.all_here or not self._pipelined.layout.tiles
+        if tiling is None or whole or not isinstance(source, TileSource):
             return source, None
         image = tuple(source.image_size)
         if len(image) != tiling.flow.grid.spatial:
