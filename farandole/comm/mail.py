@@ -22,6 +22,7 @@ hangs.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -56,6 +57,8 @@ class Mail:
         self._arrived: dict[Label, Any] = {}
         self._failure: str | None = None
         self._told = False
+        self._coming: Counter[int] = Counter()  # messages that a thread is to receive, by source
+        self._ahead: Counter[int] = Counter()  # messages that came before they were expected
         self._outgoing: dict[int, Sender] = {}
         self._incoming: dict[int, Receiver] = {}
         # In one order on all ranks, so that no two wait for each other in a circle.
@@ -94,8 +97,12 @@ class Mail:
         if receiver.lies_ready:
             return
         for _ in range(count):
-            work = partial(self._receive, receiver)
-            receiver.queue.start(partial(self._guarded, source, work))
+            if self._ahead[source]:  # it has come already
+                self._ahead[source] -= 1
+                continue
+            with self._changed:
+                self._coming[source] += 1
+            receiver.queue.start(partial(self._receive_expected, source, receiver))
 
     def take(self, source: int, label: Label) -> Any:
         """Waits for the message with this label. Tensors that can have a gradient are leaves.
@@ -120,11 +127,24 @@ class Mail:
         raise CommError(self._failure)
 
     def fetch(self, source: int, label: Label) -> Any:
-        """As `take`, for links on which nothing is ever expected: the caller itself receives, in
-        whatever order messages were posted, until the one with this label has come."""
+        """As `take`, where messages may be posted in another order than they are taken, and need
+        not be expected: what is not, the caller receives itself, until this one has come.
+
+        To expect a message is to let it come while the caller does something else.
+        """
         receiver = self._incoming[source]
+
+        def over() -> bool:
+            return label in self._arrived or self._failure is not None
+
         with self._group.meter.waiting():
-            while label not in self._arrived and self._failure is None:
+            while not over():
+                with self._changed:
+                    if self._coming[source]:
+                        self._changed.wait_for(lambda: over() or not self._coming[source])
+                        continue
+                if not receiver.lies_ready:
+                    self._ahead[source] += 1
                 self._guarded(source, partial(self._receive, receiver))
         if label in self._arrived:
             return self._arrived.pop(label)
@@ -157,6 +177,14 @@ class Mail:
             link.transport.close()
         self._outgoing.clear()
         self._incoming.clear()
+
+    def _receive_expected(self, source: int, receiver: Receiver) -> None:
+        try:
+            self._guarded(source, partial(self._receive, receiver))
+        finally:
+            with self._changed:
+                self._coming[source] -= 1
+                self._changed.notify_all()
 
     def _receive(self, receiver: Receiver) -> None:
         if self._failure is not None:

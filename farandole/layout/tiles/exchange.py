@@ -121,6 +121,12 @@ def post_parts(
         lanes.post(lane, number, back, parts)
 
 
+def expect_parts(lanes: Lanes, copies: Sequence[Copy], *, back: bool = False) -> None:
+    """Lets what others post for the lanes here come while these compute."""
+    for lane, _ in _with_others(lanes, copies, leaving=back):
+        lanes.expect(lane)
+
+
 def taken_parts(
     lanes: Lanes, number: int, copies: Sequence[Copy], *, back: bool = False
 ) -> Iterator[tuple[Copy, torch.Tensor]]:

@@ -30,6 +30,9 @@ class Lanes(ABC):
         """A number for an exchange. Lanes do the same in the same order, and so agree on it."""
         return next(self._numbers)
 
+    def expect(self, lane: int) -> None:  # noqa: B027 (where nothing travels, nothing is to do)
+        """Lets the next message of a lane that is not here come while this one computes."""
+
     @abstractmethod
     def post(self, lane: int, number: int, back: bool, tensors: Sequence[torch.Tensor]) -> None:
         """Sends tensors to a lane that is not here. `back`: they are gradients of what came."""
@@ -64,6 +67,9 @@ class MailLanes(Lanes):
         kind = _BACKWARD if back else _FORWARD
         value = [tensor.detach() for tensor in tensors]
         self._mail.post(self._ranks[lane], (kind, number, 0, 0), value)
+
+    def expect(self, lane: int) -> None:
+        self._mail.expect(self._ranks[lane])
 
     def take(self, lane: int, number: int, back: bool) -> list[torch.Tensor]:
         kind = _BACKWARD if back else _FORWARD

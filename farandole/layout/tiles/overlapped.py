@@ -23,7 +23,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from farandole.layout.tiles.borders import Bit, Share, Term, border, share_of
-from farandole.layout.tiles.exchange import post_parts, slices, taken_parts
+from farandole.layout.tiles.exchange import expect_parts, post_parts, slices, taken_parts
 from farandole.layout.tiles.grid import Box, Copy, relative
 from farandole.layout.tiles.kernels import Kernel
 from farandole.layout.tiles.lanes import Lanes
@@ -59,11 +59,17 @@ class Job(NamedTuple):
     plan: Plan
     lanes: Lanes
     number: int  # of its exchange
+    overlap: bool  # whether it computes while something is on its way
 
     def sent(self, copy: Copy, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
         """What a copy takes of its source's piece, or of the gradient of that."""
         at = self.lanes.mine.index(copy.source)
         return pieces[at][slices(self.plan.owned[at])][slices(copy.taken)]
+
+    def add_to(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Takes what others have found of the gradients of the pieces here."""
+        for copy, part in taken_parts(self.lanes, self.number, self.plan.copies, back=True):
+            self.sent(copy, gradients).add_(part)
 
 
 def convolve(
@@ -83,7 +89,7 @@ def convolve(
     if plan.is_plain:
         terms = (share.whole for share in plan.shares)
         return [_outputs(kernel, term, pieces, weight, bias) for term in terms if term]
-    job = Job(plan, flow.lanes, flow.lanes.next() if plan.travels else -1)
+    job = Job(plan, flow.lanes, flow.lanes.next() if plan.travels else -1, flow.overlap)
     result = _Convolve.apply(job, weight, bias, *pieces)
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
@@ -93,9 +99,11 @@ class _Convolve(torch.autograd.Function):
     def forward(
         ctx: Any, job: Job, weight: torch.Tensor, bias: torch.Tensor | None, *pieces: torch.Tensor
     ) -> Any:
-        plan, lanes, number = job
+        plan, lanes, number, _ = job
         kernel = plan.kernel
         post_parts(lanes, number, plan.copies, lambda copy: job.sent(copy, pieces))
+        if any(share.ready for share in plan.shares):
+            expect_parts(lanes, plan.copies)
         begun = [
             share.ready and _outputs(kernel, share.ready, pieces, weight, bias)
             for share in plan.shares
@@ -120,7 +128,7 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         job: Job = ctx.job
-        plan, lanes, number = job
+        plan, lanes, number, overlap = job
         weight, *tensors = ctx.saved_tensors
         _, for_weight, for_bias, *for_pieces = ctx.needs_input_grad
         of_weight = of_bias = None
@@ -136,13 +144,16 @@ class _Convolve(torch.autograd.Function):
             of_pieces, of_halos = sums[: len(for_pieces)], sums[len(for_pieces) :]
             halos = dict(zip(plan.incoming, of_halos, strict=True))
             post_parts(lanes, number, plan.copies, halos.__getitem__, back=True)
+            if overlap:
+                expect_parts(lanes, plan.copies, back=True)
+            else:
+                job.add_to(of_pieces)
         if for_weight:
             of_weight = _weight_gradient(plan.kernel, terms, weight, tensors)
         if for_bias:
             of_bias = _bias_gradient(terms, weight)
-        if any(for_pieces):
-            for copy, part in taken_parts(lanes, number, plan.copies, back=True):
-                job.sent(copy, of_pieces).add_(part)
+        if any(for_pieces) and overlap:
+            job.add_to(of_pieces)
         return None, of_weight, of_bias, *of_pieces
 
 
