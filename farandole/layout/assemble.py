@@ -97,7 +97,8 @@ def assemble(
 
     mail = Mail(pipe, routes(places, teams), numbers.device, name_of)
     lanes = _lanes(layout, teams, pipe.rank, mail)
-    tilings = {} if lanes is None else _tilings(layout, held, lanes, layers)
+    ends_at = _stage_of(layout.handoff, parts, layers)
+    tilings = {} if lanes is None else _tilings(layout, held, lanes, layers, ends_at)
     for stage, part in held.items() if layout.recompute_blocks else ():
         part.rerun = _rerun(tilings.get(stage), offload=layout.offload)
         part.rerun_blocks = layout.recompute_blocks
@@ -145,9 +146,16 @@ def cut(blocks: Sequence[Block], balance: Sequence[int]) -> dict[int, Part]:
 
 
 def _tilings(
-    layout: Layout, held: Mapping[int, Part], lanes: Lanes, layers: Mapping[nn.Module, str]
+    layout: Layout,
+    held: Mapping[int, Part],
+    lanes: Lanes,
+    layers: Mapping[nn.Module, str],
+    ends_at: int,
 ) -> dict[int, Tiling]:
-    """One for each stage of a rank: they are at different layers at the same time."""
+    """One for each stage of a rank: they are at different layers at the same time.
+
+    `ends_at`: the stage of the chosen hand-off. Behind it, what is left of tiles may end anywhere.
+    """
     last_tiled = layout.tiled - 1 if layout.tiled and layout.tiled != layout.stages else None
     tilings = {}
     for stage, part in held.items():
@@ -155,7 +163,7 @@ def _tilings(
         tilings[stage] = Tiling(
             lanes,
             {module: name for module, name in layers.items() if module in inside},
-            chosen=layout.handoff,
+            chosen=layout.handoff if stage <= ends_at else "",
             gathers=stage == last_tiled,
             reduction=layout.reduction,
         )
@@ -164,6 +172,14 @@ def _tilings(
             if isinstance(module, DeferredBatchNorm):
                 module.counted = tilings[stage].counted
     return tilings
+
+
+def _stage_of(name: str, parts: Mapping[int, Part], layers: Mapping[nn.Module, str]) -> int:
+    """The stage that has a layer; the last one if none has it as a module of its own."""
+    for stage, part in parts.items():
+        if any(layers.get(module) == name for module in part.modules()):
+            return stage
+    return len(parts) - 1
 
 
 def _rerun(tiling: Tiling | None, *, offload: bool) -> Rerun:
