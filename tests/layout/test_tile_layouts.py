@@ -140,6 +140,20 @@ def test_products(
     assert_same(ranks, plainly(model, data, F.cross_entropy))
 
 
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize("text", ["tiles=2x2", "tiles=2x1,stages=2", "tiles=2x2,in_turn"])
+def test_classes_that_weigh_more_or_nothing(text: str, pixels: bool, tmp_path: Path) -> None:
+    weight = torch.tensor([1.0, 5.0, 0.2, 2.0], dtype=torch.float64)
+
+    def loss(found: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(found, wanted, weight, ignore_index=2, label_smoothing=0.1)
+
+    model = segmenter() if pixels else classifier()
+    data = batches([5, 3], pixels=pixels)
+    ranks = trained_in_stages(parse_layout(text), model, data, loss, tmp_path)
+    assert_same(ranks, plainly(model, data, loss))
+
+
 @pytest.mark.parametrize("text", ["tiles=2x2", "tiles=2x1,channels=2", "tiles=2x2,in_turn"])
 def test_statistics_that_move_once_a_step(text: str, tmp_path: Path) -> None:
     """Running statistics with one micro-batch are the plain ones; deferred, with any number."""
