@@ -65,6 +65,14 @@ def test_layouts(layout: str, first_line: str) -> None:
     assert shown(layout)[0] == first_line
 
 
+def test_ranks_of_tiles() -> None:
+    assert shown("stages=2,tiles=1x2")[-3:] == [
+        "grid: 1x2 tiles × 2 stages × 1 replica, 4 ranks",
+        "  stage 0  ranks 0 1",
+        "  stage 1  ranks 2 3",
+    ]
+
+
 def test_costs_of_single_stages() -> None:
     lines = shown("stages=2", "--forward", "1+3", "--backward", "2", "--transfer", "0.5")
     assert "rank 0  F0          B0---|" not in lines
