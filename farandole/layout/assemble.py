@@ -165,7 +165,6 @@ def _tilings(
             {module: name for module, name in layers.items() if module in inside},
             chosen=layout.handoff if stage <= ends_at else "",
             gathers=stage == last_tiled,
-            reduction=layout.reduction,
         )
         tilings[stage].flow.overlap = layout.overlap
         for module in inside:

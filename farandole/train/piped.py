@@ -20,7 +20,7 @@ from farandole.data.tile_source import TileSource, TileView
 from farandole.errors import UserError
 from farandole.layout import Layout
 from farandole.layout.assemble import Numbers, assemble
-from farandole.layout.blocks import blocks_of
+from farandole.layout.blocks import Block, blocks_of
 from farandole.layout.choose import choose
 from farandole.layout.memory import ActivationMeter, describe_memory
 from farandole.layout.part import shared_names
@@ -59,7 +59,7 @@ class Piped(Engine):
         # 1. One model, the same on all ranks; a layout without open questions.
         check_same_model(model, run.group)
         spread_from_first(model, None, run.group)
-        blocks = blocks_of(model, layout.cuts)
+        blocks = _blocks(model, layout)
         choice = choose(layout, blocks, run.group, sample, run.device)
         layout = choice.layout
         run.print(f"layout {layout}" + (f"\n{choice.text}" if choice.text else ""))
@@ -171,6 +171,16 @@ class Piped(Engine):
         told = [line for lines in pipelined.pipe.gather_json(lines) for line in lines]
         first = {line.split(":")[0]: line for line in reversed(told)}  # the lanes say the same
         self._run.print("\n".join(first[stage] for stage in sorted(first)))
+
+
+def _blocks(model: nn.Module, layout: Layout) -> list[Block]:
+    """Of a model that stays in one stage, one block if there is no way to find more."""
+    try:
+        return blocks_of(model, layout.cuts)
+    except UserError:
+        if layout.stages != 1 or layout.cuts:
+            raise
+        return [Block("the model", model)]
 
 
 def _check(run: Run, layout: Layout, strategy: Strategy, recipe: Recipe) -> None:

@@ -154,6 +154,74 @@ def test_classes_that_weigh_more_or_nothing(text: str, pixels: bool, tmp_path: P
     assert_same(ranks, plainly(model, data, loss))
 
 
+class Telling(nn.Module):
+    """Returns a number beside its outputs while it learns, and one for each sample."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        found = self.body(x)
+        size = {"size": found.square().mean()} if self.training else {}
+        return {"scores": found, "each": found.sum(1), **size}
+
+
+@pytest.mark.parametrize("rows", [[5, 3], [2, 1]])
+@pytest.mark.parametrize("text", ["tiles=2x2", "tiles=2x1,stages=2", "tiles=1x2,halo=2,recompute"])
+def test_a_loss_may_do_anything_with_its_samples(
+    text: str, rows: list[int], tmp_path: Path
+) -> None:
+    """It sees all of them, and not a lane's share."""
+
+    def loss(found: Any, wanted: Tensor) -> Tensor:
+        apart = (found["each"][:, None] - found["each"]).abs().sum()  # every two samples
+        each = F.cross_entropy(found["scores"], wanted, reduction="none")
+        return each[wanted != 2].sum() / (1 + (wanted != 2).sum()) + apart + 3 * found["size"]
+
+    body = classifier()
+    model = nn.Sequential(*list(body)[:-1], Telling(list(body)[-1]))
+    data = batches(rows)
+    found = trained_in_stages(parse_layout(text), model, data, loss, tmp_path)
+    assert_same(found, plainly(model, data, loss))
+
+
+def test_a_loss_that_picks_pixels(tmp_path: Path) -> None:
+    def loss(found: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(found, wanted, reduction="none")[wanted != 2].mean()
+
+    model, data = segmenter(), batches([5, 3], pixels=True)
+    ranks = trained_in_stages(parse_layout("tiles=2x2"), model, data, loss, tmp_path)
+    assert_same(ranks, plainly(model, data, loss))
+
+
+class Scaled(nn.Module):
+    """By constants that look like one sample, before and behind a branch that hands off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.register_buffer(
+            "scale", torch.linspace(1, 2, 4, dtype=torch.float64)[None, :, None, None]
+        )
+        self.norm = nn.GroupNorm(2, 4)
+        self.head = nn.Linear(4 * SIZE * SIZE, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x) * self.scale
+        scores = self.head(x.reshape(x.shape[0], -1))
+        return scores + (self.norm(x) * self.scale).mean((2, 3))
+
+
+@pytest.mark.parametrize("text", ["tiles=2x1", "tiles=2x1,recompute,recompute_blocks=1"])
+@pytest.mark.parametrize("rows", [[3, 1], [2, 4]])
+def test_lanes_decide_alike(text: str, rows: list[int], tmp_path: Path) -> None:
+    """Though one of them has one sample, and the other two or none."""
+    model, data = drawn(nn.Sequential(Scaled(), nn.Identity())), batches(rows)
+    ranks = trained_in_stages(parse_layout(text), model, data, F.cross_entropy, tmp_path)
+    assert_same(ranks, plainly(model, data, F.cross_entropy))
+
+
 @pytest.mark.parametrize("text", ["tiles=2x2", "tiles=2x1,channels=2", "tiles=2x2,in_turn"])
 def test_statistics_that_move_once_a_step(text: str, tmp_path: Path) -> None:
     """Running statistics with one micro-batch are the plain ones; deferred, with any number."""
@@ -198,6 +266,51 @@ def test_a_shape_may_change_between_steps(tmp_path: Path) -> None:
     data = [*batches([2], pixels=True), *batches([3], pixels=True, size=10)]
     ranks = trained_in_stages(layout, model, data, F.cross_entropy, tmp_path)
     assert_same(ranks, plainly(model, data, F.cross_entropy))
+
+
+class Branching(nn.Module):
+    """Cannot be traced: what it does depends on a shape."""
+
+    def __init__(self, spoils: bool = False) -> None:
+        super().__init__()
+        self.spoils = spoils
+        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+        self.head = nn.Linear(3 * SIZE * SIZE, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x)
+        if found.shape == x.shape:
+            found = found + x
+        if self.spoils:
+            found[:, :, 0] = 0
+        return self.head(found.reshape(x.shape[0], -1))  # type: ignore[no-any-return]
+
+
+def untraced(spoils: bool, folder: Path) -> list[list[float]]:
+    def body(run: Run, trainer: Trainer, model: nn.Module) -> list[float]:
+        return [trainer.step(x, y).item() for x, y in batches([3, 2])]
+
+    model = drawn(nn.Sequential(Branching(spoils)))[0]
+    layout = parse_layout("tiles=2x1,in_turn")
+    return in_stages(layout, Opaque(model), body, F.cross_entropy, folder)
+
+
+class Opaque(nn.Sequential):
+    """Given to a trainer as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self[0](x)
+        if found.shape[0] != x.shape[0]:
+            raise AssertionError
+        return found
+
+
+def test_a_model_that_cannot_be_traced(tmp_path: Path) -> None:
+    """In one stage it need not be."""
+    expected = plainly(drawn(nn.Sequential(Branching())), batches([3, 2]), F.cross_entropy)
+    assert_close(untraced(False, tmp_path)[0], expected.losses)
+    with pytest.raises(StageError, match="0: __setitem__ cannot change a tensor on tiles in place"):
+        untraced(True, tmp_path)
 
 
 class Stored:

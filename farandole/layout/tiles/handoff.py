@@ -45,8 +45,11 @@ def hand_off(flow: Flow, tile: Tile, *, gathers: bool = False) -> torch.Tensor:
         return _joined(flow, tile)
     (lane,) = lanes.mine
     pieces = tile.own_pieces()
-    share = share_of(lane, lanes.grid.lanes, tile.rows, gathers)
-    flow.handed_off_rows = len(share.rows)
+    count = lanes.grid.lanes
+    share = share_of(lane, count, tile.rows, gathers)
+    flow.handed_off_rows |= {
+        len(share_of(each, count, tile.rows, gathers).rows) for each in range(count)
+    }
     if not tile.divided:
         return pieces[0][share.rows.start : share.rows.stop]
     result: torch.Tensor = _Shared.apply(_Move(lanes, lanes.next(), tile, gathers), pieces[0])
@@ -138,3 +141,41 @@ class _Shared(torch.autograd.Function):
 def _add(result: torch.Tensor, move: _Move, lane: int, part: torch.Tensor) -> None:
     if not move.shares[lane].spare:
         result[move.rows(lane)] += part
+
+
+def all_samples(flow: Flow, own: torch.Tensor, samples: int) -> torch.Tensor:
+    """On every lane all samples, of which each has its share; differentiable. *Together.*
+
+    For what is the same on all lanes and counts by their share of the samples, in all once. Then
+    a lane's own rows get their whole gradient from what this lane made of them, and nothing has to
+    travel back.
+    """
+    lanes = flow.lanes
+    result: torch.Tensor = _All.apply(lanes, lanes.next(), samples, own)
+    return result
+
+
+class _All(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, lanes: Lanes, number: int, samples: int, own: torch.Tensor
+    ) -> torch.Tensor:
+        (lane,) = lanes.mine
+        count = lanes.grid.lanes
+        shares = [share_of(each, count, samples) for each in range(count)]
+        ctx.share = shares[lane]
+        known = {lane: own}
+        for other in range(count):
+            if other != lane and not shares[lane].spare:
+                lanes.post(other, number, False, [own.contiguous()])
+        for other in range(count):
+            if other != lane and not shares[other].spare:
+                (known[other],) = lanes.take(other, number, False)
+        return torch.cat([known[each] for each in range(count) if not shares[each].spare])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        share: Share = ctx.share
+        own = gradients[0][share.rows.start : share.rows.stop]
+        of_all = 0.0 if share.spare else len(gradients[0]) / len(share.rows)
+        return None, None, None, own * of_all

@@ -138,7 +138,7 @@ def _of_classes(
     if reduction == "sum":
         return _over_lanes(flow, pixels, sums)
     both = [
-        torch.stack([found, counted_pixels(found, wanted, probable, **options)])
+        torch.stack([found, _counted(found, wanted, probable, **options)])
         for found, wanted in zip(sums, targets, strict=True)
     ]
     total, count = _over_lanes(flow, pixels, both)
@@ -156,7 +156,7 @@ def _each(
     return piece.sum() if options["reduction"] == "sum" else piece.sum(1)
 
 
-def counted_pixels(
+def _counted(
     like: torch.Tensor,
     target: torch.Tensor,
     probable: bool,

@@ -72,8 +72,8 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         job: Job = ctx.job
         count = len(job.lanes.mine)
-        pieces, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count : 2 * count]
-        kept = ctx.saved_tensors[2 * count :]
+        saved = ctx.saved_tensors  # asked for once: it may be computed again for the asking
+        pieces, weights, kept = saved[:count], saved[count : 2 * count], saved[2 * count :]
         by_weight: list[torch.Tensor | None] = []
         by_bias: list[torch.Tensor | None] = []
         sums, inputs = [], []

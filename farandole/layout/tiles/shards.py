@@ -2,9 +2,8 @@
 
 A model may have asked for the size of the batch when it was still that of the whole batch; where it
 asks for such a shape now, this lane's samples are meant. BatchNorm takes its statistics over the
-samples of all lanes, dropout draws for the whole batch and keeps this lane's rows, and a mean over
-samples of different weight is divided by the weight of all: so the result is that of one process.
-All else behind the hand-off is taken to treat samples one by one, as
+samples of all lanes, and dropout draws for the whole batch and keeps this lane's rows: so the
+result is that of one process. All else behind the hand-off is taken to treat samples one by one, as
 any data-parallel training does.
 """
 
@@ -19,10 +18,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from farandole.layout.tiles.batchnorm import Spread, normalised
-from farandole.layout.tiles.exchange import add_lanes
 from farandole.layout.tiles.handoff import share_of
 from farandole.layout.tiles.intervals import Interval
-from farandole.layout.tiles.losses import counted_pixels
 from farandole.layout.tiles.tile import Flow, Tile
 
 _DROPOUTS = (
@@ -35,7 +32,6 @@ _DROPOUTS = (
 )
 
 
-_CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
 _SHAPED = (torch.Tensor.view, torch.Tensor.reshape, torch.reshape, torch.Tensor.expand)
 
 
@@ -62,8 +58,6 @@ class Shards(TorchFunctionMode):
             special = self._batch_norm
         elif func in _DROPOUTS:
             special = self._dropout
-        elif func in _CLASS_LOSSES:
-            special = self._class_loss
         if special is None or any(isinstance(each, Tile) for each in args):
             return func(*args, **kwargs)
         return special(func, *args, **kwargs)
@@ -102,35 +96,6 @@ class Shards(TorchFunctionMode):
             spread, [input], running_mean, running_var, weight, bias, momentum, sizes[0]
         )
         return result
-
-    def _class_loss(
-        self,
-        function: Callable[..., torch.Tensor],
-        input: torch.Tensor,
-        target: torch.Tensor,
-        weight: torch.Tensor | None = None,
-        size_average: bool | None = None,
-        ignore_index: int = -100,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        **smoothing: float,
-    ) -> torch.Tensor:
-        """Lanes' losses are averaged by how many samples they have, but classes may weigh more or
-        less, or nothing at all."""
-        old = size_average is not None or reduce is not None
-        if old or reduction != "mean" or target.is_floating_point():
-            return function(
-                input, target, weight, size_average, ignore_index, reduce, reduction, **smoothing
-            )
-        lanes = self._flow.lanes
-        share = share_of(lanes.mine[0], lanes.grid.lanes, self._samples)
-        summed = function(
-            input, target, weight, ignore_index=ignore_index, reduction="sum", **smoothing
-        )
-        own = counted_pixels(summed.detach(), target, False, weight, ignore_index)
-        groups = [tuple(range(lanes.grid.lanes))] * lanes.grid.lanes
-        (total,) = add_lanes(lanes, lanes.next(), False, groups, [own * (not share.spare)])
-        return summed * (self._samples / len(share.rows)) / total
 
     def _shaped(
         self, function: Callable[..., torch.Tensor], input: torch.Tensor, *shape: Any, **kwargs: Any

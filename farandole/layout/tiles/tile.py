@@ -63,7 +63,8 @@ class Flow:
         """How far beyond what it owns each windowed layer computes, in the order they are called;
         none: no further. What it computes beyond, the layers after it need not ask for."""
         self.windows = 0  # windowed layers since the forward began
-        self.handed_off_rows = 0  # samples that this lane got from a hand-off since; 0: none yet
+        self.handed_off_rows: frozenset[int] = frozenset()
+        """How many samples lanes have got from hand-offs since then; none before the first."""
         self.overlap = True  # whether a convolution computes while its halo is on the way
         self.record: list[Windowed] | None = None  # while it is found out which layers there are
         self.plans: dict[Any, Any] = {}
@@ -77,7 +78,7 @@ class Flow:
     def begin(self) -> None:
         """A forward pass begins."""
         self.windows = 0
-        self.handed_off_rows = 0
+        self.handed_off_rows = frozenset()
 
     def next_margin(self, axes: int) -> Margin:
         """Of the windowed layer that is computed now."""

@@ -18,8 +18,9 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from farandole.errors import UserError
+from farandole.layout.tiles.exchange import add_lanes
 from farandole.layout.tiles.grid import Axes
-from farandole.layout.tiles.handoff import hand_off, share_of
+from farandole.layout.tiles.handoff import all_samples, hand_off, share_of
 from farandole.layout.tiles.lanes import Lanes
 from farandole.layout.tiles.shards import Shards
 from farandole.layout.tiles.table import functions
@@ -47,13 +48,11 @@ class Tiling:
         *,
         chosen: str = "",
         gathers: bool = False,
-        reduction: str = "mean",
     ) -> None:
         self.flow = Flow(lanes, functions(), self._whole)
         self.handed_off_at: str | None = None  # the first layer behind the tiles, once it is known
         self._chosen = chosen
         self._gathers = gathers
-        self._reduction = reduction
         self._samples = 0
         self._recording = True  # of each forward pass, until somebody has seen it
         self._in_loss = False
@@ -102,7 +101,8 @@ class Tiling:
                     return self._loss_of_tiles(function, result, target)
                 except _NeedsWholeError:
                     self.handed_off_at = self.handed_off_at or "the loss"
-            return self._loss_of_samples(function, self._handed_off(result), target)
+            result = self._handed_off(result)
+        return self._loss_of_samples(function, result, target)
 
     def predict(self, run: Callable[[Any], Any], message: Any, samples: int, last: bool) -> Any:
         """A forward pass alone: a message; of the last stage this lane's samples."""
@@ -122,6 +122,7 @@ class Tiling:
         """A part of a forward pass that may run again later, in the backward pass: then everything
         is as it was the first time."""
         samples, windows = self._samples, self.flow.windows
+        rows = self.flow.handed_off_rows
         recorded = self.flow.record is not None
         first = True
 
@@ -131,6 +132,7 @@ class Tiling:
                 first = False
                 return run(value)
             self._samples, self.flow.windows = samples, windows
+            self.flow.handed_off_rows = rows
             # Recorded again if it was, so that it does the same; but the layers are known already.
             known, self.flow.record = self.flow.record, [] if recorded else None
             try:
@@ -238,6 +240,8 @@ class Tiling:
         if self._in_loss:
             raise _NeedsWholeError
         name = getattr(function, "__name__", str(function))
+        if name == "__get__":  # of an attribute
+            name = getattr(getattr(function, "__self__", None), "__name__", name)
         if self._chosen and self.handed_off_at is None:
             raise UserError(
                 f"{flow.layer}: {name} needs the whole image, so it cannot be computed on tiles, "
@@ -268,7 +272,7 @@ class Tiling:
             value = function(result, self._cut_like(target, sizes))
         finally:
             self._in_loss = False
-        return value if self.flow.lanes.all_here else value * self._weight("mean")
+        return value if self.flow.lanes.all_here else value * self._weight()
 
     def _cut_like(self, target: Any, sizes: list[tuple[int, ...]]) -> Any:
         grid = self.flow.grid
@@ -291,25 +295,33 @@ class Tiling:
     def _loss_of_samples(
         self, function: Callable[[Any, Any], torch.Tensor], result: Any, target: Any
     ) -> torch.Tensor:
+        """Every lane computes the loss of the whole batch, whatever it does with its samples."""
+        if not self.flow.lanes.all_here:
+            result = pytree.tree_map_only(torch.Tensor, self._all_samples, result)
+        whole = pytree.tree_map_only(Tile, self._whole_target, target)
+        value = function(result, whole)
+        return value if self.flow.lanes.all_here else value * self._weight()
+
+    def _all_samples(self, own: torch.Tensor) -> torch.Tensor:
         lanes = self.flow.lanes
-        if lanes.all_here:
-            return function(result, target)
-        rows = share_of(lanes.mine[0], lanes.grid.lanes, self._samples, self._gathers).rows
+        share = share_of(lanes.mine[0], lanes.grid.lanes, self._samples)
+        if own.dim() and own.shape[0] == len(share.rows):
+            return all_samples(self.flow, own, self._samples)
+        # No samples: a number, say, which a lane has found from its own. It counts by their share,
+        # and so does the lane's loss: what is left for its gradient is all of it.
+        groups = [tuple(range(lanes.grid.lanes))] * lanes.grid.lanes
+        part = own.detach() * self._weight()
+        (total,) = add_lanes(lanes, lanes.next(), False, groups, [part])
+        return own + (total - own.detach())
 
-        def mine(leaf: torch.Tensor) -> torch.Tensor:
-            if isinstance(leaf, Tile):
-                return hand_off(self.flow, self._as_tile(leaf), gathers=self._gathers)
-            return leaf[rows.start : rows.stop] if leaf.dim() else leaf
+    def _whole_target(self, tile: Tile) -> torch.Tensor:
+        own = hand_off(self.flow, self._as_tile(tile))
+        return own if self.flow.lanes.all_here else all_samples(self.flow, own, self._samples)
 
-        target = pytree.tree_map_only(torch.Tensor, mine, target)
-        return function(result, target) * self._weight(self._reduction)
-
-    def _weight(self, reduction: str) -> float:
+    def _weight(self) -> float:
         lanes = self.flow.lanes
-        share = share_of(lanes.mine[0], lanes.grid.lanes, self._samples, self._gathers)
-        if share.spare:
-            return 0.0
-        return len(share.rows) / self._samples if reduction == "mean" else 1.0
+        share = share_of(lanes.mine[0], lanes.grid.lanes, self._samples)
+        return 0.0 if share.spare else len(share.rows) / self._samples
 
     # Around a forward pass
 
@@ -337,7 +349,7 @@ class Tiling:
         def leave(module: nn.Module, args: Any, result: Any) -> None:
             if self._path:
                 self._path.pop()
-            self.flow.layer = self._path[-1] if self._path else "the model"
+            self.flow.layer = self._path[-1] if self._path else "the model's own forward"
 
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)
