@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from farandole.comm import Exchange, Group, InProcess
 from farandole.sync import Strategy
@@ -64,6 +65,10 @@ def run_world(
         thread.start()
     for thread in threads:
         thread.join()
+    # Torch notes whose forward pass runs, once for all threads, and each puts back what it found.
+    # Ranks that leave in another order than they came would leave a model behind there, and whoever
+    # compiles one afterwards would be taken to be inside of it.
+    DistributedDataParallel._active_ddp_module = None
     if failures:
         raise failures[0]
     return [results[rank] for rank in range(size)]
