@@ -12,6 +12,7 @@ import farandole
 from farandole.cli.bench import bench
 from farandole.cli.doctor import doctor
 from farandole.cli.emulate import emulate
+from farandole.cli.horovodrun import horovodrun
 from farandole.cli.race import race
 from farandole.cli.run import run
 from farandole.cli.schedule import schedule
@@ -26,7 +27,7 @@ def commands() -> None:
     first."""
 
 
-for _command in (run, race, schedule, server, bench, doctor, emulate):
+for _command in (run, race, horovodrun, schedule, server, bench, doctor, emulate):
     commands.add_command(_command)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from farandole.cli.ends import tell_end
 from farandole.cli.options import (
     PASS_ON,
     check_script,
@@ -19,8 +21,7 @@ from farandole.cli.options import (
 from farandole.errors import FarandoleError, UserError
 
 if TYPE_CHECKING:
-    from farandole.launch.failure import Failure
-    from farandole.launch.job import Outcome
+    from farandole.launch.job import Job
 
 
 @click.command(context_settings=PASS_ON)
@@ -75,6 +76,11 @@ if TYPE_CHECKING:
     metavar="R",
     help="Under servers: start a worker that has failed again, up to R times. [0]",
 )
+@click.option(
+    "--horovod",
+    is_flag=True,
+    help="In the workers, `import horovod` is Farandole's: for scripts written for Horovod.",
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -93,6 +99,7 @@ def run(
     functions: tuple[str, ...],
     key_file: Path | None,
     restarts: int,
+    horovod: bool,
     module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -110,7 +117,10 @@ def run(
       farandole run -n 4 --hosts 2 --sync daso train.py
       farandole run -n 4 --trace out.json train.py
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
+      farandole run -n 4 --horovod train_with_horovod.py
     """
+    if horovod:
+        _refuse_settings_of_our_own(click.get_current_context().params)
     if workers is not None and workers < 1:
         raise UserError(f"-n {workers}: a job needs at least 1 worker.")
     if not module:
@@ -181,28 +191,41 @@ def run(
         tolerant=plan is not None,
         restarts=restarts,
     )
+    if horovod:
+        job = _with_horovod(job, hosts, trace)
     try:
         outcome = launch_with_servers(job, plan) if isinstance(plan, OwnServers) else launch(job)
     finally:
         if trace is not None:
             _merge(trace)
-    _tell_end(outcome, count)
+    tell_end(outcome, count)
     sys.exit(outcome.exit_code)
 
 
-def _tell_end(outcome: Outcome, workers: int) -> None:
-    if outcome.stopped_by is not None:
-        click.secho(f"farandole: stopped by {outcome.stopped_by}; no worker is left", err=True)
-        return
-    lost = ", ".join(f"rank {rank}" for rank in outcome.lost)
-    kept = f"every rank's output is in {outcome.logs}"
-    if outcome.failure is not None:
-        if lost:
-            click.echo(f"farandole: lost before the end: {lost}", err=True)
-        _explain(outcome.failure, workers - len(outcome.lost))
-        click.echo(f"farandole: {kept}", err=True)
-    elif lost:
-        click.secho(f"farandole: done, but without {lost}; {kept}", fg="yellow", err=True)
+def _refuse_settings_of_our_own(given: dict[str, Any]) -> None:
+    for name in ("sync", "layout", "servers", "name", "runs", "seed"):
+        if given[name] is not None:
+            raise UserError(
+                f"--{name} is for scripts that call fd.init(); with --horovod the script calls "
+                f"hvd.init(), which knows no such thing. Leave out --{name} or --horovod."
+            )
+
+
+def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
+    """Where `import horovod` is ours, and each worker is told its seat in Horovod's words too."""
+    from farandole.horovod.aliases import shim_variables
+    from farandole.launch.seats import horovod_seat
+    from farandole.topology import Topology
+    from farandole.train.settings import declared_hosts
+
+    alone = Topology.single(job.workers)
+    topology = declared_hosts(hosts, job.workers) if hosts is not None else alone
+    timeline = {"HOROVOD_TIMELINE": str(trace)} if trace is not None else {}
+    return replace(
+        job,
+        environment={**job.environment, **shim_variables(), **timeline},
+        per_rank=[horovod_seat(topology, rank) for rank in range(job.workers)],
+    )
 
 
 def _merge(trace: Path) -> None:
@@ -210,6 +233,8 @@ def _merge(trace: Path) -> None:
     from farandole.launch import tracing
     from farandole.launch.signals import undisturbed
 
+    if not tracing.parts_folder(trace).exists():
+        return  # under hvd.init() rank 0 merges them itself, if it lives so long, and says so
     with undisturbed():
         try:
             merged = tracing.merge(trace)
@@ -219,18 +244,3 @@ def _merge(trace: Path) -> None:
         tracing.remove_parts(trace)
     said = merged or f"there is no trace {trace}: no rank got through fd.init()"
     click.echo(f"farandole: {said}", err=True)
-
-
-def _explain(failure: Failure, workers: int) -> None:
-    how = (
-        f"was killed by {failure.killed_by}"
-        if failure.killed_by
-        else f"failed (exit code {failure.exit_code})"
-    )
-    others = {1: "", 2: "; the other was stopped"}
-    rest = others.get(workers, f"; the other {workers - 1} were stopped")
-    click.secho(f"\nfarandole: rank {failure.rank} {how}{rest}", fg="red", err=True)
-    if failure.error:
-        click.echo(failure.error.rstrip(), err=True)
-    if failure.killed_by == "SIGKILL":
-        click.echo("(the system kills a process so when memory runs out)", err=True)

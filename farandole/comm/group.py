@@ -51,8 +51,11 @@ class Group:
         *,
         meter: Meter | None = None,
         trace: Trace = NO_TRACE,
+        more_time: str = "fd.init(timeout=…)",
     ) -> None:
+        """`more_time` is what a user sets to make the ranks wait longer."""
         self.transport = transport
+        self._more_time = more_time
         self.rank = transport.rank
         self.size = transport.size
         self.timeout: timedelta = transport.timeout
@@ -122,7 +125,7 @@ class Group:
         """
 
         def work() -> AbstractContextManager[object]:
-            with self._collective("register", tensor.nbytes):
+            with self.collective("register", tensor.nbytes):
                 return self.transport.register(tensor)
 
         return self._queue.in_order(work)
@@ -148,7 +151,7 @@ class Group:
             return tensor
         flat = flat_view(tensor)
         claim = None if agreed else claim_of("all_reduce", tensor, op, chosen)
-        with self._collective("all_reduce", flat.nbytes, chosen):
+        with self.collective("all_reduce", flat.nbytes, chosen):
             self.transport.all_reduce(flat, op, chosen, claim)
         self.meter.add_bytes(ring_bytes(flat.nbytes, self.size))
         return put_back(flat, tensor)
@@ -167,7 +170,7 @@ class Group:
         rows = [len(piece(rank, self.size, tensor.shape[0])) for rank in range(self.size)]
         width = tensor[:1].numel()
         flat = flat_view(tensor)
-        with self._collective("reduce_scatter", flat.nbytes):
+        with self.collective("reduce_scatter", flat.nbytes):
             self.transport.agree(claim_of("reduce_scatter", tensor, op))
             result = self.transport.reduce_scatter(flat, [count * width for count in rows], op)
         self.meter.add_bytes(flat.nbytes - result.nbytes)
@@ -179,7 +182,7 @@ class Group:
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         mine = flat_view(tensor)
-        with self._collective("all_gather", mine.nbytes):
+        with self.collective("all_gather", mine.nbytes):
             shapes = self._shapes(tensor)
             counts = [torch.Size(shape).numel() for shape in shapes]
             everything = self.transport.all_gather(mine, counts)
@@ -195,7 +198,7 @@ class Group:
 
     def _broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         flat = flat_view(tensor)
-        with self._collective("broadcast", flat.nbytes):
+        with self.collective("broadcast", flat.nbytes):
             self.transport.agree(claim_of("broadcast", tensor, f"from rank {source}"))
             self.transport.broadcast(flat, source)
         if self.rank == source and self.size > 1:
@@ -226,7 +229,7 @@ class Group:
         flats = [flat_view(tensor) for tensor in tensors]
         row = tensors[0].shape[1:]
         sent = sum(flat.nbytes for rank, flat in enumerate(flats) if rank != self.rank)
-        with self._collective("all_to_all", sent):
+        with self.collective("all_to_all", sent):
             self.transport.agree(f"all_to_all({tensors[0].dtype} in rows of {tuple(row)})")
             lengths = torch.tensor([tensor.shape[0] if tensor.dim() else 1 for tensor in tensors])
             table = self.transport.all_gather(lengths, [self.size] * self.size)
@@ -240,7 +243,7 @@ class Group:
         """Returns when every rank has called it."""
 
         def meet() -> None:
-            with self._collective("barrier", 0):
+            with self.collective("barrier", 0):
                 self.transport.agree("barrier()")
 
         self._queue.in_order(meet)
@@ -251,7 +254,7 @@ class Group:
         flat = flat_view(tensor)
 
         def work() -> None:
-            with self._collective(f"send to rank {to}", flat.nbytes):
+            with self.collective(f"send to rank {to}", flat.nbytes):
                 self.transport.exchange([(to, flat)], [])
 
         if flat.numel():
@@ -264,7 +267,7 @@ class Group:
         flat = flat_view(tensor)
 
         def work() -> None:
-            with self._collective(f"receive from rank {source}", flat.nbytes):
+            with self.collective(f"receive from rank {source}", flat.nbytes):
                 self.transport.exchange([], [(source, flat)])
 
         if flat.numel():
@@ -303,11 +306,11 @@ class Group:
             self._require_rank(rank)
 
         def make() -> Transport:
-            with self._collective("subgroup", 0):
+            with self.collective("subgroup", 0):
                 return self.transport.subgroup(ranks)
 
         transport = self._queue.in_order(make)
-        subgroup = Group(transport, meter=self.meter, trace=self.trace)
+        subgroup = Group(transport, meter=self.meter, trace=self.trace, more_time=self._more_time)
         self._subgroups.add(subgroup)
         return subgroup
 
@@ -326,11 +329,13 @@ class Group:
         """A copy of a model whose layers communicate talks over the same connection."""
         return self
 
-    def _collective(self, what: str, nbytes: int, algorithm: str = "") -> _Collective:
-        """Around the transport's part of every collective."""
+    def collective(
+        self, what: str, nbytes: int, algorithm: str = "", *, is_told: bool = True
+    ) -> _Collective:
+        """Around the transport's part of every collective. `is_told`: the trace hears of it."""
         if self._broken is not None:
             raise CommError(f"{what} on rank {self.rank} of {self.size}: {self._broken}")
-        if self.trace is NO_TRACE:
+        if self.trace is NO_TRACE or not is_told:
             return _Collective(self, what, None)
         by = self.transport.name
         span = self.trace.span(what, "comm", bytes=nbytes, algorithm=algorithm, by=by)
@@ -344,7 +349,7 @@ class Group:
             self._broken = f"the group was broken by an earlier failure: {lost}."
             return CommError(
                 f"{where}: {lost}. See the output of {name_ranks(lost.ranks)}; if it is only slow, "
-                "fd.init(timeout=…) allows more."
+                f"{self._more_time} allows more."
             )
         return CommError(f"{where}: {error}") if isinstance(error, CommError) else None
 

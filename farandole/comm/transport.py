@@ -167,6 +167,18 @@ class Transport(ABC):
         self.run_schedule(_cached_schedule(algorithm, self.size, self.topology), flat, op)
         divide_(flat, op, self.size)
 
+    def reduce_if_agreed(
+        self, claim: str, source: torch.Tensor, into: torch.Tensor, op: Op, algorithm: str
+    ) -> list[str]:
+        """Every rank's claim, as `share` has it, and of ranks that all claim the same also the
+        combination of `source`, in `into`. Others may call `share` meanwhile."""
+        claims = self.share(claim)
+        if claims.count(claim) == self.size:
+            if into is not source:
+                into.copy_(source)
+            self.all_reduce(into, op, algorithm, None)
+        return claims
+
     def native_all_reduce(self, flat: torch.Tensor, op: Op, claim: str | None) -> None:
         """What the transport does by itself; one that knows nothing better runs a ring."""
         self.all_reduce(flat, op, "ring", claim)

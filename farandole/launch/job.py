@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from farandole.launch.failure import Failure
 
 @dataclass(frozen=True)
 class Job:
-    """A script to run on `workers` processes of this host.
+    """A script to run on `workers` processes.
 
     In a tolerant job a worker that fails is only missed, unless it is rank 0, which writes logs
     and checkpoints; each may be started again up to `restarts` times.
@@ -24,8 +25,17 @@ class Job:
     rank0_owns_terminal: bool = False  # rank 0 writes to the terminal itself, so it can redraw
     tolerant: bool = False
     restarts: int = 0
+    program: str = sys.executable  # what the command follows, where it is not this Python
+    per_rank: Sequence[Mapping[str, str]] = ()  # further variables of each worker
+    output: Path | None = None  # a folder that keeps rank.N/stdout and rank.N/stderr
+    timed_output: bool = False  # each line that is shown begins with the time
 
     def __post_init__(self) -> None:
+        if self.per_rank and len(self.per_rank) != self.workers:
+            raise UserError(
+                f"per_rank has variables for {len(self.per_rank)} workers, and there are "
+                f"{self.workers}."
+            )
         if self.workers < 1:
             raise UserError(f"{self.workers} workers cannot run anything; ask for 1 or more.")
         if self.restarts < 0:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from datetime import timedelta
 
 from torch.distributed import PrefixStore
@@ -58,7 +57,7 @@ def _launch(job: Job) -> Outcome:
         WorkerSpec(
             role="worker",
             local_world_size=job.workers,
-            entrypoint=sys.executable,
+            entrypoint=job.program,
             args=tuple(job.command),
             rdzv_handler=_OneHost(place.identity),
             max_restarts=0,

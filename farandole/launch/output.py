@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -21,9 +22,10 @@ _LINE_ENDS = re.compile(rb"\r\n|\n|\r")  # a progress bar ends its lines with a 
 class Source:
     """One worker's stream: the file it goes to, the mark of its lines, where they are shown."""
 
-    def __init__(self, path: Path, mark: str, target: BinaryIO) -> None:
+    def __init__(self, path: Path, mark: str, target: BinaryIO, *, timed: bool = False) -> None:
         self._path = path
         self._mark = mark.encode()
+        self._timed = timed
         self._target: BinaryIO | None = target
         self._file: BinaryIO | None = None
         self._unfinished = b""
@@ -39,7 +41,9 @@ class Source:
             lines.append(self._unfinished)
         if lines and self._target is not None:
             try:
-                self._target.write(b"".join(self._mark + line + b"\n" for line in lines))
+                time_stamp = time.strftime("%Y-%m-%d %H:%M:%S ") if self._timed else ""
+                mark = time_stamp.encode() + self._mark
+                self._target.write(b"".join(mark + line + b"\n" for line in lines))
                 self._target.flush()
             except (OSError, ValueError):  # nobody reads any more; the job goes on
                 self._target = None
@@ -53,12 +57,16 @@ class Relay:
     """Follows all sources until it is stopped."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        self._sources = sources
+        self._sources = list(sources)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="output", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def follow(self, sources: Sequence[Source]) -> None:
+        """These too, from now on."""
+        self._sources.extend(sources)
 
     def stop(self) -> None:
         """Call it when the workers have ended: shows what is left and returns."""
@@ -70,5 +78,5 @@ class Relay:
 
     def _follow(self) -> None:
         while not self._stopped.wait(_POLL_SECONDS):
-            for source in self._sources:
+            for source in list(self._sources):  # more may come meanwhile
                 source.pass_on()

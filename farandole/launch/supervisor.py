@@ -14,29 +14,24 @@ Ctrl-C and signals end such a job as they end any other, and no process is left.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
-from typing import BinaryIO
 
 from farandole.errors import LaunchError
 from farandole.launch.failure import Failure
 from farandole.launch.job import Job, Outcome
 from farandole.launch.loopback import LOOPBACK, serve_store
 from farandole.launch.output import Relay
+from farandole.launch.processes import start_process, stop_processes, tell
+from farandole.launch.seats import seat_variables
 from farandole.launch.signals import signals_noted
 from farandole.launch.workplace import Workplace
-from farandole.orphans import end_with_parent
+from farandole.topology import Topology
 
 _POLL_SECONDS = 0.1
 _STORE_TIMEOUT = timedelta(seconds=60)
-_GRACE_SECONDS = 30.0  # the agent's: a worker may save something when it is told to stop
 
 
 def _nobody(rank: int) -> None:
@@ -67,7 +62,7 @@ def supervise(
             while crew.is_at_work() and not received:
                 time.sleep(_POLL_SECONDS)
                 for line in check() or ():
-                    _tell(line)
+                    tell(line)
                 crew.look_after()
             stopped_by = received[0] if crew.is_at_work() else None
             kept = stopped_by is None and bool(crew.failure or crew.lost)
@@ -137,7 +132,7 @@ class _Crew:
             self.lost.append(rank)
             goes_on = {0: "", 1: "; the other goes on"}
             rest = goes_on.get(len(self._running), "; the others go on")
-        _tell(f"{failure}{rest if self.failure is None else ''}")
+        tell(f"{failure}{rest if self.failure is None else ''}")
         self._place.kill(rank)  # its children
         self._on_lost(rank)
         if again:
@@ -145,74 +140,28 @@ class _Crew:
             self._start(rank)
 
     def stop(self) -> None:
-        """Asks those that still run to end, with their children; `Workplace.reap` does the rest."""
-        for process in self._running.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + _GRACE_SECONDS
-        for process in self._running.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
+        stop_processes(self._running.values())
 
     def _start(self, rank: int) -> None:
-        self._place.error_file(rank).unlink(missing_ok=True)  # an earlier life's
-        with contextlib.ExitStack() as files:
-            out = err = None  # the launcher's own
-            if not self._place.is_shown_by_itself(rank):
-                out = files.enter_context(_log(self._place.stdout_file(rank)))
-                err = files.enter_context(_log(self._place.stderr_file(rank)))
-            try:
-                self._running[rank] = subprocess.Popen(
-                    [sys.executable, *self._job.command],
-                    env={**os.environ, **self._seat(rank), **self._place.environment(rank)},
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,  # Ctrl-C reaches the launcher alone
-                    preexec_fn=end_with_parent,
-                )
-            except OSError as error:
-                raise LaunchError(
-                    f"cannot start worker {rank} of {self._job.workers}: {error}. Start fewer, or "
-                    "ask `farandole doctor` for this machine's limits."
-                ) from error
+        command = [self._job.program, *self._job.command]
+        try:
+            self._running[rank] = start_process(self._place, rank, command, self._seat(rank))
+        except OSError as error:
+            raise LaunchError(
+                f"cannot start worker {rank} of {self._job.workers}: {error}. Start fewer, or "
+                "ask `farandole doctor` for this machine's limits."
+            ) from error
 
     def _seat(self, rank: int) -> dict[str, str]:
         """As TorchElastic's agent says it to its workers."""
-        size = str(self._job.workers)
         return {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "ROLE_RANK": str(rank),
-            "GROUP_RANK": "0",
-            "WORLD_SIZE": size,
-            "LOCAL_WORLD_SIZE": size,
-            "ROLE_WORLD_SIZE": size,
-            "GROUP_WORLD_SIZE": "1",
-            "ROLE_NAME": "worker",
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(self._store.port),
-            "TORCHELASTIC_RUN_ID": self._place.identity,
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            **seat_variables(
+                Topology.single(self._job.workers),
+                rank,
+                address=LOOPBACK,
+                port=self._store.port,
+                identity=self._place.identity,
+            ),
             "TORCHELASTIC_RESTART_COUNT": str(self._restarts[rank]),
             "TORCHELASTIC_MAX_RESTARTS": str(self._job.restarts),
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get(
-                "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
-            ),
         }
-
-
-def _log(path: Path) -> BinaryIO:
-    """For more of a worker's output. A line that its earlier life did not finish ends here."""
-    with path.open("a+b") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-    return path.open("ab")
-
-
-def _tell(line: str) -> None:
-    """In one piece, so that no worker's line gets into it."""
-    with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the job goes on
-        sys.stderr.write(f"farandole: {line}\n")
-        sys.stderr.flush()

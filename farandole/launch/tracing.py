@@ -13,7 +13,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,10 +52,10 @@ def prepare(target: Path) -> Path:
     return parts
 
 
-def wait_for_ends(parts: Path, ranks: int, patience_seconds: float) -> None:
-    """Returns when every rank has ended its part, or when patience has."""
+def wait_for_ends(parts: Path, ranks: Iterable[int], patience_seconds: float) -> None:
+    """Returns when each of these ranks has ended its part, or when patience has."""
     deadline = time.monotonic() + patience_seconds
-    waiting = list(range(ranks))
+    waiting = list(ranks)
     while waiting and time.monotonic() < deadline:
         if _has_ended(part_file(parts, waiting[0])):
             waiting.pop(0)

@@ -20,19 +20,26 @@ from farandole.errors import LaunchError
 from farandole.launch.cores import fair_share
 from farandole.launch.failure import Failure, read_failure
 from farandole.launch.job import Job
+from farandole.launch.leftovers import IDENTITY, kill_leftovers
 from farandole.launch.loopback import stay_on_loopback
 from farandole.launch.output import Source
 from farandole.orphans import LAUNCHER
 
-_IDENTITY = "FARANDOLE_JOB"
 _PATIENCE_SECONDS = 5
 
 
 class Workplace:
-    """Made for one job; raises `LaunchError` where no folder can be made."""
+    """Made for one job; raises `LaunchError` where no folder can be made.
 
-    def __init__(self, job: Job) -> None:
+    Workers go by their ranks, or by the number in `worker_variable` where ranks change. `here` is
+    how many of them are on this host, if some are on others.
+    """
+
+    def __init__(self, job: Job, worker_variable: str = "RANK", *, here: int | None = None) -> None:
         self._job = job
+        self._here = here
+        self._output = {} if job.output is None else _output_files(job.output, job.workers)
+        self._worker_variable = worker_variable
         self.identity = uuid.uuid4().hex
         try:
             self.folder = Path(tempfile.mkdtemp(prefix="farandole-logs-"))
@@ -44,16 +51,18 @@ class Workplace:
     def environment(self, rank: int) -> dict[str, str]:
         """What a worker starts with, beside its seat and our own variables."""
         defaults = {
-            "OMP_NUM_THREADS": str(fair_share(self._job.workers)),
+            "OMP_NUM_THREADS": str(fair_share(self._here or self._job.workers)),
             "PYTHONUNBUFFERED": "1",  # a line shows when it is printed, not when a buffer fills
         }
-        stay_on_loopback(defaults)  # here, for scripts that form a process group of their own
+        if self._here is None:
+            stay_on_loopback(defaults)  # here, for scripts that form a process group of their own
         unset = {key: value for key, value in defaults.items() if key not in os.environ}
         return {
             **unset,
             **self._job.environment,
+            **(self._job.per_rank[rank] if self._job.per_rank else {}),
             LAUNCHER: str(os.getpid()),
-            _IDENTITY: self.identity,
+            IDENTITY: self.identity,
             "TORCHELASTIC_ERROR_FILE": str(self.error_file(rank)),
         }
 
@@ -61,10 +70,10 @@ class Workplace:
         return self.folder / f"rank-{rank}.error.json"
 
     def stderr_file(self, rank: int) -> Path:
-        return self.folder / f"rank-{rank}.err"
+        return self._output[rank] / "stderr" if self._output else self.folder / f"rank-{rank}.err"
 
     def stdout_file(self, rank: int) -> Path:
-        return self.folder / f"rank-{rank}.out"
+        return self._output[rank] / "stdout" if self._output else self.folder / f"rank-{rank}.out"
 
     def is_shown_by_itself(self, rank: int) -> bool:
         """Whether this worker writes to the terminal, and not to files."""
@@ -72,10 +81,14 @@ class Workplace:
 
     def sources(self) -> list[Source]:
         """What is to be shown, each line with its rank in front."""
+        return [source for rank in range(self._job.workers) for source in self.sources_of(rank)]
+
+    def sources_of(self, rank: int) -> list[Source]:
+        """The same for one worker."""
+        if self.is_shown_by_itself(rank):
+            return []
         return [
-            Source(path, f"[{rank}] ", target)
-            for rank in range(self._job.workers)
-            if not self.is_shown_by_itself(rank)
+            Source(path, f"[{rank}] ", target, timed=self._job.timed_output)
             for path, target in (
                 (self.stdout_file(rank), sys.stdout.buffer),
                 (self.stderr_file(rank), sys.stderr.buffer),
@@ -97,18 +110,21 @@ class Workplace:
 
     def kill(self, rank: int | None = None) -> list[psutil.Process]:
         """Kills what is left of the job, or of one worker, such as its data-loading children."""
-        left = [process for process in psutil.process_iter() if self._has(process, rank)]
-        for process in left:
-            try:
-                process.kill()
-            except psutil.Error:
-                continue
-        return left
+        return kill_leftovers(self.identity, rank, self._worker_variable)
 
-    def _has(self, process: psutil.Process, rank: int | None) -> bool:
-        try:
-            variables = process.environ()
-        except (psutil.Error, OSError):
-            return False
-        ours = variables.get(_IDENTITY) == self.identity
-        return ours and (rank is None or variables.get("RANK") == str(rank))
+
+def _output_files(folder: Path, workers: int) -> dict[int, Path]:
+    """A folder for each rank, without what an earlier job has left in it."""
+    digits = len(str(workers - 1))  # so that they sort as their numbers do
+    found = {rank: folder / f"rank.{rank:0{digits}}" for rank in range(workers)}
+    try:
+        for place in found.values():
+            place.mkdir(parents=True, exist_ok=True)
+            for name in ("stdout", "stderr"):
+                (place / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot keep the workers' output in {folder}: {error}. Name a folder that you can "
+            "write to."
+        ) from error
+    return found

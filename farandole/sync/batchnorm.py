@@ -1,7 +1,7 @@
 """BatchNorm over the samples of all ranks, on any device.
 
-PyTorch's SyncBatchNorm refuses CPU tensors; this one is plain tensor arithmetic over a `Group`, so
-it runs wherever the group does. Ranks may hold different numbers of samples.
+PyTorch's SyncBatchNorm refuses CPU tensors; this one is plain tensor arithmetic and sums over
+ranks, so it runs wherever these do. Ranks may hold different numbers of samples.
 
 With N, Σx and Σx² summed over ranks, mean μ and variance σ² are those of the whole global batch.
 For the gradient, write x̂ = (x − μ)/σ and let g be the gradient of x̂ (that of the output times
@@ -11,7 +11,8 @@ gradients of weight and bias stay local: the strategy averages them like all oth
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import nn
@@ -19,15 +20,31 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from farandole.comm import Group
 
+Part = Literal["mean", "variance", "gradient"]
+"""Which of its three sums a layer asks for."""
+
 
 def synchronise_batchnorm(module: nn.Module, group: Group) -> nn.Module:
     """Replaces every BatchNorm in `module`, in place; returns the module (or its replacement)."""
+
+    def replacement(old: _BatchNorm) -> SharedBatchNorm:
+        new = SharedBatchNorm.taking_over(old)
+        new.group = group
+        return new
+
+    return replace_batchnorm(module, replacement)
+
+
+def replace_batchnorm(
+    module: nn.Module, replacement: Callable[[_BatchNorm], SummedBatchNorm]
+) -> nn.Module:
+    """As `synchronise_batchnorm`. Layers that sum over ranks already stay as they are."""
     replacements: dict[nn.Module, nn.Module] = {}
 
     def replaced(old: nn.Module) -> nn.Module:
-        if isinstance(old, _BatchNorm) and not isinstance(old, SharedBatchNorm):
+        if isinstance(old, _BatchNorm) and not isinstance(old, SummedBatchNorm):
             if old not in replacements:  # one layer may stand in several places
-                replacements[old] = SharedBatchNorm.taking_over(old, group)
+                replacements[old] = replacement(old)
             return replacements[old]
         for name, child in old._modules.items():
             if child is not None:
@@ -37,19 +54,22 @@ def synchronise_batchnorm(module: nn.Module, group: Group) -> nn.Module:
     return replaced(module)
 
 
-class SharedBatchNorm(_BatchNorm):
-    """BatchNorm1d, 2d and 3d in one: the channel is dimension 1 whatever the rank of the input."""
+class SummedBatchNorm(_BatchNorm):
+    """BatchNorm1d, 2d and 3d in one: the channel is dimension 1 whatever the rank of the input.
 
-    group: Group
+    Who extends it says how sums over ranks are taken.
+    """
+
+    def sum_over_ranks(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+        raise NotImplementedError
 
     @classmethod
-    def taking_over(cls, old: _BatchNorm, group: Group) -> SharedBatchNorm:
+    def taking_over(cls, old: _BatchNorm) -> Self:
         """A replacement that shares `old`'s parameters and buffers, so optimizers keep working."""
         new = cls(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats)
         new._parameters = old._parameters
         new._buffers = old._buffers
         new.training = old.training
-        new.group = group
         return new
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -60,7 +80,7 @@ class SharedBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training:  # no communication: one rank may well evaluate alone
             return super().forward(input)
-        normal, mean, variance, count = _Normalise.apply(input, self.eps, self.group)
+        normal, mean, variance, count = _Normalise.apply(input, self.eps, self.sum_over_ranks)
         if self.track_running_stats:
             self._track(mean, variance, count)
         shape = (1, -1, *[1] * (input.dim() - 2))
@@ -84,25 +104,39 @@ class SharedBatchNorm(_BatchNorm):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
 
 
+class SharedBatchNorm(SummedBatchNorm):
+    """Sums over a `Group`."""
+
+    group: Group
+
+    def sum_over_ranks(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
+        return self.group.all_reduce(tensor)
+
+
 class _Normalise(torch.autograd.Function):
     """x̂, μ, σ² and N over all ranks, in at least single precision; only x̂ is differentiable."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, eps: float, group: Group) -> Any:
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        eps: float,
+        total: Callable[[torch.Tensor, Part], torch.Tensor],
+    ) -> Any:
         axes = [0, *range(2, x.dim())]
         shape = (1, -1, *[1] * (x.dim() - 2))
         wide = x if x.dtype == torch.float64 else x.float()  # half precision cannot hold the sums
         count = torch.full((1,), x.numel() / x.shape[1], dtype=wide.dtype, device=x.device)
-        totals = group.all_reduce(torch.cat([wide.sum(axes), count]))
+        totals = total(torch.cat([wide.sum(axes), count]), "mean")
         count = totals[-1]
         mean = totals[:-1] / count
         # Second pass around the common mean: exact where Σx² − (Σx)²/N would cancel.
         centred = wide - mean.view(shape)
-        variance = group.all_reduce(centred.square().sum(axes)) / count
+        variance = total(centred.square().sum(axes), "variance") / count
         inverse = torch.rsqrt(variance + eps)
         normal = centred * inverse.view(shape)
         ctx.save_for_backward(normal, inverse, count)
-        ctx.group, ctx.dtype = group, x.dtype
+        ctx.total, ctx.dtype = total, x.dtype
         ctx.mark_non_differentiable(mean, variance, count)
         return normal, mean, variance, count
 
@@ -112,6 +146,6 @@ class _Normalise(torch.autograd.Function):
         axes = [0, *range(2, grad.dim())]
         shape = (1, -1, *[1] * (grad.dim() - 2))
         sums = torch.stack([grad.sum(axes), (grad * normal).sum(axes)])
-        means = ctx.group.all_reduce(sums) / count
+        means = ctx.total(sums, "gradient") / count
         centred = grad - means[0].view(shape) - normal * means[1].view(shape)
         return (centred * inverse.view(shape)).to(ctx.dtype), None, None

@@ -113,7 +113,7 @@ class Tracing:
 
     def _merge(self, target: Path, failed: bool) -> None:
         patience = _FAILED_PATIENCE_SECONDS if failed else _PARTS_PATIENCE_SECONDS
-        wait_for_ends(self._parts, self._group.size, patience)
+        wait_for_ends(self._parts, range(self._group.size), patience)
         try:
             merged = merge(target)
         except FarandoleError as error:  # must not hide the error that ended the script

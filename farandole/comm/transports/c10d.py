@@ -158,7 +158,7 @@ class C10d(Transport):
         store = dist.PrefixStore(name, self._store)
         rank, size = list(ranks).index(self.rank), len(ranks)
         try:
-            group = _process_group(self._process_group, store, rank, size, self.timeout)
+            group = new_process_group(store, rank, size, self.timeout, nccl=self._nccl)
         except RuntimeError as error:
             raise self._lost([rank for rank in ranks if rank != self.rank], error) from error
         return C10d(group, rank=rank, size=size, timeout=self.timeout, store=store)
@@ -191,22 +191,23 @@ class C10d(Transport):
         return PeerLost(ranks, reason)
 
 
-def _process_group(
-    like: dist.ProcessGroup, store: dist.Store, rank: int, size: int, timeout: timedelta
+def new_process_group(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, *, nccl: bool = False
 ) -> dist.ProcessGroup:
-    """What `dist.new_group` makes, but it sorts the ranks, and finds them by the number of groups
-    that each has made before: ranks for which that differs wait for each other in vain."""
+    """What `dist.new_group` makes, but that wants a default group, sorts the ranks, and finds them
+    by the number of groups that each has made before: ranks for which that differs wait for each
+    other in vain. Tensors on GPUs go by NCCL if it is asked for, else by gloo."""
     kinds = dist.ProcessGroup.BackendType
     group = dist.ProcessGroup(store, rank, size)
     gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout=timeout)
     group._set_default_backend(kinds.GLOO)
-    for device in like._device_types:
-        if like._get_backend(device).name() == "nccl":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
-            group._register_backend(device, kinds.NCCL, nccl)
-            group._set_default_backend(kinds.NCCL)
-        else:
-            group._register_backend(device, kinds.GLOO, gloo)
+    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    if nccl:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        fast = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
+        group._register_backend(torch.device("cuda"), kinds.NCCL, fast)
+        group._set_default_backend(kinds.NCCL)
+    else:
+        group._register_backend(torch.device("cuda"), kinds.GLOO, gloo)
     return group

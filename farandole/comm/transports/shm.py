@@ -128,7 +128,10 @@ class SharedMemory(Transport):
                     failure = f"process {pids[0]} is another one here: not the same /proc"
         except OSError as error:
             failure = f"cannot open the shared memory of process {pids[0]}: {error}"
-        for rank, trouble in enumerate(via.share(failure)):
+        failures = via.share(failure)
+        if via.rank == 0 and segment is not None:
+            os.close(segment.descriptor)  # all who could have opened it; the mapping stays
+        for rank, trouble in enumerate(failures):
             if trouble:
                 raise OSError(f"rank {rank} {trouble}")
         assert segment is not None
@@ -274,6 +277,25 @@ class SharedMemory(Transport):
         self._await(0)
         self._require_same(row)
         reduce_into(flat, parts, op)
+
+    def reduce_if_agreed(
+        self, claim: str, source: torch.Tensor, into: torch.Tensor, op: Op, algorithm: str
+    ) -> list[str]:
+        """What is small goes along with the claim, in one round."""
+        if source.nbytes > self._small_bytes:
+            return super().reduce_if_agreed(claim, source, into, op, algorithm)
+        row = self._claim(claim)
+        # Taken only if all agree: a rank that merely shares its claim takes none.
+        parts = self._parts_of(source.dtype, source.numel())[self._next_slot % SLOTS]
+        parts[self.rank].copy_(source)
+        self._signal(0)
+        self._await(0)
+        frames = self._frames(row)
+        if frames.count(frames[0]) != self.size:
+            return [decode_claim(frame) for frame in frames]
+        self._take_slots(1)
+        reduce_into(into, parts, op)
+        return [claim] * self.size
 
     def _parts_of(self, dtype: torch.dtype, length: int) -> list[list[torch.Tensor]]:
         """For each slot, its first `length` numbers on every rank. Making views takes time."""

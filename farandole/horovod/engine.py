@@ -1,0 +1,386 @@
+"""Matches what the ranks of a process set ask for, and does it: in whatever order they ask.
+
+All ranks meet in rounds. In each, everybody tells what is new, hears the others, and does what has
+thereby become ready; `table` decides. Who drives the rounds?
+
+    a caller who waits      drives them himself: no other thread has to be woken, which would take
+                            longer than a small collective
+    the engine's thread     drives them otherwise: at once when something was asked for that nobody
+                            waits for yet, and once a second for a rank that has nothing to ask for
+
+A rank that waits for another one sleeps in a round until that one comes to it. When all are there
+and nothing can be done, because each has asked for something else so far, they meet again after a
+pause.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from farandole.comm.group import Group
+from farandole.comm.helper import start_helper
+from farandole.comm.trace import NO_TRACE, Trace
+from farandole.errors import CommError
+from farandole.horovod.common.exceptions import HorovodInternalError
+from farandole.horovod.execution import Executor
+from farandole.horovod.gpus import GpuLinks
+from farandole.horovod.logs import LOGGER
+from farandole.horovod.settings import Settings
+from farandole.horovod.stall import StallWatch
+from farandole.horovod.table import Announcement, Decision, Response, Table
+from farandole.horovod.tuning import Tuner
+from farandole.horovod.wire import OFFER, Listener, Speaker, exchange
+from farandole.horovod.work import Work
+
+_HEARTBEAT_SECONDS = 1.0  # an idle rank comes to a round so often: the others see that it lives
+_TICK_SECONDS = 0.1  # so long may pass before what was asked for quietly is told
+_LONGEST_PAUSE_SECONDS = 0.005
+_BEGIN_BYTES = 25 * 2**20  # so much is worth waking the thread for: as much as a bucket of DDP
+_LEAVING_SECONDS = 5.0
+_DONE = Decision(is_news=True)
+
+
+class Engine:
+    """One rank's end, of one process set. The group is the engine's alone from here on."""
+
+    def __init__(self, group: Group, settings: Settings, gpus: GpuLinks | None = None) -> None:
+        self.group = group
+        self._trace: Trace = NO_TRACE
+        self._mark_cycles = False
+        self._settings = settings
+        self._speaker = Speaker(settings.cache_capacity)
+        self._listeners = [Listener(settings.cache_capacity) for _ in range(group.size)]
+        self._common: set[str] = set()  # numbers by which all ranks mean the same
+        self._table = Table(group.size, settings.fusion_bytes)
+        self._stall = StallWatch(
+            self._table, settings.stall_warning_seconds, settings.stall_shutdown_seconds
+        )
+        self._executor = Executor(group, gpus)
+        self._driving = threading.Lock()  # held in a round
+        self._changed = threading.Condition()  # over all that follows
+        self._works: dict[str, Work] = {}  # in flight, by name
+        self._news: list[Work] = []  # those of them that the others have not been told of
+        self._duplicates: list[str] = []
+        self._quiet_bytes = 0
+        self._joining: Work | None = None
+        self._join_is_told = False
+        self._leaving = ""
+        self._begin_bytes = _BEGIN_BYTES
+        self._tuner = (
+            Tuner(settings.autotune_log) if settings.autotune and group.rank == 0 else None
+        )
+        self._to_be_tuned: tuple[int, ...] = ()
+        self._called = False  # the thread is wanted
+        self._ended: str | None = None
+        self._last_round = time.monotonic()
+        self._fruitless = 0
+        self._thread = start_helper(self._serve, "horovod")
+
+    # For callers
+
+    def submit(self, work: Work, *, quiet: bool = False) -> Work:
+        """Asks for a collective and returns at once.
+
+        `quiet`: the caller will wait for it, or for something after it; so the thread need not be
+        woken for it until a good deal has come together.
+        """
+        name = work.request.name
+        with self._changed:
+            self._require_alive()
+            if name in self._works:
+                self._duplicates.append(name)
+                self._call()
+                raise HorovodInternalError(
+                    f"{name!r} was asked for again before it was done. Give each tensor in flight "
+                    "a name of its own, or synchronize the first one before."
+                )
+            if self._joining is not None:
+                raise HorovodInternalError(f"{name!r} was asked for after hvd.join() by this rank.")
+            self._works[name] = work
+            self._news.append(work)
+            if self._trace is not NO_TRACE:
+                work.begin_wait(self._trace)
+            if quiet:
+                self._quiet_bytes += work.request.nbytes
+            if not quiet or self._quiet_bytes >= self._begin_bytes:
+                self._call()
+        return work
+
+    def wait(self, work: Work) -> None:
+        """Until it is done. Raises what went wrong."""
+        while not work.done:
+            # Whoever drives lets go after each round: then it is done, or this thread is next.
+            if not self._driving.acquire(timeout=_TICK_SECONDS):
+                continue
+            try:
+                fruitful = work.done or self._round(work)
+            finally:
+                self._driving.release()
+            if not fruitful:
+                self._pause(work)
+        if work.error is not None:
+            raise work.error
+
+    def is_done(self, work: Work) -> bool:
+        if not work.done and not self._called:
+            with self._changed:
+                self._call()  # whoever asks again and again wants it done
+        return work.done
+
+    def join(self, work: Work) -> None:
+        """From now on this rank takes part with nothing. Done when all ranks have joined."""
+        with self._changed:
+            self._require_alive()
+            if self._joining is not None:
+                raise HorovodInternalError("hvd.join() is under way on this rank already.")
+            self._joining = work
+            self._join_is_told = False
+            self._call()
+
+    def record(self, trace: Trace, mark_cycles: bool) -> None:
+        """From now on what is done is told to `trace`, and with `mark_cycles` every round."""
+        self._trace = self.group.trace = trace
+        self._mark_cycles = mark_cycles
+
+    def close(self, reason: str) -> None:
+        """Tells the others that this rank leaves, which ends the engine on all of them."""
+        with self._changed:
+            if self._ended is None:
+                self._leaving = reason
+                self._call()
+        self._thread.join(_LEAVING_SECONDS)  # longer only if a rank does not answer at all
+        self._end(f"this rank {reason}")
+        self._executor.close()
+        self.group.close()
+
+    @property
+    def ended(self) -> str | None:
+        """Why nothing can be asked for any more."""
+        return self._ended
+
+    # Rounds
+
+    def _round(self, awaited: Work | None = None) -> bool:
+        """Meets all ranks once; returns whether anything came of it. Holds `_driving`.
+
+        If nothing else is on its way, what is `awaited` is offered along with its announcement.
+        """
+        with self._changed:
+            if self._ended is not None:
+                return True
+            alone = len(self._works) == 1 and self._news == [awaited]
+            said = self._next_announcement()
+        offered = awaited if alone and said.is_plain else None
+        try:
+            decision = self._meet(said, offered)
+            for response in decision.responses:
+                self._carry_out(response)
+        except CommError as error:
+            self._end(str(error))
+            return True
+        except Exception as error:  # this rank cannot go on, and the others must not wait for it
+            self._end(f"{type(error).__name__}: {error}")
+            self.group.close()
+            return True
+        self._last_round = time.monotonic()
+        if decision.last_joined is not None:
+            self._end_join(decision.last_joined)
+        if decision.leaving:
+            told = "; ".join(f"rank {rank} {why}" for rank, why in decision.leaving)
+            self._end(told)
+        self._fruitless = 0 if decision.is_news else self._fruitless + 1
+        return decision.is_news
+
+    def _next_announcement(self) -> Announcement:
+        joins = self._joining is not None and not self._join_is_told
+        requests = tuple(work.request for work in self._news)
+        said = Announcement(
+            requests, tuple(self._duplicates), joins, self._leaving, self._to_be_tuned
+        )
+        self._to_be_tuned = ()
+        self._join_is_told |= joins
+        self._news = []
+        self._duplicates = []
+        self._quiet_bytes = 0
+        self._called = False
+        return said
+
+    def _meet(self, said: Announcement, offered: Work | None) -> Decision:
+        group = self.group
+        text = self._speaker.write(said)
+        if offered is not None and not self._means_the_same(text, offered):
+            offered = None
+        offer = self._executor.offer(offered) if offered is not None else None
+        with self._cycle(), self._telling(offered if offer is not None else None):
+            texts = exchange(group.transport, text, offer)
+        if offer is not None and texts[0].startswith(OFFER) and texts.count(texts[0]) == len(texts):
+            assert offered is not None
+            self._end_offered(offered, texts)
+            return _DONE
+        now = time.monotonic()
+        heard = [listener.read(text) for listener, text in zip(self._listeners, texts, strict=True)]
+        decision = self._table.hear(heard, now)
+        if heard[0].tuned:
+            self._table.fusion_bytes, self._begin_bytes = heard[0].tuned
+            LOGGER.info("fusion and beginning are tuned to %s bytes", heard[0].tuned)
+        if not decision.is_news and group.rank == 0:
+            self._look_for_stalls(now)
+        return decision
+
+    def _means_the_same(self, text: str, work: Work) -> bool:
+        """Whether all who say this mean the same: each rank numbers its requests by itself."""
+        if text.startswith("[") or text in self._common:
+            return True
+        alike = all(listener.knows(text, work.request) for listener in self._listeners)
+        if alike:
+            self._common.add(text)
+        return alike
+
+    def _end_offered(self, work: Work, texts: Sequence[str]) -> None:
+        """All have asked for the same, and it was done along with the asking."""
+        for listener, text in zip(self._listeners, texts, strict=True):
+            listener.read(text)  # they count what they hear
+        with self._changed:
+            del self._works[work.request.name]
+        work.end_wait()
+        work.end()
+        if self._tuner is not None:
+            self._tune(self._tuner, work.request.nbytes)
+
+    def _cycle(self) -> AbstractContextManager[None]:
+        """Around a round, in a timeline that marks them."""
+        return (self._trace if self._mark_cycles else NO_TRACE).span("CYCLE", "comm")
+
+    def _telling(self, offered: Work | None) -> AbstractContextManager[None]:
+        """Around the meeting: in a timeline only if something is done in it."""
+        if offered is None:
+            return self.group.collective("the negotiation", 0, is_told=False)
+        name, nbytes = offered.request.name, offered.request.nbytes
+        return self.group.collective(f"allreduce of {name!r}", nbytes)
+
+    def _look_for_stalls(self, now: float) -> None:
+        """On rank 0 alone, so that it is said once and decided by one clock."""
+        said = self._stall.report(now)
+        if said:
+            LOGGER.warning(said)
+        fatal = self._stall.fatal(now)
+        if fatal:
+            with self._changed:
+                self._leaving = f"ended the job: {fatal}"
+
+    def _carry_out(self, response: Response) -> None:
+        with self._changed:
+            works = [self._works.pop(item.name, None) for item in response.items]
+        for work in works:
+            if work is not None:
+                work.end_wait()
+        if response.error:
+            self._tell(works, response.error)
+            return
+        try:
+            if works[0] is not None and works[0].perform is not None:
+                works[0].perform()
+            else:
+                self._executor.carry_out(response, works)
+        except Exception as error:
+            self._tell(works, str(error))
+            raise
+        for work in works:
+            if work is not None:
+                work.end()
+        if self._tuner is not None:
+            self._tune(self._tuner, sum(item.like.nbytes for item in response.items))
+
+    def _tune(self, tuner: Tuner, nbytes: int) -> None:
+        tuned = tuner.saw(nbytes)
+        if tuned is not None:
+            with self._changed:
+                self._to_be_tuned = tuned
+
+    def _tell(self, works: Sequence[Work | None], error: str) -> None:
+        for work in works:
+            if work is not None:
+                work.end(HorovodInternalError(error))
+
+    def _end_join(self, last: int) -> None:
+        with self._changed:
+            work, self._joining = self._joining, None
+        assert work is not None
+        work.last_joined = last
+        work.end()
+
+    def _pause(self, work: Work) -> None:
+        """After a round in which nobody had anything to say. Others may ask for more meanwhile."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: work.done or bool(self._news) or self._called, self._pause_seconds()
+            )
+
+    def _pause_seconds(self) -> float:
+        longer = self._settings.cycle_seconds * float(1 << min(self._fruitless, 8))
+        return min(longer, max(_LONGEST_PAUSE_SECONDS, self._settings.cycle_seconds))
+
+    # The thread
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._called or bool(self._ended), self._nap())
+                if self._ended is not None:
+                    return
+                if not self._is_due():
+                    continue
+            if not self._driving.acquire(timeout=_TICK_SECONDS):
+                continue  # a caller drives
+            try:
+                with self._changed:
+                    due = self._is_due()  # a caller may have done it meanwhile
+                if due:
+                    self._round()
+            finally:
+                self._driving.release()
+
+    def _nap(self) -> float:
+        """How long the thread may sleep if nobody calls it."""
+        if len(self._works) > len(self._news) or self._joining is not None:
+            return self._pause_seconds() if self._fruitless else 0.0
+        return _TICK_SECONDS
+
+    def _is_due(self) -> bool:
+        idle = time.monotonic() - self._last_round
+        return (
+            self._called
+            or bool(self._works)
+            or self._joining is not None
+            or idle >= _HEARTBEAT_SECONDS
+        )
+
+    def _call(self) -> None:
+        self._called = True
+        self._changed.notify_all()
+
+    def _require_alive(self) -> None:
+        if self._ended is not None:
+            raise HorovodInternalError(
+                f"this group of ranks has ended: {self._ended}. Call hvd.shutdown() and hvd.init() "
+                "to form a new one."
+            )
+
+    def _end(self, reason: str) -> None:
+        """Whoever waits is told."""
+        with self._changed:
+            if self._ended is not None:
+                return
+            self._ended = reason
+            works = [*self._works.values()]
+            if self._joining is not None:
+                works.append(self._joining)
+            self._works.clear()
+            self._news.clear()
+            self._joining = None
+            self._changed.notify_all()
+        for work in works:
+            work.end(HorovodInternalError(f"{work.request.name!r} was not done: {reason}."))

@@ -1,0 +1,162 @@
+"""`horovod.run(func, …)`: runs a function on workers and returns what each has returned.
+
+Horovod sends the function itself, by cloudpickle. Here nothing is unpickled: the workers import the
+function by its name, and arguments and results travel as numbers, strings, tensors, and lists,
+tuples and dicts of these, in files of a private folder.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from farandole.errors import LaunchError, UserError
+from farandole.horovod.aliases import shim_variables
+from farandole.horovod.runner.parcels import read_parcel, write_parcel
+from farandole.horovod.runner.reference import Reference, refuse_inside_a_worker
+from farandole.launch.hosts import HERE, gathered, parse_hosts, read_hostfile, seat_workers
+from farandole.launch.job import Job, Outcome
+from farandole.launch.remote import Ssh
+from farandole.launch.seats import horovod_seat
+from farandole.launch.spread import launch_on_hosts
+from farandole.topology import Topology
+
+__all__ = ["run"]
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | Path | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | Path | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | Path | None = None,
+    verbose: bool | int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """What `func(*args, **kwargs)` returned on each of `num_proc` workers, by rank.
+
+    The arguments are Horovod's, in its order. `func` must be one that a worker can import: of a
+    module, or of the script itself, at its top level. `use_gloo` and `disable_cache` ask for what
+    is so anyway. Raises `UserError` for arguments that cannot work here, and `LaunchError` with the
+    traceback of the worker that failed first.
+    """
+    refuse_inside_a_worker()
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError("horovod.run() must be called from the main thread: it minds Ctrl-C.")
+    elastic: dict[str, object] = {
+        "min_num_proc": min_num_proc,
+        "max_num_proc": max_num_proc,
+        "slots": slots,
+        "reset_limit": reset_limit,
+        "cooldown_range": cooldown_range,
+        "min_np": min_np,
+        "max_np": max_np,
+    }
+    for name, value in elastic.items():
+        if value is not None:
+            _refuse(
+                name, value, "the number of workers is fixed here", "--min-np … python train.py"
+            )
+    mpi: dict[str, object] = {"use_mpi": use_mpi, "mpi_args": mpi_args}
+    for name, value in mpi.items():
+        if value:
+            _refuse(name, value, "mpirun starts whole scripts", "--mpi python train.py")
+    topology = _seated(hosts, hostfile, num_proc if np is None else np)
+    ways: dict[str, object] = {
+        "start_timeout": start_timeout,
+        "ssh_port": ssh_port,
+        "ssh_identity_file": ssh_identity_file,
+        "network_interface": network_interface,
+    }
+    elsewhere = any(host.name != HERE for host in topology.hosts)
+    for name, value in ways.items():
+        if value is not None and not elsewhere:
+            raise UserError(
+                f"{name}={value!r} is for other hosts, and all workers are on this one."
+            )
+    key = Path(ssh_identity_file) if ssh_identity_file is not None else None
+    ssh = Ssh(ssh_port, key, 30 if start_timeout is None else start_timeout)
+    interfaces = network_interface.split(",") if network_interface else ()
+    # Other hosts see this folder only where they share the one that we are in.
+    around = Path.cwd() if elsewhere else None
+    with tempfile.TemporaryDirectory(prefix=".farandole-run-", dir=around) as folder:
+        parcel = Path(folder) / "call.safetensors"
+        call = {
+            "function": Reference.to(func).as_dict(),
+            "args": tuple(args),
+            "kwargs": dict(kwargs or {}),
+        }
+        write_parcel(parcel, call, "an argument of horovod.run()")
+        job = Job(
+            workers=topology.size,
+            command=("-m", "farandole.horovod.runner.task", folder),
+            environment=shim_variables(),
+            program=executable or sys.executable,
+            per_rank=[horovod_seat(topology, rank) for rank in range(topology.size)],
+            output=Path(output_filename) if output_filename is not None else None,
+        )
+        if verbose:
+            words = shlex.join([job.program, *job.command])
+            print(f"horovod.run: {topology}: {words}", file=sys.stderr)
+        _check(launch_on_hosts(job, topology, ssh, interfaces))
+        return [_result(Path(folder), topology, rank) for rank in range(topology.size)]
+
+
+def _refuse(name: str, value: object, why: str, instead: str) -> NoReturn:
+    raise UserError(f"{name}={value!r}: {why}. Start a script: farandole horovodrun {instead}")
+
+
+def _seated(hosts: str | None, hostfile: str | Path | None, workers: int) -> Topology:
+    if hosts is not None and hostfile is not None:
+        raise UserError(f"hosts={hosts!r} and hostfile={str(hostfile)!r}: give one of them.")
+    if workers < 1:
+        raise UserError(f"num_proc={workers}: a job needs at least 1 worker.")
+    if hosts is not None:
+        return seat_workers(gathered(parse_hosts(hosts, "hosts")), workers)
+    if hostfile is not None:
+        return seat_workers(gathered(read_hostfile(Path(hostfile))), workers)
+    return Topology.single(workers, HERE)
+
+
+def _check(outcome: Outcome) -> None:
+    if outcome.stopped_by is not None:
+        raise KeyboardInterrupt(outcome.stopped_by)
+    failure = outcome.failure
+    if failure is not None:
+        raise LaunchError(
+            f"horovod.run(): {failure}\n{failure.error.rstrip()}\n"
+            f"Every rank's output is in {outcome.logs}."
+        )
+
+
+def _result(folder: Path, topology: Topology, rank: int) -> Any:
+    path = folder / f"result-{rank}.safetensors"
+    if not path.exists():
+        raise LaunchError(
+            f"rank {rank} on {topology.host(rank).name} has ended and left no result. Do the hosts "
+            f"share the folder {folder.parent}? The function must return, not end its process."
+        )
+    return read_parcel(path)

@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: the `horovod` in it is Farandole's. See `farandole.horovod.aliases`."""

@@ -1,0 +1,99 @@
+"""From how this process was started to a group of all ranks, as often as `hvd.init()` is called.
+
+PyTorch's default process group is left to the script, which may want one of its own. On one host
+the ranks meet in the store and then share memory: no sockets between them that a killed peer could
+break, and little to set up.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import Counter
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, Store
+
+from farandole.comm import C10d, Exchange, Group, InProcess, Transport, over_hosts
+from farandole.comm.calibration import calibrate
+from farandole.comm.transport import PeerLost
+from farandole.comm.transports.by_store import ByStore
+from farandole.comm.transports.c10d import new_process_group
+from farandole.comm.transports.shm import SharedMemory
+from farandole.errors import JoinError
+from farandole.horovod.gpus import GpuLinks
+from farandole.launch import rejoining
+from farandole.launch.environment import Seat, detect
+from farandole.launch.loopback import stay_on_loopback
+from farandole.launch.rendezvous import find_store, forget_port_file, roll_call
+from farandole.topology import Topology
+
+_MORE_TIME = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+
+
+class Meeting:
+    """Where this process meets its job, kept from one `hvd.init()` to the next."""
+
+    def __init__(self) -> None:
+        self._generation = -1
+        self._store: Store | None = None
+        self._times: Counter[str] = Counter()  # that a job's ranks have met
+
+    def group(self, timeout: timedelta) -> tuple[Seat, Group, GpuLinks | None]:
+        """Joins all other ranks. Raises `JoinError` naming those that did not come in time."""
+        if rejoining.is_elastic(os.environ):
+            seat = rejoining.next_seat(os.environ, self._generation, timeout)
+            self._generation = seat.attempt
+        else:
+            seat = detect(os.environ)
+        if seat.size == 1:
+            return seat, Group(InProcess(Exchange(1, timeout), 0)), None
+        if seat.one_host:
+            stay_on_loopback()
+        job = f"{seat.job}/{seat.attempt}"
+        try:
+            if self._store is None:
+                self._store = find_store(seat, timeout)
+            self._times[job] += 1
+            store = PrefixStore(f"horovod/{job}/{self._times[job]}", self._store)
+            roll_call(PrefixStore("roll", store), seat, timeout, "hvd.init()")
+        finally:
+            forget_port_file(seat)
+        group = Group(_transport(seat, store, timeout), more_time=_MORE_TIME)
+        return seat, group, GpuLinks(store, seat.local_size)
+
+
+def _transport(seat: Seat, store: Store, timeout: timedelta) -> Transport:
+    """What carries the bytes between these ranks fastest."""
+    if seat.one_host:
+        meeting = ByStore(PrefixStore("memory", store), seat.rank, seat.size, timeout)
+        try:
+            return _located(SharedMemory.connect(meeting))
+        except OSError:
+            pass  # on all ranks alike; the sockets' way below says why
+        except PeerLost as lost:
+            raise JoinError(f"rank {seat.rank} of {seat.size} connects, but {lost}.") from lost
+    sockets = PrefixStore("sockets", store)
+    try:
+        process_group = new_process_group(sockets, seat.rank, seat.size, timeout)
+        world = C10d(process_group, rank=seat.rank, size=seat.size, timeout=timeout, store=sockets)
+        world.topology = Topology.from_names(world.share(_host()))
+        found = over_hosts(world, world.topology)
+        if found.name != "shm":
+            found.link = calibrate(found)
+        return found
+    except PeerLost as lost:
+        raise JoinError(f"rank {seat.rank} of {seat.size} connects, but {lost}.") from lost
+    except RuntimeError as error:
+        raise JoinError(
+            f"rank {seat.rank} of {seat.size} cannot connect to the others: {error}"
+        ) from error
+
+
+def _located(transport: Transport) -> Transport:
+    transport.topology = Topology.single(transport.size, _host())
+    return transport
+
+
+def _host() -> str:
+    return platform.node() or "localhost"

@@ -1,0 +1,91 @@
+"""On which hosts a job runs, as `host:slots` lists and host files say it, and who sits where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from farandole.errors import UserError
+from farandole.launch.network import is_here
+from farandole.topology import Host, Topology
+
+HERE = "localhost"
+
+# A name or an IPv4 address. It becomes a word for ssh, and must not look like an option there.
+_ENTRY = re.compile(r"(?P<host>[A-Za-z0-9_][\w.-]*)(?:(?::|\s+slots\s*=\s*)(?P<slots>\d+))?", re.A)
+
+
+def parse_hosts(text: str, option: str = "--hosts") -> dict[str, int]:
+    """`a:2,b:4` as slots by host, in order; a host without a number has one slot."""
+    return _add_up((_entry(part.strip(), option) for part in text.split(",")), option)
+
+
+def read_hostfile(path: Path) -> dict[str, int]:
+    """A host a line: `a slots=2`, `a:2` or `a`; what follows # is a comment."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the host file {path} cannot be read: {error}.") from error
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        said = line.partition("#")[0].strip()
+        if said:
+            entries.append(_entry(said, f"{path}, line {number}"))
+    return _add_up(entries, str(path))
+
+
+def parse_host_line(line: str, slots: int, where: str) -> tuple[str, int]:
+    """What a discovery script prints for a host; `slots` where it says only the name."""
+    host, said = _entry(line, where)
+    return host, slots if said is None else said
+
+
+def _entry(text: str, where: str) -> tuple[str, int | None]:
+    found = _ENTRY.fullmatch(text)
+    if found is None or found["slots"] == "0":
+        raise UserError(
+            f"{where}: {text!r} is no host with slots for workers. Write host:2, or in a file "
+            "`host slots=2`; the host is a name or an IPv4 address."
+        )
+    return found["host"], int(found["slots"]) if found["slots"] else None
+
+
+def _add_up(entries: Iterable[tuple[str, int | None]], where: str) -> dict[str, int]:
+    slots: dict[str, int] = {}
+    for host, count in entries:
+        slots[host] = slots.get(host, 0) + (count or 1)
+    if not slots:
+        raise UserError(f"{where} names no host. Write host:2, say.")
+    return slots
+
+
+def gathered(hosts: Mapping[str, int]) -> dict[str, int]:
+    """With all names and addresses of this host as one, `localhost`: it is one host."""
+    slots: dict[str, int] = {}
+    for host, count in hosts.items():
+        name = HERE if is_here(host) else host
+        slots[name] = slots.get(name, 0) + count
+    return slots
+
+
+def seat_workers(hosts: Mapping[str, int], workers: int) -> Topology:
+    """`workers` ranks on these hosts, filling one after the other.
+
+    Raises `UserError` when there are too few slots.
+    """
+    there = sum(hosts.values())
+    if not 1 <= workers <= there:
+        listed = ", ".join(f"{host}:{slots}" for host, slots in hosts.items())
+        raise UserError(
+            f"{workers} workers on {there} slots ({listed}): ask for 1 to {there}, or give the "
+            "hosts more slots."
+        )
+    seated: list[Host] = []
+    first = 0
+    for host, slots in hosts.items():
+        end = min(first + slots, workers)
+        if end > first:
+            seated.append(Host(host, tuple(range(first, end))))
+        first = end
+    return Topology(tuple(seated))

@@ -1,0 +1,66 @@
+"""Starting the workers that the launcher looks after itself, stopping them, and saying so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from farandole.launch.workplace import Workplace
+from farandole.orphans import end_with_parent
+
+_GRACE_SECONDS = 30.0  # TorchElastic's: a worker may save something when it is told to stop
+
+
+def start_process(
+    place: Workplace, worker: int, command: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts a worker of this host in a session of its own. Raises `OSError` where it cannot."""
+    place.error_file(worker).unlink(missing_ok=True)  # an earlier life's
+    with contextlib.ExitStack() as files:
+        out = err = None  # the launcher's own
+        if not place.is_shown_by_itself(worker):
+            out = files.enter_context(_log(place.stdout_file(worker)))
+            err = files.enter_context(_log(place.stderr_file(worker)))
+        return subprocess.Popen(
+            command,
+            env={**os.environ, **environment, **place.environment(worker)},
+            stdout=out,
+            stderr=err,
+            start_new_session=True,  # Ctrl-C reaches the launcher alone
+            preexec_fn=end_with_parent,
+        )
+
+
+def stop_processes(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Asks those that still run to end, with their children; `Workplace.reap` does the rest."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        os.killpg(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for process in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+
+
+def tell(line: str) -> None:
+    """In one piece, so that no worker's line gets into it."""
+    with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the job goes on
+        sys.stderr.write(f"farandole: {line}\n")
+        sys.stderr.flush()
+
+
+def _log(path: Path) -> BinaryIO:
+    """For more of a worker's output. A line that its earlier life did not finish ends here."""
+    with path.open("a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+    return path.open("ab")

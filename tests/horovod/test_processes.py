@@ -1,0 +1,150 @@
+"""Real processes over shared memory: many operations, many lives, and deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
+
+MIX = Path(__file__).parent / "scripts" / "mix.py"
+
+
+def ranks_of(size: int, port: str) -> list[dict[str, str]]:
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    return [common | {"RANK": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(size)]
+
+
+def spans_in(file: Path) -> list[dict[str, Any]]:
+    """Of a timeline, which must be valid."""
+    events = json.loads(file.read_text())
+    found = events["traceEvents"] if isinstance(events, dict) else events
+    return [event for event in found if event.get("ph") in ("X", "B")]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_most_of_what_there_is(sandbox: Sandbox, free_port: str, size: int) -> None:
+    ranks = [
+        variables | {"HOROVOD_TIMELINE": "whole.json"} if size == 2 else variables
+        for variables in ranks_of(size, free_port)
+    ]
+    arguments = ["own.json"] if size == 4 else []
+    for rank, end in enumerate(sandbox.by_hand(ranks, MIX, *arguments)):
+        assert end.returncode == 0, end.stderr
+        assert end.stdout.split() == ["rank", str(rank), "of", str(size)]
+    file = sandbox.folder / ("whole.json" if size == 2 else "own.json")
+    spans = spans_in(file)
+    assert {span["pid"] for span in spans} == set(range(size))
+    names = {span["name"] for span in spans}
+    if size == 2:
+        assert any("gradient.left.weight" in name for name in names)
+    else:
+        assert any("seen" in name for name in names)
+        assert any("CYCLE" in name for name in names)
+        assert not any("gradient" in name for name in names)  # that was before
+    assert [path.name for path in sandbox.folder.iterdir()] == [file.name]  # no parts are left
+
+
+LIVES = """
+import gc, os, threading
+import psutil, torch
+import farandole.horovod.torch as hvd
+
+def held():
+    gc.collect()
+    return psutil.Process().num_fds(), threading.active_count(), len(os.listdir("/proc/self/task"))
+
+for life in range(200):
+    hvd.init()
+    assert hvd.size() == 2
+    total = hvd.allreduce(torch.full((3,), float(life)), name="x", op=hvd.Sum)
+    assert total.tolist() == [2.0 * life] * 3
+    if life % 50 == 49:
+        some = hvd.add_process_set([0])
+        if some.included():
+            hvd.allreduce(torch.ones(100_000), process_set=some)
+    large = hvd.grouped_allreduce([torch.ones(200_000), torch.ones(3)]) if life % 50 == 0 else []
+    hvd.shutdown()
+    if life == 60:
+        before = held()
+    if life == 199:
+        after = held()
+assert all(a <= b for a, b in zip(after, before)), (before, after)
+assert not hvd.is_initialized()
+print("lived")
+"""
+
+
+def test_two_hundred_lives(sandbox: Sandbox, two_ranks: list[dict[str, str]]) -> None:
+    for end in sandbox.by_hand(two_ranks, sandbox.script("lives.py", LIVES)):
+        assert end.returncode == 0, end.stderr
+        assert end.stdout == "lived\n"
+
+
+DEATHS = """
+import os, signal, sys, time
+import torch
+import farandole.horovod.torch as hvd
+
+hvd.init()
+hvd.allreduce(torch.ones(3))
+if hvd.rank() == 1:
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise KeyError("no such key")
+began = time.monotonic()
+for _ in range(2):
+    try:
+        hvd.allreduce(torch.ones(3), name="x")
+    except hvd.HorovodInternalError as error:
+        print(error)
+hvd.shutdown()
+print(time.monotonic() - began < 30.0)  # not the 120 s for which a silent rank is waited for
+"""
+
+
+@pytest.mark.parametrize(("end", "why"), [("killed", "rank 1 has ended"), ("raised", "rank 1 has")])
+def test_a_rank_that_dies_is_named_by_the_others(
+    sandbox: Sandbox, free_port: str, end: str, why: str
+) -> None:
+    script = sandbox.script("deaths.py", DEATHS)
+    ends = sandbox.by_hand(ranks_of(3, free_port), script, end)
+    assert [done.returncode for done in ends] == [0, -9 if end == "killed" else 1, 0], ends
+    for rank in (0, 2):
+        first, second, soon = ends[rank].stdout.splitlines()
+        assert why in first
+        assert why in second
+        assert "Call hvd.shutdown() and hvd.init() to form a new one." in second
+        assert soon == "True"
+        assert "Traceback" not in ends[rank].stderr
+
+
+MPI = """
+import torch
+import farandole.horovod.torch as hvd
+
+hvd.init()
+assert hvd.mpi_enabled()
+assert (hvd.local_rank(), hvd.local_size(), hvd.cross_size()) == (hvd.rank(), 2, 1)
+for turn in range(3):  # over again
+    order = ["a", "b"] if hvd.rank() else ["b", "a"]
+    handles = {name: hvd.allreduce_async(torch.ones(3), name=name, op=hvd.Sum) for name in order}
+    assert all(hvd.synchronize(handles[name]).tolist() == [2.0] * 3 for name in "ab")
+    hvd.shutdown()
+    hvd.init()
+print("rank", hvd.rank(), "of", hvd.size())
+"""
+
+
+@pytest.mark.mpi
+def test_mpirun(sandbox: Sandbox, mpirun: list[str]) -> None:
+    done = sandbox.run([*mpirun, "-n", "2", sys.executable, sandbox.script("mpi.py", MPI)])
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    assert list((sandbox.temporary / f"farandole-{os.getuid()}").iterdir()) == []

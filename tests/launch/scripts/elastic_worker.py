@@ -1,0 +1,35 @@
+"""elastic_worker.py: takes seats, writes down each, and stays until something calls it away.
+
+Files in the current folder say what: again-N stands for a collective of generation N that broke,
+`finish` for the end of the training.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from farandole.launch.rejoining import hosts_changed, is_elastic, next_seat, note_state
+from farandole.variables import ELASTIC_WORKER
+
+assert is_elastic(os.environ)
+child = subprocess.Popen(["sleep", "600"])  # as a data loader has them
+generation = -1
+while True:
+    seat = next_seat(os.environ, generation, timedelta(seconds=60))
+    note_state(os.environ)
+    generation = seat.attempt
+    facts = (seat.rank, seat.size, seat.local_rank, seat.local_size)
+    words = (*facts, os.environ[ELASTIC_WORKER], os.getpid())
+    note = Path(f"seat-{generation}-{seat.rank}")
+    note.with_suffix(".half").write_text(" ".join(map(str, words)))
+    note.with_suffix(".half").rename(note)
+    print(f"sits at {seat.rank} of {seat.size}")
+    while not Path(f"again-{generation}").exists() and not hosts_changed(os.environ, generation):
+        if Path("finish").exists():
+            sys.exit()
+        time.sleep(0.02)

@@ -1,0 +1,430 @@
+"""An elastic job's decisions, look by look: the processes only sleep, and the test speaks for them.
+
+What they say to the launcher, and hear from it, goes through a real store.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from farandole.errors import LaunchError
+from farandole.launch.discovery import Discovery
+from farandole.launch.elastic import ElasticJob
+from farandole.launch.environment import Seat
+from farandole.launch.job import Job
+from farandole.launch.output import Relay
+from farandole.launch.reception import Reception
+from farandole.launch.rejoining import (
+    HostChanges,
+    LauncherLostError,
+    generation,
+    next_seat,
+    note_state,
+)
+from farandole.launch.remote import Ssh
+from farandole.launch.starting import Running, Starter
+from farandole.launch.troupe import Troupe
+from farandole.launch.workplace import Workplace
+from farandole.variables import ELASTIC_WORKER
+
+PATIENCE = timedelta(seconds=60)
+
+
+class Everywhere(Starter):
+    """All hosts are this one, except those called `far…`, which cannot reach the launcher."""
+
+    def reaches(self, host: str) -> bool:
+        return not host.startswith("far")
+
+    def start(self, host: str, slots: int, number: int) -> Running:
+        return super().start("localhost", slots, number)
+
+
+class Rehearsal:
+    """A troupe of sleepers, and a voice for each of them."""
+
+    def __init__(self, hosts: dict[str, int], command: str = "exec sleep 600", **options: object):
+        settings = {"min_workers": 1, "max_workers": None, **options}
+        words = ("sh", "-c", command)
+        job = ElasticJob(words, discover=dict, whole_command=True, **settings)  # type: ignore[arg-type]
+        self.place = Workplace(Job(1, words), ELASTIC_WORKER)
+        self.reception = Reception()
+        self.discovery = Discovery(dict)
+        self.discovery.hosts = hosts
+        starter = Everywhere(
+            self.place,
+            words,
+            {},
+            whole_command=True,
+            address="127.0.0.1",
+            port=self.reception.port,
+            alone=True,
+            ssh=Ssh(),
+        )
+        self.troupe = Troupe(job, self.place, Relay(()), self.reception, starter, self.discovery)
+        self.voices = ThreadPoolExecutor(16)
+        self.environments: dict[int, dict[str, str]] = {}
+
+    def close(self) -> None:
+        self.troupe.stop()
+        self.place.reap()
+        self.place.remove()
+        for worker in self.reception.asking(self.environments):  # else its voice would wait on
+            self.reception.dismiss(worker)
+        self.voices.shutdown()
+
+    def workers(self) -> dict[int, int]:
+        """The process of each worker that runs."""
+        return {
+            number: worker.process._process.pid for number, worker in self.troupe._running.items()
+        }
+
+    def look_until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline
+            self.troupe.look_after()
+            time.sleep(0.002)
+
+    def look(self) -> None:
+        """Often enough that nothing is left to be done."""
+        for _ in range(5):
+            self.troupe.look_after()
+
+    def ask(self, *workers: int) -> dict[int, Future[Seat]]:
+        asked = {}
+        for worker in workers:
+            environ = self.environments.setdefault(
+                worker,
+                {
+                    ELASTIC_WORKER: str(worker),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(self.reception.port),
+                    "FARANDOLE_JOB": "j",
+                },
+            )
+            asked[worker] = self.voices.submit(next_seat, environ, generation(environ), PATIENCE)
+        self.look_until(lambda: set(workers) & self.heard() == set(workers) - self.told(asked))
+        return asked
+
+    def heard(self) -> set[int]:
+        return set(self.reception.asking(self.troupe._running))
+
+    @staticmethod
+    def told(asked: dict[int, Future[Seat]]) -> set[int]:
+        return {worker for worker, future in asked.items() if future.done()}
+
+    def seats(self, *workers: int) -> dict[int, tuple[int, int]]:
+        """All of them ask: the rank and the local rank that each gets, by worker."""
+        return self.answers(self.ask(*workers))
+
+    def answers(self, asked: dict[int, Future[Seat]]) -> dict[int, tuple[int, int]]:
+        self.look_until(lambda: all(future.done() for future in asked.values()))
+        found = {worker: future.result() for worker, future in asked.items()}
+        assert {seat.size for seat in found.values()} == {len(found)}
+        return {worker: (seat.rank, seat.local_rank) for worker, seat in found.items()}
+
+    def leaves(self, asked: Future[Seat]) -> bool:
+        self.look_until(asked.done)
+        with pytest.raises(SystemExit) as leaving:
+            asked.result()
+        return leaving.value.code == 0
+
+    def end(self, worker: int, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.workers()[worker], number)
+        self.look_until(lambda: worker not in self.workers() or self.troupe.failure)
+
+    def changed(self, worker: int) -> str | None:
+        environ = self.environments[worker]
+        return HostChanges(environ).since(generation(environ))
+
+
+@pytest.fixture
+def rehearse() -> Iterator[Callable[..., Rehearsal]]:
+    made: list[Rehearsal] = []
+
+    def make(*arguments: object, **options: object) -> Rehearsal:
+        made.append(Rehearsal(*arguments, **options))  # type: ignore[arg-type]
+        made[-1].look()
+        return made[-1]
+
+    yield make
+    for rehearsal in made:
+        rehearsal.close()
+
+
+def test_a_killed_worker_is_replaced_and_a_survivor_becomes_rank_0(
+    rehearse: Callable[..., Rehearsal], capfd: pytest.CaptureFixture[str]
+) -> None:
+    play = rehearse({"localhost": 2, "127.0.0.1": 1})
+    assert play.seats(0, 1, 2) == {0: (0, 0), 1: (1, 1), 2: (2, 0)}
+    assert play.environments[2] | {"RANK": "2", "WORLD_SIZE": "3"} == play.environments[2]
+    play.end(0)
+    play.look()
+    assert set(play.workers()) == {1, 2, 3}
+    asked = play.ask(1, 2)
+    play.look()
+    assert not play.told(asked)  # the new one is waited for
+    assert play.answers(asked | play.ask(3)) == {1: (0, 0), 3: (1, 1), 2: (2, 0)}
+    assert generation(play.environments[3]) == 1
+    assert capfd.readouterr().err.splitlines() == [
+        "farandole: worker 0 on localhost (rank 0) was killed by SIGKILL; another takes its place",
+        "farandole: generation 1: 3 workers on localhost:2, 127.0.0.1:1; rank 0 is worker 1",
+    ]
+
+
+def test_an_added_host_is_announced_when_its_workers_are_ready(
+    rehearse: Callable[..., Rehearsal],
+) -> None:
+    play = rehearse({"a": 1}, max_workers=2)
+    play.seats(0)
+    play.discovery.hosts = {"a": 1, "b": 2}
+    play.look()
+    assert set(play.workers()) == {0, 1}  # not more than two
+    assert play.changed(0) is None
+    newcomer = play.ask(1)
+    play.look()
+    assert play.changed(0) == "added"
+    assert not play.told(newcomer)
+    assert play.answers(newcomer | play.ask(0)) == {0: (0, 0), 1: (1, 0)}
+    assert play.changed(0) is None
+
+
+def test_the_workers_of_a_removed_host_leave_with_0(rehearse: Callable[..., Rehearsal]) -> None:
+    play = rehearse({"a": 1, "b": 2})
+    play.seats(0, 1, 2)
+    play.discovery.hosts = {"b": 1}  # and one slot less there
+    play.look()
+    assert play.changed(0) == play.changed(1) == "removed"
+    asked = play.ask(0, 1, 2)
+    assert play.answers({1: asked[1]}) == {1: (0, 0)}
+    assert play.leaves(asked[0])
+    assert play.leaves(asked[2])
+    play.end(2, signal.SIGTERM)  # one that is to leave may end as it likes
+    assert play.troupe.failure is None
+    assert set(play.workers()) == {0, 1}
+
+
+def test_a_host_that_cannot_reach_the_launcher(
+    rehearse: Callable[..., Rehearsal], capfd: pytest.CaptureFixture[str]
+) -> None:
+    play = rehearse({"a": 1})
+    play.seats(0)
+    play.discovery.hosts = {"a": 1, "far": 2}
+    play.look()
+    assert set(play.workers()) == {0}
+    assert "farandole: far: not used, because the job began on this" in capfd.readouterr().err
+
+
+def test_it_begins_with_as_many_as_are_wanted_and_goes_on_with_fewer(
+    rehearse: Callable[..., Rehearsal],
+) -> None:
+    play = rehearse({"a": 2}, workers=3, min_workers=2)
+    assert not play.workers()
+    play.discovery.hosts = {"a": 2, "b": 1}
+    play.look()
+    play.seats(0, 1, 2)
+    play.discovery.hosts = {"a": 2}
+    play.look()
+    asked = play.ask(0, 1, 2)
+    assert len(play.answers({0: asked[0], 1: asked[1]})) == 2
+
+
+def test_too_few_hosts(rehearse: Callable[..., Rehearsal]) -> None:
+    play = rehearse({"a": 2}, min_workers=2, start_timeout_seconds=0.2)
+    play.seats(0, 1)
+    play.discovery.hosts = {"a": 1}
+    play.discovery.error = LaunchError("the script failed")
+    with pytest.raises(
+        LaunchError,
+        match=r"2 workers are needed, and in 0.2 s there were slots for 1 \(hosts: a:1\); the last "
+        r"question for hosts failed \(the script failed\)\. Check",
+    ):
+        play.look_until(lambda: False)
+
+
+def test_hosts_that_come_in_time_are_taken(rehearse: Callable[..., Rehearsal]) -> None:
+    play = rehearse({"a": 2}, min_workers=2)
+    play.seats(0, 1)
+    play.discovery.hosts = {"a": 1}
+    play.look()
+    asked = play.ask(0, 1)
+    play.look()
+    assert not asked[0].done()
+    play.discovery.hosts = {"a": 1, "c": 1}
+    play.look()
+    assert play.answers({0: asked[0]} | play.ask(2)) == {0: (0, 0), 2: (1, 0)}
+
+
+def test_the_state_does_not_go_with_the_hosts(rehearse: Callable[..., Rehearsal]) -> None:
+    """Where all hosts are replaced at once nobody is let go, and nobody new begins from nothing."""
+    play = rehearse({"a": 1}, start_timeout_seconds=0.2)
+    play.seats(0)
+    play.discovery.hosts = {"b": 1}
+    with pytest.raises(LaunchError, match="all hosts of generation 0 were removed at once"):
+        play.look_until(lambda: False)
+    assert set(play.workers()) == {0}
+
+
+def test_the_limit_of_resets(rehearse: Callable[..., Rehearsal]) -> None:
+    play = rehearse({"a": 1}, reset_limit=1)
+    play.seats(0)
+    play.seats(0)
+    with pytest.raises(LaunchError, match=r"change for the 2\. time, and the limit is 1\."):
+        play.seats(0)
+
+
+def test_when_nobody_has_the_state_the_job_has_failed(rehearse: Callable[..., Rehearsal]) -> None:
+    play = rehearse({"a": 2})
+    play.seats(0, 1)
+    play.end(0)
+    play.look()
+    assert set(play.workers()) == {1, 2}
+    play.ask(2)
+    play.end(1)
+    assert play.troupe.failure is not None
+    assert play.troupe.failure.killed_by == "SIGKILL"
+    assert not play.troupe.is_at_work()
+
+
+def test_a_script_that_cannot_work_is_not_started_for_ever(
+    rehearse: Callable[..., Rehearsal], capfd: pytest.CaptureFixture[str]
+) -> None:
+    play = rehearse({"a": 1}, "echo no such thing >&2; exit 3")
+    play.look_until(lambda: not play.troupe.is_at_work())
+    assert play.troupe.failure is not None
+    assert (play.troupe.failure.exit_code, play.troupe.failure.error) == (3, "no such thing")
+    failed = "on a (before its first seat) failed: no such thing; "
+    assert capfd.readouterr().err.splitlines() == [
+        f"farandole: worker 0 {failed}another takes its place",
+        f"farandole: worker 1 {failed}another takes its place",
+        f"farandole: worker 2 {failed}a is left out: 3 times that without a commit in between",
+        "farandole: without a there are too few slots to go on",
+    ]
+
+
+def test_a_bad_host_is_left_out_and_the_others_go_on(rehearse: Callable[..., Rehearsal]) -> None:
+    play = rehearse({"a": 1, "b": 1})
+    play.seats(0, 1)
+    for new in (2, 3, 4):
+        play.changed(0)  # commits do not help those that fail before they have a seat
+        play.end(new - 1)
+        play.look()
+        if new < 4:
+            assert set(play.workers()) == {0, new}
+    assert set(play.workers()) == {0}
+    assert play.seats(0) == {0: (0, 0)}
+
+
+def test_commits_forgive(rehearse: Callable[..., Rehearsal]) -> None:
+    play = rehearse({"a": 2})
+    play.seats(0, 1)
+    for new in range(2, 6):
+        play.changed(0)
+        play.end(new - 1)
+        play.look()
+        assert play.seats(0, new) == {0: (0, 0), new: (1, 1)}
+
+
+def test_without_commits_failing_in_generation_after_generation_is_not_forgiven(
+    rehearse: Callable[..., Rehearsal],
+) -> None:
+    play = rehearse({"a": 2})
+    play.seats(0, 1)
+    for new in (2, 3):
+        play.end(new - 1)
+        play.look()
+        play.seats(0, new)
+    play.end(3)
+    play.look()
+    assert play.troupe.failure is not None
+
+
+def test_rank_0s_end_is_the_end(rehearse: Callable[..., Rehearsal]) -> None:
+    play = rehearse({"a": 4}, "trap 'exit 0' USR1; sleep 600 & wait")
+    play.seats(0, 1, 2, 3)
+    play.discovery.hosts = {"a": 4, "b": 1}
+    play.look()
+    assert set(play.workers()) == {0, 1, 2, 3, 4}
+    play.end(1, signal.SIGUSR1)
+    play.look()
+    assert set(play.workers()) == {0, 2, 3, 4}  # nobody for 1: the others are about to end
+    play.end(0, signal.SIGUSR1)
+    play.look_until(lambda: 4 not in play.workers())  # it has nothing to do any more
+    assert play.leaves(play.ask(2)[2])  # its last collective broke
+    play.end(3)
+    play.end(2)
+    assert play.troupe.failure is None
+    assert play.troupe.lost == [3]
+    assert not play.troupe.is_at_work()
+
+
+def test_another_rank_may_end_before_the_last_reset(rehearse: Callable[..., Rehearsal]) -> None:
+    """Rank 0's last collective breaks: it goes back to its commit, with a new worker beside it."""
+    play = rehearse({"a": 2}, "trap 'exit 0' USR1; sleep 600 & wait", min_workers=2)
+    play.seats(0, 1)
+    play.end(1, signal.SIGUSR1)
+    asked = play.ask(0)
+    play.look()
+    assert set(play.workers()) == {0, 2}
+    assert play.answers(asked | play.ask(2)) == {0: (0, 0), 2: (1, 1)}
+
+
+def test_a_script_without_hvd_just_ends(rehearse: Callable[..., Rehearsal]) -> None:
+    play = rehearse({"a": 2}, "exit 0")
+    play.look_until(lambda: not play.troupe.is_at_work())
+    assert play.troupe.failure is None
+    assert play.troupe._started == 2
+
+
+def test_one_that_all_wait_for_is_ended(
+    rehearse: Callable[..., Rehearsal], capfd: pytest.CaptureFixture[str]
+) -> None:
+    play = rehearse({"a": 2}, start_timeout_seconds=0.3)
+    play.seats(0, 1)
+    play.ask(0)
+    play.look_until(lambda: 1 not in play.workers())
+    assert capfd.readouterr().err.startswith(
+        "farandole: worker 1 on a did not ask for its seat within 0.3 s, and is ended\n"
+        "farandole: worker 1 on a (rank 1) was killed by SIGKILL"
+    )
+
+
+def test_one_that_never_got_the_state_does_not_become_rank_0(
+    rehearse: Callable[..., Rehearsal],
+) -> None:
+    """Worker 3 takes 0's place and is rank 1, when 1, which is to send it the state, dies too."""
+    play = rehearse({"a": 2, "b": 1})
+    play.seats(0, 1, 2)
+    for worker in (1, 2):
+        note_state(play.environments[worker])
+    play.end(0)
+    play.look()
+    assert play.seats(1, 2, 3) == {1: (0, 0), 3: (1, 1), 2: (2, 0)}
+    play.end(1)
+    play.look()
+    asked = play.ask(3) | play.ask(2, 4)
+    assert play.answers(asked) == {2: (0, 0), 3: (1, 0), 4: (2, 1)}
+    play.end(2)
+    play.look()
+    play.ask(3, 4)
+    play.look()
+    assert play.troupe.failure is not None  # else they would begin from nothing
+    assert not play.troupe.is_at_work()
+
+
+def test_a_launcher_without_a_pulse() -> None:
+    reception = Reception()
+    reception.expect(5)
+    environ = {ELASTIC_WORKER: "5", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reception.port)}
+    with pytest.raises(
+        LauncherLostError, match=r"worker 5 waits for its seat after generation -1, and the"
+    ):
+        next_seat(environ, -1, timedelta(seconds=0.1))
