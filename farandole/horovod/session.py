@@ -32,9 +32,9 @@ from farandole.horovod.work import Work
 from farandole.horovod.world import Meeting
 from farandole.launch.environment import Seat
 from farandole.launch.failure import record_leaving, record_uncaught
+from farandole.launch.threads import share_cores
 from farandole.orphans import end_with_launcher
 from farandole.topology import Topology
-from farandole.train.start import share_cores
 
 
 class Session:

@@ -7,7 +7,6 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,10 +15,10 @@ import torch
 
 from farandole.comm import TransportName, check_transport
 from farandole.errors import UserError
-from farandole.launch.cores import fair_share, usable_cores
 from farandole.launch.environment import Seat, detect
 from farandole.launch.failure import record_uncaught
 from farandole.launch.join import join, leave
+from farandole.launch.threads import share_cores
 from farandole.orphans import end_with_launcher
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
@@ -88,17 +87,6 @@ def init(
         atexit.register(tracing.close)
     atexit.register(run.close)
     return run
-
-
-def share_cores(seat: Seat, environ: Mapping[str, str]) -> None:
-    """Divides the cores between the ranks of a host where the launcher did not (mpirun, srun).
-
-    Left alone, every rank would start as many threads as there are cores. A rank that is bound to
-    some of the cores has its share already.
-    """
-    bound = usable_cores() < (os.cpu_count() or 1)
-    if seat.local_size > 1 and not bound and "OMP_NUM_THREADS" not in environ:
-        torch.set_num_threads(fair_share(seat.local_size))
 
 
 def pick_device(seat: Seat) -> tuple[torch.device, bool]:

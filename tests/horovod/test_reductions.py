@@ -67,7 +67,7 @@ def test_allreduce_of_every_kind_of_number(size: int, way: str) -> None:
         for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product):
             ordered = [] if op in (hvd.Min, hvd.Max) else COMPLEX
             for dtype in FLOATS + WHOLE + ordered:
-                every = everybody(5, 3, dtype=dtype)
+                every = everybody(2, 3, dtype=dtype)
                 mine = every[hvd.rank()].clone()
                 result = FOUR_WAYS[way](mine, op=op)
                 same(result, combined(op, every))
@@ -351,21 +351,27 @@ def test_a_sparse_average_of_whole_numbers_stays_whole(size: int) -> None:
 
 
 @SIZES
-@pytest.mark.parametrize("rows", [0, 1, 3, 4, 10])
+@pytest.mark.parametrize("rows", [0, 3, 10])
 def test_reducescatter(size: int, rows: int) -> None:
     def body() -> torch.Tensor:
-        for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product):
-            for dtype in (torch.float16, torch.float64, torch.int32):
-                expected = combined(op, everybody(rows, 2, dtype=dtype))
-                mine = given(hvd.rank(), rows, 2, dtype=dtype)
-                part = hvd.reducescatter(mine, op=op)
-                same(hvd.allgather(part), expected)
-                handle = hvd.reducescatter_async(mine.t().contiguous().t(), op=op)
-                same(hvd.synchronize(handle), part)
-                both = hvd.grouped_reducescatter([mine, mine[:, 0]], op=op)
-                again = hvd.synchronize(hvd.grouped_reducescatter_async([mine], op=op))
-                for one, wanted in zip((*both, *again), (part, part[:, 0], part), strict=True):
-                    same(one, wanted)
+        for op, dtype in (
+            (hvd.Average, torch.float16),
+            (hvd.Average, torch.int32),
+            (hvd.Sum, torch.float64),
+            (hvd.Min, torch.bfloat16),
+            (hvd.Max, torch.int64),
+            (hvd.Product, torch.float64),
+        ):
+            expected = combined(op, everybody(rows, 2, dtype=dtype))
+            mine = given(hvd.rank(), rows, 2, dtype=dtype)
+            part = hvd.reducescatter(mine, op=op)
+            same(hvd.allgather(part), expected)
+            handle = hvd.reducescatter_async(mine.t().contiguous().t(), op=op)
+            same(hvd.synchronize(handle), part)
+            both = hvd.grouped_reducescatter([mine, mine[:, 0]], op=op)
+            again = hvd.synchronize(hvd.grouped_reducescatter_async([mine], op=op))
+            for one, wanted in zip((*both, *again), (part, part[:, 0], part), strict=True):
+                same(one, wanted)
         return part
 
     shares = [len(part) for part in run_horovod(size, body)]

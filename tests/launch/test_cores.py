@@ -7,9 +7,8 @@ import os
 import pytest
 import torch
 
-from farandole.launch import cores
+from farandole.launch import cores, threads
 from farandole.launch.environment import Seat
-from farandole.train import start
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ def test_threads(
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(usable)), raising=False)
     seat = Seat("openmpi", size=ranks, local_size=ranks)
-    start.share_cores(seat, environ)
+    threads.share_cores(seat, environ)
     assert chosen == expected
 
 
