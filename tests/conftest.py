@@ -44,7 +44,7 @@ FORKED = Path(__file__).parent / "scripts" / "forked.py"
 MARK = "FARANDOLE_TEST"
 # What launchers and users set, and what would change how a job starts or how its output looks.
 FOREIGN = re.compile(
-    r"FARANDOLE_|SLURM_|OMPI_|PMI|MPI_|MV2_|TORCHELASTIC_|MASTER_|LOCAL_|ROLE_|GROUP_|RANK$|"
+    r"FARANDOLE_|HOROVOD_|SLURM_|OMPI_|PMI|MPI_|MV2_|TORCHELASTIC_|MASTER_|LOCAL_|ROLE_|GROUP_|RANK$|"
     r"WORLD_SIZE$|OMP_NUM_THREADS$|GLOO_|NCCL_|CUDA_VISIBLE|PYTHONUNBUFFERED$|PYTHONWARNINGS$|"
     r"COLUMNS$|FORCE_COLOR$|NO_COLOR$"
 )

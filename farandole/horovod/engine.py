@@ -15,30 +15,27 @@ pause.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 from farandole.comm.group import Group
 from farandole.comm.helper import start_helper
 from farandole.comm.trace import NO_TRACE, Trace
+from farandole.comm.transport import PeerLost
 from farandole.errors import CommError
 from farandole.horovod.common.exceptions import HorovodInternalError
-from farandole.horovod.execution import Executor
 from farandole.horovod.gpus import GpuLinks
-from farandole.horovod.logs import LOGGER
+from farandole.horovod.rounds import Rounds
 from farandole.horovod.settings import Settings
-from farandole.horovod.stall import StallWatch
-from farandole.horovod.table import Announcement, Decision, Response, Table
+from farandole.horovod.table import Announcement, Decision, Response
 from farandole.horovod.tuning import Tuner
-from farandole.horovod.wire import OFFER, Listener, Speaker, exchange
 from farandole.horovod.work import Work
 
 _HEARTBEAT_SECONDS = 1.0  # an idle rank comes to a round so often: the others see that it lives
 _TICK_SECONDS = 0.1  # so long may pass before what was asked for quietly is told
 _LONGEST_PAUSE_SECONDS = 0.005
-_BEGIN_BYTES = 25 * 2**20  # so much is worth waking the thread for: as much as a bucket of DDP
 _LEAVING_SECONDS = 5.0
 _DONE = Decision(is_news=True)
 
@@ -49,16 +46,8 @@ class Engine:
     def __init__(self, group: Group, settings: Settings, gpus: GpuLinks | None = None) -> None:
         self.group = group
         self._trace: Trace = NO_TRACE
-        self._mark_cycles = False
-        self._settings = settings
-        self._speaker = Speaker(settings.cache_capacity)
-        self._listeners = [Listener(settings.cache_capacity) for _ in range(group.size)]
-        self._common: set[str] = set()  # numbers by which all ranks mean the same
-        self._table = Table(group.size, settings.fusion_bytes)
-        self._stall = StallWatch(
-            self._table, settings.stall_warning_seconds, settings.stall_shutdown_seconds
-        )
-        self._executor = Executor(group, gpus)
+        self._cycle_seconds = settings.cycle_seconds
+        self._rounds = Rounds(group, settings, gpus)
         self._driving = threading.Lock()  # held in a round
         self._changed = threading.Condition()  # over all that follows
         self._works: dict[str, Work] = {}  # in flight, by name
@@ -68,7 +57,6 @@ class Engine:
         self._joining: Work | None = None
         self._join_is_told = False
         self._leaving = ""
-        self._begin_bytes = _BEGIN_BYTES
         self._tuner = (
             Tuner(settings.autotune_log) if settings.autotune and group.rank == 0 else None
         )
@@ -105,7 +93,7 @@ class Engine:
                 work.begin_wait(self._trace)
             if quiet:
                 self._quiet_bytes += work.request.nbytes
-            if not quiet or self._quiet_bytes >= self._begin_bytes:
+            if not quiet or self._quiet_bytes >= self._rounds.begin_bytes:
                 self._call()
         return work
 
@@ -142,8 +130,8 @@ class Engine:
 
     def record(self, trace: Trace, mark_cycles: bool) -> None:
         """From now on what is done is told to `trace`, and with `mark_cycles` every round."""
-        self._trace = self.group.trace = trace
-        self._mark_cycles = mark_cycles
+        self._trace = trace
+        self._rounds.record(trace, mark_cycles)
 
     def close(self, reason: str) -> None:
         """Tells the others that this rank leaves, which ends the engine on all of them."""
@@ -153,8 +141,7 @@ class Engine:
                 self._call()
         self._thread.join(_LEAVING_SECONDS)  # longer only if a rank does not answer at all
         self._end(f"this rank {reason}")
-        self._executor.close()
-        self.group.close()
+        self._rounds.close()
 
     @property
     def ended(self) -> str | None:
@@ -175,16 +162,22 @@ class Engine:
             said = self._next_announcement()
         offered = awaited if alone and said.is_plain else None
         try:
-            decision = self._meet(said, offered)
+            decision = self._rounds.meet(said, offered)
+            if decision is None:
+                assert offered is not None
+                self._end_offered(offered)
+                decision = _DONE
             for response in decision.responses:
                 self._carry_out(response)
         except CommError as error:
             self._end(str(error))
             return True
-        except Exception as error:  # this rank cannot go on, and the others must not wait for it
-            self._end(f"{type(error).__name__}: {error}")
-            self.group.close()
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}")
             return True
+        except BaseException:  # Ctrl-C in the middle of it: the round cannot be taken up again
+            self._fail("was interrupted")
+            raise
         self._last_round = time.monotonic()
         if decision.last_joined is not None:
             self._end_join(decision.last_joined)
@@ -192,6 +185,10 @@ class Engine:
             told = "; ".join(f"rank {rank} {why}" for rank, why in decision.leaving)
             self._end(told)
         self._fruitless = 0 if decision.is_news else self._fruitless + 1
+        if not decision.is_news and self.group.rank == 0:
+            fatal = self._rounds.look_for_stalls()
+            if fatal:
+                self._leaving = f"ended the job: {fatal}"
         return decision.is_news
 
     def _next_announcement(self) -> Announcement:
@@ -208,68 +205,14 @@ class Engine:
         self._called = False
         return said
 
-    def _meet(self, said: Announcement, offered: Work | None) -> Decision:
-        group = self.group
-        text = self._speaker.write(said)
-        if offered is not None and not self._means_the_same(text, offered):
-            offered = None
-        offer = self._executor.offer(offered) if offered is not None else None
-        with self._cycle(), self._telling(offered if offer is not None else None):
-            texts = exchange(group.transport, text, offer)
-        if offer is not None and texts[0].startswith(OFFER) and texts.count(texts[0]) == len(texts):
-            assert offered is not None
-            self._end_offered(offered, texts)
-            return _DONE
-        now = time.monotonic()
-        heard = [listener.read(text) for listener, text in zip(self._listeners, texts, strict=True)]
-        decision = self._table.hear(heard, now)
-        if heard[0].tuned:
-            self._table.fusion_bytes, self._begin_bytes = heard[0].tuned
-            LOGGER.info("fusion and beginning are tuned to %s bytes", heard[0].tuned)
-        if not decision.is_news and group.rank == 0:
-            self._look_for_stalls(now)
-        return decision
-
-    def _means_the_same(self, text: str, work: Work) -> bool:
-        """Whether all who say this mean the same: each rank numbers its requests by itself."""
-        if text.startswith("[") or text in self._common:
-            return True
-        alike = all(listener.knows(text, work.request) for listener in self._listeners)
-        if alike:
-            self._common.add(text)
-        return alike
-
-    def _end_offered(self, work: Work, texts: Sequence[str]) -> None:
+    def _end_offered(self, work: Work) -> None:
         """All have asked for the same, and it was done along with the asking."""
-        for listener, text in zip(self._listeners, texts, strict=True):
-            listener.read(text)  # they count what they hear
         with self._changed:
             del self._works[work.request.name]
         work.end_wait()
         work.end()
         if self._tuner is not None:
             self._tune(self._tuner, work.request.nbytes)
-
-    def _cycle(self) -> AbstractContextManager[None]:
-        """Around a round, in a timeline that marks them."""
-        return (self._trace if self._mark_cycles else NO_TRACE).span("CYCLE", "comm")
-
-    def _telling(self, offered: Work | None) -> AbstractContextManager[None]:
-        """Around the meeting: in a timeline only if something is done in it."""
-        if offered is None:
-            return self.group.collective("the negotiation", 0, is_told=False)
-        name, nbytes = offered.request.name, offered.request.nbytes
-        return self.group.collective(f"allreduce of {name!r}", nbytes)
-
-    def _look_for_stalls(self, now: float) -> None:
-        """On rank 0 alone, so that it is said once and decided by one clock."""
-        said = self._stall.report(now)
-        if said:
-            LOGGER.warning(said)
-        fatal = self._stall.fatal(now)
-        if fatal:
-            with self._changed:
-                self._leaving = f"ended the job: {fatal}"
 
     def _carry_out(self, response: Response) -> None:
         with self._changed:
@@ -284,7 +227,7 @@ class Engine:
             if works[0] is not None and works[0].perform is not None:
                 works[0].perform()
             else:
-                self._executor.carry_out(response, works)
+                self._rounds.carry_out(response, works)
         except Exception as error:
             self._tell(works, str(error))
             raise
@@ -320,8 +263,8 @@ class Engine:
             )
 
     def _pause_seconds(self) -> float:
-        longer = self._settings.cycle_seconds * float(1 << min(self._fruitless, 8))
-        return min(longer, max(_LONGEST_PAUSE_SECONDS, self._settings.cycle_seconds))
+        longer = self._cycle_seconds * float(1 << min(self._fruitless, 8))
+        return min(longer, max(_LONGEST_PAUSE_SECONDS, self._cycle_seconds))
 
     # The thread
 
@@ -368,6 +311,12 @@ class Engine:
                 f"this group of ranks has ended: {self._ended}. Call hvd.shutdown() and hvd.init() "
                 "to form a new one."
             )
+
+    def _fail(self, reason: str) -> None:
+        """This rank cannot go on, and the others must not wait for it."""
+        self._end(reason)
+        with contextlib.suppress(Exception):  # they notice later by themselves
+            self.group.transport.blame(PeerLost([self.group.rank], reason))
 
     def _end(self, reason: str) -> None:
         """Whoever waits is told."""

@@ -281,7 +281,7 @@ def test_what_nobody_can_compute_ends_on_all_ranks() -> None:
     def body() -> None:
         if hvd.rank() == 1:
             engine = current().engine(hvd.global_process_set)
-            engine._executor.carry_out = _fail  # type: ignore[method-assign]
+            engine._rounds.carry_out = _fail  # type: ignore[method-assign]
         with pytest.raises(HorovodInternalError):
             hvd.allreduce(torch.ones(2), name="x", prescale_factor=2.0)
         with pytest.raises(HorovodInternalError, match=r"Call hvd.shutdown\(\) and hvd.init\(\)"):
