@@ -100,7 +100,8 @@ _FLAGS = (
     _flag("--gloo-timeout-seconds", type=int, metavar="S", help="Wait so long for other ranks. "
           "[120]"),
     # Autotuning, the timeline, stalls
-    _switch("--autotune/--no-autotune", help="Find the best fusion and pause while training."),
+    _switch("--autotune/--no-autotune", help="Find, while training, how much to "
+            "fuse and when to begin."),
     _file("--autotune-log-file", help="Where autotuning keeps what it has tried."),
     _flag("--autotune-warmup-samples", type=int, help="No effect."),
     _flag("--autotune-steps-per-sample", type=int, help="No effect."),
