@@ -218,14 +218,14 @@ class Holder:
     def __init__(self) -> None:
         self.session: Session | None = None
         self._meeting = Meeting()
-        self._is_first = True
+        self._pid: int | None = None  # of the process that has begun
 
     def begin(self, process_sets: Sequence[ProcessSet | Sequence[int]]) -> None:
         settings = Settings.from_environ(os.environ)
         set_level(os.environ)
         seat, group, gpus = self._meeting.group(settings.timeout)
-        if self._is_first:
-            self._is_first = False
+        if self._pid is None:
+            self._pid = os.getpid()
             if seat.launcher == "farandole":
                 record_uncaught()
                 end_with_launcher(os.environ)
@@ -265,7 +265,7 @@ class Holder:
 
     def _leave(self) -> None:
         """When the script ends."""
-        if self.session is not None:
+        if self.session is not None and os.getpid() == self._pid:  # not one that it forked off
             record_leaving()
             self.end("has ended")
 
