@@ -347,10 +347,9 @@ class Group:
         if isinstance(error, PeerLost):
             lost = self.transport.blame(error)
             self._broken = f"the group was broken by an earlier failure: {lost}."
-            return CommError(
-                f"{where}: {lost}. See the output of {name_ranks(lost.ranks)}; if it is only slow, "
-                f"{self._more_time} allows more."
-            )
+            slow = "answer" in lost.reason  # not one that has ended
+            rest = f"; if it is only slow, {self._more_time} allows more" if slow else ""
+            return CommError(f"{where}: {lost}. See the output of {name_ranks(lost.ranks)}{rest}.")
         return CommError(f"{where}: {error}") if isinstance(error, CommError) else None
 
     def _require_rank(self, rank: int) -> None:

@@ -76,11 +76,22 @@ class _Aliases(MetaPathFinder):
                 name=fullname,
             )
         real = f"{_OURS}.{rest}" if rest else _OURS
-        found = find_spec(real)
+        found = _spec_of(real)
         if found is None:
-            return None
+            raise ModuleNotFoundError(
+                f"{fullname} is not here. Farandole has what Horovod documents for PyTorch: "
+                "horovod.torch, horovod.torch.elastic, horovod.run and horovod.common.exceptions.",
+                name=fullname,
+            )
         is_package = found.submodule_search_locations is not None
         return ModuleSpec(fullname, _Alias(real), origin=found.origin, is_package=is_package)
+
+
+def _spec_of(real: str) -> ModuleSpec | None:
+    try:
+        return find_spec(real)
+    except ModuleNotFoundError:  # not even the package that it would be in
+        return None
 
 
 class _Alias(Loader):

@@ -16,6 +16,7 @@ pause.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ class Engine:
 
     def __init__(self, group: Group, settings: Settings, gpus: GpuLinks | None = None) -> None:
         self.group = group
+        self._pid = os.getpid()
         self._trace: Trace = NO_TRACE
         self._cycle_seconds = settings.cycle_seconds
         self._rounds = Rounds(group, settings, gpus)
@@ -170,7 +172,7 @@ class Engine:
             for response in decision.responses:
                 self._carry_out(response)
         except CommError as error:
-            self._end(str(error))
+            self._end(str(error).rstrip("."))
             return True
         except Exception as error:
             self._fail(f"{type(error).__name__}: {error}")
@@ -306,6 +308,11 @@ class Engine:
         self._changed.notify_all()
 
     def _require_alive(self) -> None:
+        if os.getpid() != self._pid:
+            raise HorovodInternalError(
+                f"hvd was initialized in process {self._pid}, and this is process {os.getpid()}, "
+                "which was forked off: a DataLoader's worker, say. Collectives are for the former."
+            )
         if self._ended is not None:
             raise HorovodInternalError(
                 f"this group of ranks has ended: {self._ended}. Call hvd.shutdown() and hvd.init() "

@@ -89,7 +89,7 @@ class Executor:
             or len(work.inputs) != 1
             or request.device != "cpu"
             or (request.prescale, request.postscale) != (1.0, 1.0)
-            or _op_for(request.op, source.dtype) != request.op  # an average of whole numbers
+            or is_whole_average(request.op, source.dtype)
             or request.op == ADASUM
             or not source.is_contiguous()
         ):
@@ -148,11 +148,13 @@ class Executor:
         scale_(flat, like.prescale)
         if like.op == ADASUM:
             adasum_(self._transport, flat, lengths)
+        elif is_whole_average(like.op, flat.dtype):
+            wide = flat.long()  # the sum may not fit where the average does
+            self._transport.all_reduce(wide, "sum", self._algorithm(wide), None)
+            flat.copy_(wide.div_(self._transport.size, rounding_mode="trunc"))
         else:
             op = _op_for(like.op, flat.dtype)
             self._transport.all_reduce(flat, op, self._algorithm(flat), None)
-            if like.op == "average" and op == "sum":
-                flat.div_(self._transport.size, rounding_mode="trunc")
         scale_(flat, like.postscale)
         self._group.meter.add_bytes(flat.nbytes)
 
@@ -231,10 +233,14 @@ class Executor:
             flat = flat_view(self._carried(mine))
             if like.prescale != 1.0:
                 flat = scale_(flat.clone(), like.prescale)
-            op = _op_for(like.op, flat.dtype)
-            result = self._transport.reduce_scatter(flat, [count * width for count in rows], op)
-            if like.op == "average" and op == "sum":
-                result.div_(self._transport.size, rounding_mode="trunc")
+            counts = [count * width for count in rows]
+            if is_whole_average(like.op, flat.dtype):
+                wide = self._transport.reduce_scatter(flat.long(), counts, "sum")
+                wide.div_(self._transport.size, rounding_mode="trunc")
+                result = wide.to(flat.dtype)
+            else:
+                op = _op_for(like.op, flat.dtype)
+                result = self._transport.reduce_scatter(flat, counts, op)
             scale_(result, like.postscale)
             if work is not None:
                 own = result.view(rows[self._transport.rank], *shape[1:])
@@ -262,9 +268,12 @@ def scale_(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 def _op_for(op: str, dtype: torch.dtype) -> Op:
     if dtype == torch.bool:
         return "max" if op in ("sum", "max") else "min"  # any, all
-    if op == "average" and not (dtype.is_floating_point or dtype.is_complex):
-        return "sum"
     return cast(Op, op)
+
+
+def is_whole_average(op: str, dtype: torch.dtype) -> bool:
+    """An average of whole numbers, which is cut off towards zero."""
+    return op == "average" and not (dtype.is_floating_point or dtype.is_complex)
 
 
 def _inputs(item: Item, work: Work | None) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ import platform
 from collections import Counter
 from datetime import timedelta
 
+import psutil
 from torch.distributed import PrefixStore, Store
 
 from farandole.comm import C10d, Exchange, Group, InProcess, Transport, over_hosts
@@ -20,7 +21,7 @@ from farandole.comm.transport import PeerLost
 from farandole.comm.transports.by_store import ByStore
 from farandole.comm.transports.c10d import new_process_group
 from farandole.comm.transports.shm import SharedMemory
-from farandole.errors import JoinError
+from farandole.errors import JoinError, UserError
 from farandole.horovod.gpus import GpuLinks
 from farandole.launch import rejoining
 from farandole.launch.environment import Seat, detect
@@ -29,6 +30,7 @@ from farandole.launch.rendezvous import find_store, forget_port_file, roll_call
 from farandole.topology import Topology
 
 _MORE_TIME = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+_SEATED = "FARANDOLE_HOROVOD_SEATED"  # who has the seat that the variables describe
 
 
 class Meeting:
@@ -46,6 +48,7 @@ class Meeting:
             self._generation = seat.attempt
         else:
             seat = detect(os.environ)
+        _require_first(seat)
         if seat.size == 1:
             return seat, Group(InProcess(Exchange(1, timeout), 0)), None
         if seat.one_host:
@@ -61,6 +64,25 @@ class Meeting:
             forget_port_file(seat)
         group = Group(_transport(seat, store, timeout), more_time=_MORE_TIME)
         return seat, group, GpuLinks(store, seat.local_size)
+
+
+def _require_first(seat: Seat) -> None:
+    """A process that a worker starts inherits its variables, but not its seat.
+
+    That is what becomes of a script that calls `hvd.init()` at its top level, and has a DataLoader
+    whose workers are spawned: they import the script.
+    """
+    seated = f"{seat.job}/{seat.rank}/{os.getpid()}"
+    before = os.environ.get(_SEATED, seated)
+    job, rank, pid = before.rsplit("/", 2)
+    same_seat = seat.size > 1 and (job, int(pid) != os.getpid()) == (seat.job, True)
+    if same_seat and psutil.pid_exists(int(pid)):
+        raise UserError(
+            f"hvd.init(): process {pid} has this seat (rank {rank}), and process {os.getpid()} was "
+            "started by it, perhaps to load data. Put what only the script itself shall do under "
+            "if __name__ == '__main__'."
+        )
+    os.environ[_SEATED] = seated
 
 
 def _transport(seat: Seat, store: Store, timeout: timedelta) -> Transport:

@@ -45,5 +45,5 @@ def start_elastic(
         interfaces=interfaces,
     )
     outcome = launch_elastic(job)
-    tell_end(outcome, job.workers or job.min_workers)
+    tell_end(outcome, job.workers or job.min_workers, "worker")
     return outcome.exit_code

@@ -34,6 +34,11 @@ class AdasumSteps:
         self._process_set = process_set
         session.current().optimizer_number(self, process_set)
 
+    def add(self, names: dict[nn.Parameter, str]) -> None:
+        """Takes on further parameters."""
+        if self._process_set.included():
+            self._names.update(names)
+
     @contextmanager
     def combined(self) -> Iterator[None]:
         """Around a step of this rank: after it, the parameters have taken all ranks' steps."""

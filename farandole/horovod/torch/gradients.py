@@ -10,7 +10,7 @@ asked for when all of its gradients have come, as often as there are passes in a
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,10 @@ class _Batch:
         self.params = list(params)
         self.request: Request | None = None  # as it was last time
         self.flight: _Flight | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        return any(p.requires_grad for p in self.params)
 
 
 class _Flight:
@@ -80,23 +84,31 @@ class Gradients:
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self._passes = passes
-        self._batches = [
-            _Batch(f"group.{index}.{names[group[0]]}", group) for index, group in enumerate(groups)
-        ]
-        grouped = {id(p) for group in groups for p in group}
-        self._batches += [_Batch(name, [p]) for p, name in names.items() if id(p) not in grouped]
-        self._left = {id(p): passes for p in names}  # backward passes until it is sent
+        self._batches: list[_Batch] = []
+        self._left: dict[int, int] = {}  # by parameter: backward passes until it is sent
         self._sparse: dict[nn.Parameter, int] = {}  # those whose gradients were: in how many dims
         session.current().optimizer_number(self, process_set)  # now: they may send in any order
-        if not process_set.included():
-            self._batches = []  # this rank trains by itself
+        grouped = {id(p) for group in groups for p in group}
+        self._take_on(
+            _Batch(f"group.{index}.{names[group[0]]}", group) for index, group in enumerate(groups)
+        )
+        self.add({p: name for p, name in names.items() if id(p) not in grouped})
+
+    def add(self, names: dict[nn.Parameter, str]) -> None:
+        """Takes on further parameters, each to be sent by itself."""
+        self._take_on(_Batch(name, [p]) for p, name in names.items())
+
+    def _take_on(self, batches: Iterable[_Batch]) -> None:
+        if not self._process_set.included():
+            return  # this rank trains by itself
         # The parameters may outlive their optimizer, and get another one.
         weakly = weakref.ref(self)
-        hooks = [
-            p.register_post_accumulate_grad_hook(partial(_tell, weakly, batch))
-            for batch in self._batches
-            for p in batch.params
-        ]
+        hooks = []
+        for batch in batches:
+            self._batches.append(batch)
+            for p in batch.params:
+                self._left[id(p)] = self._passes
+                hooks.append(p.register_post_accumulate_grad_hook(partial(_tell, weakly, batch)))
         weakref.finalize(self, _remove, hooks)
 
     def set_passes(self, passes: int) -> None:
@@ -111,7 +123,8 @@ class Gradients:
 
     def wait(self) -> None:
         """When it returns, every `grad` is that of all ranks."""
-        waiting = self._batches
+        # What is frozen, for now, has no gradient on any rank.
+        waiting = [batch for batch in self._batches if batch.flight or batch.is_trained]
         try:
             for batch in waiting:
                 if batch.flight is None:  # another rank may have made what this one has not

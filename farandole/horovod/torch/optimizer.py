@@ -81,9 +81,16 @@ class _Distributed:
         if self._gradients.under_way:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward(), but before "
-                "optimizer.step() or optimizer.synchronize(): gradients are under way."
+                "optimizer.step() or optimizer.synchronize(): gradients are under way. If they are "
+                "to be thrown away, as those of a discriminator through which a generator was "
+                "trained, call optimizer.synchronize() first, on all ranks."
             )
+        self._synchronized = False
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self._gradients.add(_last_group(self))
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Also forgets gradients under way, of a step that failed."""
@@ -106,6 +113,10 @@ class _DistributedAdasum:
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         raise AssertionError("with Adasum nothing is synchronized before the step.")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self._steps.add(_last_group(self))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         with self._steps.combined():
@@ -173,6 +184,13 @@ def _as_subclass(optimizer: Optimizer, addition: type) -> Any:
     own.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
     optimizer._opt_called = True  # type: ignore[attr-defined]
     return own
+
+
+def _last_group(optimizer: Any) -> dict[nn.Parameter, str]:
+    """The parameters of a group that was added later: they go by numbers."""
+    number = len(optimizer.param_groups) - 1
+    params = optimizer.param_groups[number]["params"]
+    return {p: f"added.{number}.{j}" for j, p in enumerate(params) if p.requires_grad}
 
 
 def _check_passes(passes: int) -> None:

@@ -68,7 +68,7 @@ def interpolate(
         return adaptive_avg_pool(spatial, flow, input, lengths)
     kind = torch.float64 if input.dtype == torch.float64 else torch.float32
     axes = [
-        _nearest(mode, old, new, scale, kind, input.device)
+        _nearest(mode, spatial, old, new, scale, kind, input.device)
         if mode.startswith("nearest")
         else _linear(old, new, scale, bool(align_corners), kind)
         for old, new, scale in zip(input.sizes[1:], lengths, scales, strict=True)
@@ -162,21 +162,28 @@ def _factors(
 
 def _nearest(
     mode: str,
+    spatial: int,
     old: int,
     new: int,
     scale: float | None,
     kind: torch.dtype,
     device: torch.device,
 ) -> _Axis:
-    """Torch is asked itself, with positions for an image: it has shortcuts that round otherwise."""
-    line = torch.arange(old, dtype=kind, device=device).reshape(1, 1, old)
-    options = {"size": new} if scale is None else {"scale_factor": scale}
+    """Torch is asked itself, with positions for an image of as many axes: it has shortcuts that
+    round otherwise, and not the same ones for lines, images and volumes."""
+    ones = [1] * (spatial - 1)
+    line = torch.arange(old, dtype=kind, device=device).reshape(1, 1, *ones, old)
+    options: dict[str, Any] = (
+        {"size": [*ones, new]} if scale is None else {"scale_factor": [*map(float, ones), scale]}
+    )
     found = F.interpolate(line, mode=mode, **options).flatten().long().tolist()
     return _Axis(found, found, None)
 
 
 def _linear(old: int, new: int, scale: float | None, corners: bool, kind: torch.dtype) -> _Axis:
     at = torch.arange(new, dtype=kind)
+    if new == old:  # enlarged by too little, perhaps, to get longer: torch copies
+        return _Axis(list(range(old)), list(range(old)), None)
     if corners:
         step = torch.tensor(old - 1, dtype=kind) / (new - 1) if new > 1 else torch.zeros(1)
         source = at * step.to(kind)
