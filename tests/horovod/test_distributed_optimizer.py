@@ -828,17 +828,63 @@ def test_the_old_name_of_groups() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_parameters_that_are_added_later(size: int, op: hvd.ReduceOp) -> None:
+    def body() -> Params:
+        model = small_net()
+        first, last = model[0], model[2]  # type: ignore[index]
+        optimizer = hvd.DistributedOptimizer(sgd(first.parameters()), op=op)
+        optimizer.add_param_group({"params": list(last.parameters()), "lr": 0.2})
+        return train(optimizer, model)
+
+    def two_rates(params: Any) -> torch.optim.Optimizer:
+        given = list(params)
+        return sgd([{"params": given[:2]}, {"params": given[2:], "lr": 0.2}])
+
+    found = run_horovod(size, body)
+    for other in found[1:]:
+        close(other, found[0])
+    if op == hvd.Average:
+        close(found[0], plain(two_rates))
+
+
+def test_what_is_frozen_for_a_while_is_not_sent() -> None:
+    """A discriminator, while the generator is trained: momentum must not move it."""
+
+    def body() -> None:
+        model = small_net()
+        last = model[2]  # type: ignore[index]
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        train(optimizer, model)
+        optimizer.zero_grad()
+        before = parameters(last)
+        last.requires_grad_(False)
+        x, y = own_part(0)
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        assert all(p.grad is None for p in last.parameters())
+        assert all(torch.equal(a, b) for a, b in zip(before, parameters(last), strict=True))
+
+    run_horovod(2, body)
+
+
+@pytest.mark.parametrize("size", [1, 2])
 def test_gradients_under_way_are_not_to_be_touched(size: int) -> None:
     def body() -> None:
         model = small_net()
         optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
         x, y = own_part(0)
         F.mse_loss(model(x), y).backward()
-        with pytest.raises(AssertionError, match=r"before .*step"):
+        with pytest.raises(AssertionError, match=r"before .*step.* call optimizer.synchronize\(\)"):
             optimizer.zero_grad()
         with pytest.raises(AssertionError, match="Raise backward_passes_per_step"):
             F.mse_loss(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.synchronize()
+        optimizer.zero_grad()  # thrown away
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()  # without a warning
 
     run_horovod(size, body)

@@ -125,6 +125,40 @@ def test_a_rank_that_dies_is_named_by_the_others(
         assert "Traceback" not in ends[rank].stderr
 
 
+FORKED = """
+import multiprocessing, os
+import torch
+import farandole.horovod.torch as hvd
+
+hvd.init()
+if __name__ == "__main__":
+    child = os.fork()
+    if not child:
+        try:
+            print(hvd.rank(), hvd.size(), hvd.allreduce(torch.ones(1)))
+        except hvd.HorovodInternalError as error:
+            print(error)
+        raise SystemExit(0)
+    os.waitpid(child, 0)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == 2.0
+    spawned = multiprocessing.get_context("spawn").Process(target=print)  # imports the script
+    spawned.start()
+    spawned.join()
+    assert spawned.exitcode == 1
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == 2.0
+"""
+
+
+def test_processes_that_a_rank_starts_have_no_seat(
+    sandbox: Sandbox, two_ranks: list[dict[str, str]]
+) -> None:
+    for rank, end in enumerate(sandbox.by_hand(two_ranks, sandbox.script("forked.py", FORKED))):
+        assert end.returncode == 0, end.stderr
+        assert "which was forked off: a DataLoader's worker, say." in end.stdout
+        assert f"has this seat (rank {rank})" in end.stderr
+        assert "if __name__ == '__main__'" in end.stderr
+
+
 MPI = """
 import torch
 import farandole.horovod.torch as hvd

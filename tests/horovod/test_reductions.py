@@ -80,6 +80,18 @@ def test_allreduce_of_every_kind_of_number(size: int, way: str) -> None:
 
 
 @SIZES
+def test_an_average_fits_where_the_sum_does_not(size: int) -> None:
+    def body() -> None:
+        x = torch.full((size * 2, 3), 200, dtype=torch.uint8)
+        assert torch.equal(hvd.allreduce(x), x)
+        assert torch.equal(hvd.reducescatter(x), x[:2])
+        low = torch.full((3,), -100 - hvd.rank(), dtype=torch.int8)
+        assert hvd.allreduce(low).tolist() == [-100 - (size - 1) // 2] * 3  # towards zero
+
+    run_horovod(size, body)
+
+
+@SIZES
 def test_bool(size: int) -> None:
     def body() -> None:
         mine = torch.tensor([True, hvd.rank() == 0, False])
