@@ -1,33 +1,25 @@
 """From how this process was started to a group of all ranks, as often as `hvd.init()` is called.
 
-PyTorch's default process group is left to the script, which may want one of its own. On one host
-the ranks meet in the store and then share memory: no sockets between them that a killed peer could
-break, and little to set up.
+PyTorch's default process group is left to the script, which may want one of its own.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 from collections import Counter
 from datetime import timedelta
 
 import psutil
 from torch.distributed import PrefixStore, Store
 
-from farandole.comm import C10d, Exchange, Group, InProcess, Transport, over_hosts
-from farandole.comm.calibration import calibrate
-from farandole.comm.transport import PeerLost
-from farandole.comm.transports.by_store import ByStore
-from farandole.comm.transports.c10d import new_process_group
-from farandole.comm.transports.shm import SharedMemory
-from farandole.errors import JoinError, UserError
+from farandole.comm import Exchange, Group, InProcess
+from farandole.errors import UserError
+from farandole.horovod.carriers import carrier
 from farandole.horovod.gpus import GpuLinks
 from farandole.launch import rejoining
 from farandole.launch.environment import Seat, detect
 from farandole.launch.loopback import stay_on_loopback
 from farandole.launch.rendezvous import find_store, forget_port_file, roll_call
-from farandole.topology import Topology
 
 _MORE_TIME = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _SEATED = "FARANDOLE_HOROVOD_SEATED"  # who has the seat that the variables describe
@@ -62,7 +54,7 @@ class Meeting:
             roll_call(PrefixStore("roll", store), seat, timeout, "hvd.init()")
         finally:
             forget_port_file(seat)
-        group = Group(_transport(seat, store, timeout), more_time=_MORE_TIME)
+        group = Group(carrier(seat, store, timeout), more_time=_MORE_TIME)
         return seat, group, GpuLinks(store, seat.local_size)
 
 
@@ -83,39 +75,3 @@ def _require_first(seat: Seat) -> None:
             "if __name__ == '__main__'."
         )
     os.environ[_SEATED] = seated
-
-
-def _transport(seat: Seat, store: Store, timeout: timedelta) -> Transport:
-    """What carries the bytes between these ranks fastest."""
-    if seat.one_host:
-        meeting = ByStore(PrefixStore("memory", store), seat.rank, seat.size, timeout)
-        try:
-            return _located(SharedMemory.connect(meeting))
-        except OSError:
-            pass  # on all ranks alike; the sockets' way below says why
-        except PeerLost as lost:
-            raise JoinError(f"rank {seat.rank} of {seat.size} connects, but {lost}.") from lost
-    sockets = PrefixStore("sockets", store)
-    try:
-        process_group = new_process_group(sockets, seat.rank, seat.size, timeout)
-        world = C10d(process_group, rank=seat.rank, size=seat.size, timeout=timeout, store=sockets)
-        world.topology = Topology.from_names(world.share(_host()))
-        found = over_hosts(world, world.topology)
-        if found.name != "shm":
-            found.link = calibrate(found)
-        return found
-    except PeerLost as lost:
-        raise JoinError(f"rank {seat.rank} of {seat.size} connects, but {lost}.") from lost
-    except RuntimeError as error:
-        raise JoinError(
-            f"rank {seat.rank} of {seat.size} cannot connect to the others: {error}"
-        ) from error
-
-
-def _located(transport: Transport) -> Transport:
-    transport.topology = Topology.single(transport.size, _host())
-    return transport
-
-
-def _host() -> str:
-    return platform.node() or "localhost"
