@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from farandole.horovod import session
 from farandole.horovod.common.process_sets import ProcessSet
 from farandole.horovod.torch.compression import Compressor
-from farandole.horovod.torch.reductions import Adasum, allreduce_async_
+from farandole.horovod.torch.operations import Adasum
+from farandole.horovod.torch.reductions import allreduce_async_
 
 
 class AdasumSteps:

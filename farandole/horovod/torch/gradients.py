@@ -25,11 +25,9 @@ from farandole.horovod.common.process_sets import ProcessSet
 from farandole.horovod.engine import Engine
 from farandole.horovod.requests import ALLREDUCE, Request
 from farandole.horovod.torch.compression import Compressor, NoneCompressor
-from farandole.horovod.torch.reductions import (
-    ReduceOp,
-    allreduce_async_,
-    sparse_allreduce_async,
-)
+from farandole.horovod.torch.operations import ReduceOp
+from farandole.horovod.torch.reductions import allreduce_async_
+from farandole.horovod.torch.sparse import sparse_allreduce_async
 from farandole.horovod.work import Work
 
 

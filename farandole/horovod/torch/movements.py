@@ -19,7 +19,8 @@ from farandole.horovod.torch.handles import (
     tensor_or_error,
     tensors_or_error,
 )
-from farandole.horovod.torch.reductions import Average, allreduce, grouped_allreduce, with_gradient
+from farandole.horovod.torch.operations import Average, with_gradient
+from farandole.horovod.torch.reductions import allreduce, grouped_allreduce
 from farandole.horovod.work import Work
 
 # All-gather

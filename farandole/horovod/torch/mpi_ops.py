@@ -45,7 +45,7 @@ from farandole.horovod.torch.movements import (
     grouped_allgather_async,
     join,
 )
-from farandole.horovod.torch.reductions import (
+from farandole.horovod.torch.operations import (
     Adasum,
     Average,
     Max,
@@ -53,6 +53,14 @@ from farandole.horovod.torch.reductions import (
     Product,
     ReduceOp,
     Sum,
+)
+from farandole.horovod.torch.reducescatter import (
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
+from farandole.horovod.torch.reductions import (
     allreduce,
     allreduce_,
     allreduce_async,
@@ -61,13 +69,8 @@ from farandole.horovod.torch.reductions import (
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-    sparse_allreduce,
-    sparse_allreduce_async,
 )
+from farandole.horovod.torch.sparse import sparse_allreduce, sparse_allreduce_async
 
 __all__ = [
     "Adasum",

@@ -24,7 +24,7 @@ from farandole.horovod.common.process_sets import ProcessSet, global_process_set
 from farandole.horovod.torch.adasum_optimizer import AdasumSteps
 from farandole.horovod.torch.compression import Compression, Compressor
 from farandole.horovod.torch.gradients import Gradients
-from farandole.horovod.torch.reductions import Adasum, Average, ReduceOp, chosen_op
+from farandole.horovod.torch.operations import Adasum, Average, ReduceOp, chosen_op
 
 
 class _Distributed:
