@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from common import restart_on_workers, save, spread
+from ddp_parity import steps
 from torch.nn.parallel import DistributedDataParallel
 
 import farandole.horovod.torch as hvd
@@ -35,17 +35,6 @@ CASES = {
 }
 SIZES = {4 * 2**10: 200, 256 * 2**10: 100, 4 * 2**20: 20, 32 * 2**20: 4}  # bytes: calls in a block
 GLOO, IN_PLACE, NEW = "gloo", "hvd.allreduce_", "hvd.allreduce"
-
-
-def steps(
-    model: torch.nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, count: int
-) -> float:
-    begin = time.perf_counter()
-    for _ in range(count):
-        opt.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        opt.step()
-    return (time.perf_counter() - begin) / count
 
 
 def train(name: str, blocks: int) -> dict[str, object]:

@@ -145,11 +145,6 @@ class Engine:
         self._end(f"this rank {reason}")
         self._rounds.close()
 
-    @property
-    def ended(self) -> str | None:
-        """Why nothing can be asked for any more."""
-        return self._ended
-
     # Rounds
 
     def _round(self, awaited: Work | None = None) -> bool:

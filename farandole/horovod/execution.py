@@ -211,10 +211,8 @@ class Executor:
         (mine,) = _inputs(item, work)
         rank, size = self._transport.rank, self._transport.size
         given = work.request.splits if work is not None else (0,) * size
+        # Also at a rank that has joined: what the others send it is not kept, but has to arrive.
         taken = [request.splits[rank] if request else 0 for request in item.requests]
-        if work is None:
-            # What the others send to a rank that has joined is not kept, but it has to arrive.
-            taken = [request.splits[rank] if request else 0 for request in item.requests]
         carried = self._carried(mine)
         row = tuple(item.like.shapes[0][1:])
         sends = [flat_view(part) for part in carried.split(list(given))]

@@ -67,8 +67,8 @@ def _require_first(seat: Seat) -> None:
     seated = f"{seat.job}/{seat.rank}/{os.getpid()}"
     before = os.environ.get(_SEATED, seated)
     job, rank, pid = before.rsplit("/", 2)
-    same_seat = seat.size > 1 and (job, int(pid) != os.getpid()) == (seat.job, True)
-    if same_seat and psutil.pid_exists(int(pid)):
+    is_another = int(pid) != os.getpid() and psutil.pid_exists(int(pid))
+    if seat.size > 1 and job == seat.job and is_another:
         raise UserError(
             f"hvd.init(): process {pid} has this seat (rank {rank}), and process {os.getpid()} was "
             "started by it, perhaps to load data. Put what only the script itself shall do under "

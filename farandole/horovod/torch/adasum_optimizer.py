@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from farandole.horovod import session
 from farandole.horovod.common.process_sets import ProcessSet
@@ -25,7 +24,6 @@ class AdasumSteps:
 
     def __init__(
         self,
-        optimizer: Optimizer,
         names: dict[nn.Parameter, str],
         compression: type[Compressor],
         process_set: ProcessSet,

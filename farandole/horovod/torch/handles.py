@@ -10,7 +10,6 @@ import torch
 from farandole.comm.tensors import kind_of
 from farandole.errors import UserError
 from farandole.horovod import session
-from farandole.horovod.common.exceptions import HorovodInternalError
 from farandole.horovod.common.process_sets import ProcessSet
 from farandole.horovod.engine import Engine
 from farandole.horovod.requests import Request
@@ -138,6 +137,3 @@ def tensors_or_error(values: Any, what: str) -> list[torch.Tensor]:
     if len({tensor.device.type for tensor in found}) > 1:
         raise UserError(f"{what} wants all tensors on one kind of device.")
     return found
-
-
-__all__ = ["Handle", "HorovodInternalError", "poll", "synchronize"]

@@ -158,7 +158,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         if groups is not None:
             raise UserError("groups are for gradients; Adasum sends steps, each by itself.")
         own = _as_subclass(optimizer, _DistributedAdasum)
-        own._steps = AdasumSteps(own, names, compression, process_set)
+        own._steps = AdasumSteps(names, compression, process_set)
         return own
     own = _as_subclass(optimizer, _Distributed)
     own._synchronized, own._should_synchronize = False, True
