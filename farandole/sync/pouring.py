@@ -105,7 +105,7 @@ class Pouring(OnServers):
 
     def end_pass(self) -> None:
         """The rest is pushed, and all read the same."""
-        self._weighing.weight = 1.0
+        super().end_pass()
         self._pause()
         if self._steps % self._config.push:
             self._push()

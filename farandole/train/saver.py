@@ -54,14 +54,14 @@ class WholeSaver(Saver):
             return None
         if self._optimizer is None:
             return model, None
-        return model, state_by_name(self._optimizer, names_of(self._synchronizer.unwrapped))
+        return model, state_by_name(self._optimizer, names_of(self._synchronizer.model))
 
     def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
-        self._synchronizer.unwrapped.load_state_dict(model)
+        self._synchronizer.model.load_state_dict(model)
         if self._optimizer is None or optimizer is None:
             return
         if "named" in optimizer:
-            names = names_of(self._synchronizer.unwrapped)
+            names = names_of(self._synchronizer.model)
             load_by_name(self._optimizer, optimizer, names)
         else:  # as checkpoints had it before there were layouts
             self._optimizer.load_state_dict(dict(optimizer))
@@ -107,7 +107,7 @@ class PartSaver(Saver):
 
     def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
         self._pipelined.drain()
-        gate = self._synchronizer.unwrapped
+        gate = self._synchronizer.model
         here = gate.state_dict()
         wanted = {name: self._names[name] for name in here if name in self._names}
         missing = [name for name in wanted.values() if name not in model]
@@ -125,7 +125,7 @@ class PartSaver(Saver):
         load_by_name(self._optimizer, optimizer, self._parameter_names())
 
     def _parameter_names(self) -> dict[int, str]:
-        gate: nn.Module = self._synchronizer.unwrapped
+        gate: nn.Module = self._synchronizer.model
         return {
             id(parameter): self._names[name]
             for name, parameter in gate.named_parameters()
