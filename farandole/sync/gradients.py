@@ -32,7 +32,7 @@ class Reduction(ABC):
 
 
 def is_trained(model: nn.Module) -> bool:
-    """Whether there is anything to average: DDP refuses models without."""
+    """Whether there is anything to average."""
     return any(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -83,8 +83,10 @@ class Compressed(Reduction):
         self._wait.begin(buffer, bucket.is_last)
 
         def average() -> torch.Tensor:
-            self._compressor.average(gradients, self._group)
+            # What nobody has is not sent: what was left over of it would be lost on the way.
             self._group.all_reduce(bucket.has_gradient, "average")
+            present = zip(gradients.items(), bucket.has_gradient.tolist(), strict=True)
+            self._compressor.average({n: g for (n, g), flag in present if flag > 0}, self._group)
             return buffer
 
         if not bucket.is_last and not buffer.is_cuda:

@@ -44,8 +44,8 @@ def refuse_wrapper_around(model: nn.Module) -> None:
             raise UserError(
                 "a DistributedDataParallel was put around the model after run.distribute: it "
                 "averages gradients in every step by itself, and cancels the strategy. Train the "
-                "model that run.distribute returned. (Accelerate's prepare() does so: give it the "
-                "optimizer and the loaders, and not the model. See docs/frameworks.md.)"
+                "model that run.distribute returned. (Accelerate's prepare() and Hugging Face's "
+                "Trainer do so: call run.hide_from_libraries() before. See docs/frameworks.md.)"
             )
 
     hook = model.register_forward_pre_hook(ForwardHook(look))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 import warnings
@@ -20,6 +21,7 @@ from farandole.comm import Group
 from farandole.comm.trace import NO_TRACE
 from farandole.data import BatchInfo, Loader, LoaderOptions
 from farandole.errors import UserError
+from farandole.launch.environment import hide_seat
 from farandole.layout import Layout
 from farandole.report.metrics import MetricsLog
 from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
@@ -119,6 +121,14 @@ class Run:
     def seconds(self) -> float:
         """Since the run began; a resumed run goes on where the saved one stopped."""
         return time.perf_counter() - self._began
+
+    def hide_from_libraries(self) -> None:
+        """Removes the launcher's variables (`RANK`, `WORLD_SIZE`, …) from this process.
+
+        Libraries that would start a distributed scheme of their own where they find them, such as
+        Accelerate and Hugging Face's Trainer, then take this process for one that is alone.
+        """
+        hide_seat(os.environ)
 
     # Models
 

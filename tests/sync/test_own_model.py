@@ -391,7 +391,7 @@ def test_a_wrapper_around_the_model_is_refused(tmp_path: Path) -> None:
         if run.rank == 0:  # torch notes whose forward pass it is once for all threads
             theirs(inputs(run.rank, 0))
 
-    with pytest.raises(fd.UserError, match=r"DistributedDataParallel was put around .*prepare"):
+    with pytest.raises(fd.UserError, match=r"was put around the model.*hide_from_lib"):
         run_world(2, body, folder=tmp_path, sync=parse("local:every=2"))
 
 
