@@ -128,12 +128,15 @@ class Shelf:
             self.late += 1
             return False
         if self._sum is None:
-            self._sum = torch.zeros(self.rows, self.table.width, dtype=self.table.torch_dtype)
+            # Half precision is added up in float32, and the mean rounded once: numbers that are
+            # small beside the sum count too, and all replicas round alike.
+            dtype = torch.promote_types(self.table.torch_dtype, torch.float32)
+            self._sum = torch.zeros(self.rows, self.table.width, dtype=dtype)
         values, where = self._matrix(command), _where(command)
         if isinstance(where, slice):
             self._sum[where] += values
         else:
-            self._sum.index_add_(0, where, values)
+            self._sum.index_add_(0, where, values.to(self._sum.dtype))
         self._given[command.sender] = command.rate
         return True
 
@@ -142,7 +145,7 @@ class Shelf:
         missing = len(members - self._given.keys())
         if not self._given or self._sum is None or missing > self.table.backups:
             return False
-        mean = self._sum.div_(len(self._given))
+        mean = self._sum.div_(len(self._given)).to(self.table.torch_dtype)
         self._update(slice(0, self.rows), mean, max(self._given.values()))
         self._sum.zero_()
         self._given.clear()
