@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from farandole.comm import Group
-from farandole.errors import UserError
+from farandole.errors import CheckpointError, UserError
 from farandole.server.store import Pending
 from farandole.sync.flat import Flat, load_buffers, statistics_of
 from farandole.sync.hooks import ForwardHook
@@ -234,8 +234,13 @@ class OnServers(Synchronizer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._settle()
         self._group.barrier()
+        servers = OptimizerState(self._store, self._parts)
+        problem = servers.problem_with(state["servers"]) if self._group.rank == 0 else None
+        problem = self._group.broadcast_json(problem)
+        if problem is not None:
+            raise CheckpointError(f"this checkpoint does not fit the script: {problem}.")
         if self._group.rank == 0:
-            OptimizerState(self._store, self._parts).load(state["servers"])
+            servers.load(state["servers"])
         self._offer()
         self.model.load_state_dict(state["model"])
         load_buffers(self.model, state["buffers"])
