@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -38,12 +38,9 @@ class Bucket:
     """Views of the buffer, in the shapes and strides of the parameters."""
     has_gradient: torch.Tensor
     """The flags: a view of the buffer."""
-    withheld: set[int] = field(default_factory=set)
-    """Places of gradients that are not to be applied in this step, whatever was computed."""
 
     def fill(self) -> None:
         """Takes in what the parameters have accumulated; nothing counts as zeros."""
-        self.withheld.clear()
         present = [parameter.grad is not None for parameter in self.parameters]
         views, gradients = [], []
         for view, parameter in zip(self.gradients, self.parameters, strict=True):
@@ -63,9 +60,6 @@ class Bucket:
         """Makes the averages the parameters' gradients, where any rank had one."""
         flags: list[bool] | None = None
         for place, parameter in enumerate(self.parameters):
-            if place in self.withheld:
-                parameter.grad = None
-                continue
             if parameter.grad is None:
                 if flags is None:  # a GPU is waited for only where it must be asked
                     flags = (self.has_gradient > 0).tolist()

@@ -22,7 +22,7 @@ still, for nobody steps before all have begun the next pass.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -32,6 +32,7 @@ from torch.optim import Optimizer
 from farandole.comm import Group
 from farandole.comm.tensors import is_finite
 from farandole.errors import UserError
+from farandole.sync.closures import with_gradients
 from farandole.sync.commons import Commons
 from farandole.sync.flat import Flat, load_buffers, statistics_of
 from farandole.sync.local import prepare
@@ -88,37 +89,22 @@ class _HogwildAtWork(Synchronizer):
     def _about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._give_rates_back()  # a step that raised an error has kept them
         self._steps += 1
-        self._commons.require(p for p in self._trained() if p.grad is not None)
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
-            self._check_gradients()
+        arguments = with_gradients(args, kwargs, self._check_gradients)
         self._take_share()
-        if closure is None:
-            return None
-        return args[:1], {**kwargs, "closure": self._checked(closure)}
+        return arguments
 
     def _trained(self) -> list[torch.Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def _check_gradients(self) -> None:
         """Before a gradient that is not finite is written into everybody's parameters."""
+        self._commons.require(p for p in self._trained() if p.grad is not None)
         if getattr(self._optimizer, "found_inf", None) is not None:
             return  # a scaler has left it to the optimizer to skip the step
         for parameter in self._trained():
             if parameter.grad is not None and not is_finite(_numbers(parameter.grad)):
                 name = self._commons.name(parameter)
                 raise diverged(self._group.rank, self._steps, f"its gradient of {name!r}")
-
-    def _checked(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """For a step that computes its gradients itself."""
-
-        def compute() -> Any:
-            loss = closure()
-            self._commons.require(p for p in self._trained() if p.grad is not None)
-            self._check_gradients()
-            return loss
-
-        return compute
 
     def _take_share(self) -> None:
         for group in self._optimizer.param_groups:

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from farandole.comm import Group
 from farandole.sync.alignment import check_same_model, spread_from_first
 from farandole.sync.buckets import Bucket
+from farandole.sync.closures import with_gradients
 from farandole.sync.gradients import Guarded, is_trained, settled
 from farandole.sync.guard import GradientGuard
 from farandole.sync.reducer import GradientReducer
@@ -73,6 +74,7 @@ class _LaggedAtWork(Synchronizer):
         super().__init__(model, Weighing(model), reducer)
         self.notes.append({"phase": "synchronous"})
         self._was_lagged = False
+        optimizer.register_step_pre_hook(self._before_step)
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         super().begin_step(weight, progress, samples)
@@ -87,6 +89,15 @@ class _LaggedAtWork(Synchronizer):
         if self._progress is None:
             return True
         return self._config.first <= self._progress < 1 - self._config.last
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        return with_gradients(args, kwargs, self._withhold)
+
+    def _withhold(self) -> None:
+        """Where nothing has arrived yet, nothing is applied: not even momentum moves on. Only now:
+        a gradient scaler wants to see gradients before the step."""
+        for parameter in self._late.empty:
+            parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"passes": self._late.passes, "late": self._late.arrived()}
@@ -105,10 +116,13 @@ class _Late(Guarded):
         self._lagged = False
         self._travelling: dict[str, _Travelling] = {}
         self.passes = 0  # backward passes that were averaged
+        self.empty: set[torch.Tensor] = set()
+        """Parameters that have no gradient in this step, because the first is still on its way."""
 
     def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
         if bucket.index == 0:
             self._lagged = self._is_lagged()
+            self.empty.clear()
         if bucket.is_last:
             self.passes += 1
         if self._lagged:
@@ -132,11 +146,14 @@ class _Late(Guarded):
         mine = bucket.buffer.clone()
         future = self._group.average_future(mine)
         flags = mine[-len(bucket.names) :]
-        for place, (name, gradient) in enumerate(zip(bucket.names, bucket.gradients, strict=True)):
+        for place, (name, parameter, gradient) in enumerate(
+            zip(bucket.names, bucket.parameters, bucket.gradients, strict=True)
+        ):
             late = self._arrived(name)
             bucket.has_gradient[place] = 0.0 if late is None else 1.0
-            if late is None:  # nothing is applied then: not even momentum moves on
-                bucket.withheld.add(place)
+            if late is None:
+                gradient.zero_()
+                self.empty.add(parameter)
             else:
                 gradient.copy_(late)
             self._travelling[name] = _Travelling(future, _same_place(gradient, mine), flags[place])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from farandole.comm import Group
 from farandole.errors import CheckpointError, UserError
 from farandole.server.store import Pending
+from farandole.sync.closures import with_gradients
 from farandole.sync.flat import Flat, load_buffers, statistics_of
 from farandole.sync.hooks import ForwardHook
 from farandole.sync.served import Connection, OptimizerState, Part, parts_of
@@ -114,27 +115,16 @@ class OnServers(Synchronizer):
             self._offer_what_was_loaded()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is not None:
-            return args[:1], {**kwargs, "closure": self._followed(closure)}
-        self._require_held()
-        self._about_to_step()
-        return None
-
-    def _followed(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """For a step that computes its gradients itself, once or more often."""
         first = True
 
-        def compute() -> Any:
+        def act() -> None:
             nonlocal first
-            loss = closure()
-            if first:
+            if first:  # a closure may be called more than once in a step
                 first = False
                 self._require_held()
                 self._about_to_step()
-            return loss
 
-        return compute
+        return with_gradients(args, kwargs, act)
 
     def _scaler_skips(self) -> bool:
         """A GradScaler has left it to a fused optimizer to skip this step."""
