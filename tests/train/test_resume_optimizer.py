@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 
 from farandole.errors import CheckpointError
 from farandole.sync import Strategy, parse
+from farandole.sync.served import OptimizerState
 from farandole.testing import run_world
 from farandole.train import Run, checkpoint
 from farandole.train.optimizer_state import load_by_name, merged, names_of, state_by_name
@@ -242,3 +244,20 @@ def test_the_servers_rule_must_be_the_same(
     load(tmp_path, before, parse(sync))
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path, now, parse(sync))
+
+
+@pytest.mark.parametrize(
+    ("rule", "saved", "message"),
+    [
+        ("sgd:momentum=0.9", [{"slots": [1]}], None),
+        ("adamw", [{"slots": [1]}], "was 'another one' with 1 states, and is 'adamw' with 2 now"),
+        ("sgd", [], "held 0 tables, and hold 1 now"),
+    ],
+)
+def test_servers_states_from_before_rules_were_noted(
+    rule: str, saved: list[dict[str, Any]], message: str | None
+) -> None:
+    store: Any = SimpleNamespace(table=lambda name: SimpleNamespace(rule=rule))
+    part: Any = SimpleNamespace(name="model")
+    problem = OptimizerState(store, [part]).problem_with(saved)
+    assert problem is None if message is None else message in str(problem)
