@@ -14,9 +14,7 @@ from farandole.cli.options import sync_option
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
-    from farandole.sync import Strategy
-
-_DDP_FIRST_BUCKET_MIB = 1.0  # PyTorch's compiler refuses buckets below DDP's first
+    pass
 
 
 @click.group()
@@ -82,7 +80,7 @@ def train(workers: int | None, sync: str | None, json_path: Path | None, **optio
     if workload.precision == "tf32":
         _check_tf32()
     if workload.compile:
-        _check_compile(strategy, count)
+        _check_compile()
     output = check_output("--json", json_path) if json_path else None
     chosen = {settings.SCRIPT: "bench train", settings.SYNC: str(strategy) if strategy else ""}
     command = ["-m", "farandole.train.throughput", format_options(workload)]
@@ -110,21 +108,14 @@ def _check_tf32() -> None:
         )
 
 
-def _check_compile(strategy: Strategy | None, workers: int) -> None:
+def _check_compile() -> None:
     import torch
 
     from farandole.launch.checks import check_compiler
-    from farandole.sync import AllReduce
 
     found = check_compiler(gpu=torch.cuda.device_count() > 0)
     if found.status != "ok":
         raise UserError(
             f"--compile needs a compiler that torch.compile can call: {found.value}. "
             f"Try: {found.hint}, or leave --compile out."
-        )
-    bucket_mib = strategy.bucket_mib if isinstance(strategy, AllReduce) else None
-    if bucket_mib is not None and bucket_mib < _DDP_FIRST_BUCKET_MIB and workers > 1:
-        raise UserError(
-            f"--compile with --sync {strategy}: PyTorch's compiler cuts the model at buckets of "
-            f"{_DDP_FIRST_BUCKET_MIB:g} MiB or more. Use a larger bucket_mib."
         )

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
 from farandole.errors import JoinError
+
+_SEAT = re.compile(
+    r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
+    r"|(OMPI|MV2)_COMM_WORLD_\w+|PMI_(LOCAL_)?(RANK|SIZE)|MPI_LOCAL(RANKID|NRANKS)"
+    r"|SLURM_(PROCID|LOCALID|NTASKS|STEP_NUM_TASKS))"
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,12 @@ def detect(environ: Mapping[str, str], parent_pid: int | None = None) -> Seat:
         if seat is not None:
             return _checked(seat)
     return Seat("alone")
+
+
+def hide_seat(environ: MutableMapping[str, str]) -> None:
+    """Removes what tells a process which rank it is, whichever launcher has said so."""
+    for name in [name for name in environ if _SEAT.fullmatch(name)]:
+        del environ[name]
 
 
 def _checked(seat: Seat) -> Seat:

@@ -1,12 +1,12 @@
 """Where a pipeline's gradients enter a strategy.
 
 Strategies keep replicas in step by what happens in a backward pass and in the optimizer's step:
-DDP's buckets, hooks, weights of uneven batches. A pipeline's stage has many backward passes in a
-step, and none of them is the one. So when all are done, the gradients that have been added up go
-through one more, in which nothing is computed: a function whose gradients are known already.
+hooks that average gradients, weights of uneven batches. A pipeline's stage has many backward
+passes in a step, and none of them is the one. So when all are done, the gradients that have been
+added up go through one more, in which nothing is computed: a function whose gradients are known.
 
     stage      B0 B1 B2 B3 ─▶ gradients, added up
-    gate                        ╰─▶ forward: 0 ─▶ backward: these gradients ─▶ DDP, hooks, optimizer
+    gate                        ╰─▶ forward: 0 ─▶ backward: these gradients ─▶ hooks, optimizer
 
 Any strategy sees an ordinary module with an ordinary step, and needs no word about pipelines.
 """
@@ -62,8 +62,4 @@ class _Known(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> Any:
         gradients, ctx.gradients = ctx.gradients, None
-        # A strategy weighs uneven batches by the gradient of the model's output.
-        (weight,) = outer
-        if weight.is_cuda or weight.item() != 1.0:
-            gradients = [gradient.mul_(weight) for gradient in gradients]
         return None, *gradients

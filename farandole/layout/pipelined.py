@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from farandole.comm import Group
@@ -77,9 +76,9 @@ class Pipelined:
             self.places, stages, mail, self._on_update, pipe.trace, teams, pipe.rank
         )
 
-    def connect(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """`model` is the gate as a strategy has wrapped it."""
-        self._update.connect(model, optimizer)
+    def connect(self, exchange: Callable[[], None] | None, optimizer: Optimizer) -> None:
+        """`exchange` takes the gradients through the gate and a strategy, if there is one."""
+        self._update.connect(exchange, optimizer)
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Trains on one batch; returns its loss. A stream returns that of the last batch that this

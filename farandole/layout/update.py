@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,19 +61,19 @@ class Update:
         self._averages = averages
         self._clip = clip
         self._scale = scale
-        self._model: nn.Module = gate
+        self._exchange: Callable[[], None] | None = None
         self._optimizer: Optimizer | None = None
 
-    def connect(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """`model` is the gate as a strategy has wrapped it."""
-        self._model, self._optimizer = model, optimizer
+    def connect(self, exchange: Callable[[], None] | None, optimizer: Optimizer) -> None:
+        """`exchange` takes the gradients through the gate and a strategy, if there is one."""
+        self._exchange, self._optimizer = exchange, optimizer
 
     def __call__(self, batches_here: int = 1) -> None:
         """Makes a new version of the weights, from what was added up since the last."""
         trained = self._gate.trained()
         self._add_up(trained, batches_here)
-        if self._model is not self._gate:  # else there is nobody who wants to see a backward
-            self._model().backward()
+        if self._exchange is not None:
+            self._exchange()
         gradients = [_gradient(weight) for weight in trained]
         goes_on = self._scale is None or self._scale.unscale(gradients)
         if goes_on and self._clip is not None:

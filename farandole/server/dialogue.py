@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from farandole.server.messages import Ack, Command, Data, Message, Moved, Read, Refused
+from farandole.server.messages import Ack, Command, Data, Message, Moved, Problem, Read, Refused
 from farandole.server.views import View
 
 
@@ -31,7 +31,7 @@ class Answer:
 
     values: torch.Tensor | None = None
     clock: int = 0
-    problem: str | None = None
+    problem: Problem | None = None
 
 
 class Dialogue:
@@ -96,7 +96,7 @@ class Dialogue:
         elif isinstance(message, Data):
             self._close(message.ticket, Answer(message.values, message.clock), Read)
         elif isinstance(message, Refused):
-            self._close(message.ticket, Answer(problem=message.text), (Command, Read))
+            self._close(message.ticket, Answer(problem=message.problem), (Command, Read))
         elif isinstance(message, Moved):
             self._take_moved(server, message)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from farandole.server.seal import Seal
 
-VERSION = 1  # of everything that is sent, here and in wire.py
+VERSION = 2  # of everything that is sent, here and in wire.py
 HELLO = b"FdHi"
 WELCOME = b"FdWe"
 _RANDOM_BYTES = 16
@@ -41,13 +41,16 @@ class Hello:
     random: bytes
     name: str  # for whoever reads the messages; nothing here depends on it
     arena: Mapping[str, object] | None  # as `Arena.describe` says it
+    server: int | None = None  # the number of a server; None: of a client
 
     @classmethod
-    def make(cls, name: str, arena: Mapping[str, object] | None) -> Hello:
-        return cls(secrets.token_bytes(_RANDOM_BYTES), name, arena)
+    def make(
+        cls, name: str, arena: Mapping[str, object] | None, server: int | None = None
+    ) -> Hello:
+        return cls(secrets.token_bytes(_RANDOM_BYTES), name, arena, server)
 
     def encode(self, key: bytes) -> bytes:
-        about = json.dumps({"name": self.name, "arena": self.arena})
+        about = json.dumps({"name": self.name, "arena": self.arena, "server": self.server})
         body = _HEAD.pack(HELLO, VERSION, self.random) + about.encode()
         return body + _mac(key, body, b"")
 
@@ -56,7 +59,7 @@ class Hello:
         """Raises `NotWelcome`. The version stands in the same place in all versions."""
         random, about = _open(frame, HELLO, key, b"")
         said = json.loads(about)  # by a holder of the key, of the same version
-        return cls(random, said["name"], said["arena"])
+        return cls(random, said["name"], said["arena"], said["server"])
 
 
 @dataclass(frozen=True, slots=True)

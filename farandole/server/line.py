@@ -36,7 +36,8 @@ class Line:
 
     `ready`: the server has answered. `refused`: why it has not, as far as is known. `unshared`: why
     tensors in the arena are sent after all, if they are. `sessions` counts the Welcomes: when it
-    grows, what was sent before and has no answer was lost. `name` is for the server to read.
+    grows, what was sent before and has no answer was lost. `name` is for the server to read;
+    `server` is the number of this end, where that is a server too.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Line:
         arena: Arena | None = None,
         *,
         name: str = "",
+        server: int | None = None,
     ) -> None:
         self.address = address
         self.refused: str | None = None
@@ -54,7 +56,7 @@ class Line:
         self.sessions = 0
         self.drops: Counter[str] = Counter()
         self._key = key
-        self._name = name
+        self._name, self._server = name, server
         self._arena = arena
         self.keys = KeySender(KNOWN_KEYS_BYTES)
         """Which lists of rows the server knows already."""
@@ -110,7 +112,7 @@ class Line:
     def _greet(self) -> None:
         self._seal = None
         about = None if self._arena is None else self._arena.describe()
-        self._hello = Hello.make(self._name, about)
+        self._hello = Hello.make(self._name, about, self._server)
         self._send_hello()
 
     def _send_hello(self) -> None:

@@ -37,6 +37,21 @@ class Kind(IntEnum):
     VOID = 6  # what a refused command becomes, so that the count of commands has no gap
 
 
+class Cause(IntEnum):
+    """Why something was refused: what the error is that the asker gets."""
+
+    IMPOSSIBLE = 0  # what was asked cannot be done
+    NOT_FINITE = 1  # there is a NaN or an infinity in it: training has diverged
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why something is refused, for the program and for whoever reads it."""
+
+    text: str
+    cause: Cause = Cause.IMPOSSIBLE
+
+
 @dataclass(slots=True)
 class Command:
     """Changes a range. `number` counts a sender's commands to this range from 1, without gaps."""
@@ -56,6 +71,7 @@ class Command:
     clock: int = 0  # of the sender
     ticks: bool = False  # and with this the sender ends that clock
     text: str = ""
+    cause: Cause = Cause.IMPOSSIBLE  # of a void one
 
 
 @dataclass(slots=True)
@@ -99,7 +115,7 @@ class Refused:
     """What was asked cannot be done, and asking again will not help."""
 
     ticket: int
-    text: str
+    problem: Problem
 
 
 @dataclass(frozen=True, slots=True)

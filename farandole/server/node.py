@@ -40,6 +40,7 @@ from farandole.server.messages import (
     Kind,
     Message,
     Moved,
+    Problem,
     Read,
     Refused,
     Snapshot,
@@ -295,9 +296,14 @@ class Node:
             problem = self._problem_with(held, command)
             if problem is not None:
                 # Said when all replicas know: else a successor would wait for this number for ever.
-                number, ticket = command.number, command.ticket
                 void = Command(
-                    Kind.VOID, command.range, command.sender, number, ticket, text=problem
+                    Kind.VOID,
+                    command.range,
+                    command.sender,
+                    command.number,
+                    command.ticket,
+                    text=problem.text,
+                    cause=problem.cause,
                 )
                 self._append(held, void, asker)
             else:
@@ -316,15 +322,17 @@ class Node:
 
     def _acknowledge(self, held: Held, command: Command, asker: Client) -> None:
         if command.kind == Kind.VOID:
-            self._refuse(asker, command.ticket, command.text)
+            self._refuse(asker, command.ticket, Problem(command.text, command.cause))
         else:
             self._tell(asker, Ack(command.ticket, held.range.round_of(command.table)))
 
-    def _problem_with(self, held: Held, command: Command) -> str | None:
+    def _problem_with(self, held: Held, command: Command) -> Problem | None:
         if command.kind in (Kind.MEMBERS, Kind.VOID) or not command.sender:
-            return f"{command.kind.name} is not for clients to say."
+            return Problem(f"{command.kind.name} is not for clients to say.")
         if command.sender in self.view.gone:
-            return "this worker was given up: it had not been heard of. It must join again."
+            return Problem(
+                "this worker was given up: it had not been heard of. It must join again."
+            )
         return held.range.problem_with(command)
 
     def _take_read(self, asker: Client, read: Read) -> None:
@@ -347,7 +355,7 @@ class Node:
             return held
         chains = self.view.chains
         if chains and not 0 <= message.range < len(chains):
-            self._refuse(asker, message.ticket, f"there is no range {message.range}.")
+            self._refuse(asker, message.ticket, Problem(f"there is no range {message.range}."))
         else:
             epoch = chains[message.range].epoch if chains else 0
             self._tell(asker, Moved(message.ticket, message.range, epoch))
@@ -378,7 +386,7 @@ class Node:
             try:
                 answer = self._read_question(read.text)(values).reshape(-1).contiguous()
             except (UserError, RuntimeError, ValueError, TypeError) as error:
-                self._refuse(asker, read.ticket, f"{read.text}: {error}")
+                self._refuse(asker, read.ticket, Problem(f"{read.text}: {error}"))
                 return
             self._tell(asker, Data(read.ticket, answer, clock))
             return
@@ -390,9 +398,9 @@ class Node:
         lender = shelf if read.rows is None else None  # a list of rows is a copy already
         self.outbox.append(Outgoing(asker, Data(read.ticket, flat, clock), lender))
 
-    def _refuse(self, asker: Client, ticket: int, reason: str) -> None:
-        self.refusals[reason] += 1
-        self._tell(asker, Refused(ticket, reason))
+    def _refuse(self, asker: Client, ticket: int, problem: Problem) -> None:
+        self.refusals[problem.text] += 1
+        self._tell(asker, Refused(ticket, problem))
 
     # Moving
 

@@ -106,6 +106,11 @@ class Port:
         session = self._sessions.get(peer)
         return None if session is None else session.hello.name
 
+    def server_of(self, peer: bytes) -> int | None:
+        """The number of a peer that is a server; None for a client, and for one that has gone."""
+        session = self._sessions.get(peer)
+        return None if session is None else session.hello.server
+
     def close(self) -> None:
         self._sessions.clear()
         self.socket.close()

@@ -15,7 +15,7 @@ import torch
 
 from farandole.errors import UserError
 from farandole.server.clocks import RESTING, Clocks
-from farandole.server.messages import Command, Kind, Read
+from farandole.server.messages import Command, Kind, Problem, Read
 from farandole.server.rules import Rule
 from farandole.server.shelf import Shelf
 from farandole.server.tables import Table
@@ -48,7 +48,7 @@ class Range:
         shelf = self.shelves.get(command.table) if command.kind == Kind.PUSH else None
         return shelf is not None and shelf.table.rounds and command.clock > shelf.round
 
-    def problem_with(self, message: Command | Read) -> str | None:
+    def problem_with(self, message: Command | Read) -> Problem | None:
         """Why this cannot be done; None if it can. Changes nothing."""
         if isinstance(message, Command):
             if message.kind in (Kind.TICK, Kind.MEMBERS, Kind.VOID):
@@ -58,25 +58,29 @@ class Range:
         shelf = self.shelves.get(message.table)
         if shelf is None:
             known = ", ".join(repr(shelf.table.name) for shelf in self.shelves.values())
-            return f"there is no such table here. Known: {known or 'none'}. Create it first."
+            return Problem(
+                f"there is no such table here. Known: {known or 'none'}. Create it first."
+            )
         return shelf.problem_with(message)
 
-    def _problem_with_table(self, text: str) -> str | None:
+    def _problem_with_table(self, text: str) -> Problem | None:
         try:
             table = Table.from_json(text)
             rule = self._read_rule(table.rule)
         except UserError as error:
-            return str(error)
+            return Problem(str(error))
         if not table.torch_dtype.is_floating_point and (table.rounds or not rule.takes_integers):
             why = "rounds take the mean" if table.rounds else f"{table.rule!r} makes fractions"
-            return f"table {table.name!r} cannot be of {table.dtype}: {why}. Use float32, say."
+            return Problem(
+                f"table {table.name!r} cannot be of {table.dtype}: {why}. Use float32, say."
+            )
         known = self.shelves.get(table.id)
         if known is not None and known.table != table:
             now, asked = vars(known.table), vars(table)
             other = ", ".join(
                 f"{k}={now[k]!r}, not {asked[k]!r}" for k in now if now[k] != asked[k]
             )
-            return f"table {table.name!r} exists already, with {other}."
+            return Problem(f"table {table.name!r} exists already, with {other}.")
         return None
 
     def apply(self, command: Command) -> None:

@@ -23,7 +23,6 @@ from farandole.server.rules import parse_question, parse_rule
 from farandole.server.views import Reshape, Reshaped, View
 
 REGISTRAR_PATIENCE = 15.0
-_SERVER_NAME = "server "
 _SLICE_SECONDS = 0.05
 
 
@@ -79,10 +78,8 @@ class Service:
     def _take(self, peer: bytes, messages: Sequence[Message]) -> None:
         if self._node is None:
             return  # whoever asks before the registrar has welcomed us will ask again
-        name = self._port.name_of(peer) or ""
-        sender: Peer = peer
-        if name.startswith(_SERVER_NAME) and name.removeprefix(_SERVER_NAME).isdecimal():
-            sender = int(name.removeprefix(_SERVER_NAME))
+        number = self._port.server_of(peer)
+        sender: Peer = peer if number is None else number
         self._handled += len(messages)
         for message in messages:
             self._node.receive(sender, message)
@@ -177,8 +174,10 @@ class Service:
             return  # it is dead; a view without it will make up for this
         line = self._lines.get(number)
         if line is None:
-            name = f"{_SERVER_NAME}{self._node.me}"
-            line = self._lines[number] = Line(self._context, self._key, address, name=name)
+            me = self._node.me
+            line = self._lines[number] = Line(
+                self._context, self._key, address, name=f"server {me}", server=me
+            )
             self._poller.register(line.socket, zmq.POLLIN)
         line.send(_messages(batch))
 

@@ -14,7 +14,7 @@ import torch
 from farandole.comm.tensors import is_finite
 from farandole.errors import UserError
 from farandole.server.filters import decode, parse_codec
-from farandole.server.messages import Command, Kind, Read
+from farandole.server.messages import Cause, Command, Kind, Problem, Read
 from farandole.server.rules import Rule
 from farandole.server.tables import Table
 
@@ -38,7 +38,7 @@ class Shelf:
         self._given: dict[int, float] = {}  # who has pushed in this round, and with which rate
         self._lent: list[Callable[[], bool]] = []  # whether each reader of the weights still reads
 
-    def problem_with(self, message: Command | Read) -> str | None:
+    def problem_with(self, message: Command | Read) -> Problem | None:
         """Why this cannot be done here; None if it can."""
         width, dtype = self.table.width, self.table.torch_dtype
         count = _count(message)
@@ -47,33 +47,36 @@ class Shelf:
                 return self._no_such_rows(message.start, message.stop)
         else:
             if message.rows.dtype != torch.int64 or message.rows.dim() != 1:
-                return f"table {self.table.name!r}: a list of rows must be int64."
+                return self._problem(": a list of rows must be int64.")
             if count and not 0 <= int(message.rows.min()) <= int(message.rows.max()) < self.rows:
                 return self._no_such_rows(int(message.rows.min()), int(message.rows.max()) + 1)
         if not 0 <= message.slot <= len(self._rule.slots):
-            return (
-                f"table {self.table.name!r} keeps {len(self._rule.slots)} states under "
-                f"{self.table.rule!r}; there is no {message.slot}."
+            return self._problem(
+                f" keeps {len(self._rule.slots)} states under {self.table.rule!r}; there is no "
+                f"{message.slot}."
             )
         if isinstance(message, Read):
             return None
         try:
             values = self._values(message)
         except UserError as error:
-            return f"table {self.table.name!r}: {error}"
+            return self._problem(f": {error}")
         if values is None or values.dtype != dtype or values.numel() != count * width:
             got = "nothing" if values is None else f"{values.numel()} of {values.dtype}"
-            return (
-                f"table {self.table.name!r}: {count} rows × {width} of {dtype} were announced, and "
-                f"{got} came."
+            return self._problem(
+                f": {count} rows × {width} of {dtype} were announced, and {got} came."
             )
         if values.is_floating_point() and not is_finite(values):
-            return f"table {self.table.name!r}: the values hold NaN or infinity."
+            return self._problem(": the values hold NaN or infinity.", Cause.NOT_FINITE)
         if message.kind == Kind.PUT and message.text and not message.text.isdecimal():
-            return f"table {self.table.name!r}: {message.text!r} is not a number of updates."
+            return self._problem(f": {message.text!r} is not a number of updates.")
         if not math.isfinite(message.rate):
-            return f"table {self.table.name!r}: NaN or infinity cannot be a rate: {message.rate}."
+            said = f": NaN or infinity cannot be a rate: {message.rate}."
+            return self._problem(said, Cause.NOT_FINITE)
         return None
+
+    def _problem(self, text: str, cause: Cause = Cause.IMPOSSIBLE) -> Problem:
+        return Problem(f"table {self.table.name!r}{text}", cause)
 
     def _values(self, command: Command) -> torch.Tensor | None:
         """What it brings, decoded. Raises `UserError` if it cannot be.
@@ -88,10 +91,9 @@ class Shelf:
         shape = (_count(command) * self.table.width,)
         return decode(self._codec, values, shape, self.table.torch_dtype)
 
-    def _no_such_rows(self, start: int, stop: int) -> str:
-        return (
-            f"table {self.table.name!r} has {self.rows} rows in this range; {start} to {stop - 1} "
-            "are not all among them."
+    def _no_such_rows(self, start: int, stop: int) -> Problem:
+        return self._problem(
+            f" has {self.rows} rows in this range; {start} to {stop - 1} are not all among them."
         )
 
     def read(self, message: Read) -> torch.Tensor:
@@ -128,12 +130,15 @@ class Shelf:
             self.late += 1
             return False
         if self._sum is None:
-            self._sum = torch.zeros(self.rows, self.table.width, dtype=self.table.torch_dtype)
+            # Half precision is added up in float32, and the mean rounded once: numbers that are
+            # small beside the sum count too, and all replicas round alike.
+            dtype = torch.promote_types(self.table.torch_dtype, torch.float32)
+            self._sum = torch.zeros(self.rows, self.table.width, dtype=dtype)
         values, where = self._matrix(command), _where(command)
         if isinstance(where, slice):
             self._sum[where] += values
         else:
-            self._sum.index_add_(0, where, values)
+            self._sum.index_add_(0, where, values.to(self._sum.dtype))
         self._given[command.sender] = command.rate
         return True
 
@@ -142,7 +147,7 @@ class Shelf:
         missing = len(members - self._given.keys())
         if not self._given or self._sum is None or missing > self.table.backups:
             return False
-        mean = self._sum.div_(len(self._given))
+        mean = self._sum.div_(len(self._given)).to(self.table.torch_dtype)
         self._update(slice(0, self.rows), mean, max(self._given.values()))
         self._sum.zero_()
         self._given.clear()

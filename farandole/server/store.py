@@ -6,23 +6,28 @@ bytes travel meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
 import zmq
 
-from farandole.errors import CommError, DivergedError, UserError, nearest
+from farandole.errors import CommError, DivergedError, FarandoleError, UserError, nearest
 from farandole.server.clocks import RESTING
 from farandole.server.conversation import Conversation
 from farandole.server.dialogue import Answer
 from farandole.server.filters import Coding, parse_codec
 from farandole.server.liaison import Liaison
-from farandole.server.messages import DESCRIPTION, UPDATES, Command, Kind, Read
+from farandole.server.messages import DESCRIPTION, UPDATES, Cause, Command, Kind, Read
 from farandole.server.requests import Requests
 from farandole.server.seal import read_key
 from farandole.server.tables import Table, id_of
+
+_ERRORS: Mapping[Cause, type[FarandoleError]] = MappingProxyType(
+    {Cause.IMPOSSIBLE: CommError, Cause.NOT_FINITE: DivergedError}
+)
 
 
 class Pending:
@@ -471,7 +476,6 @@ class Store:
                     return finish(answers)
             finally:
                 self._requests.give_back(areas)
-            kind = DivergedError if "NaN" in problem else CommError
-            raise kind(f"the parameter server refused: {problem}")
+            raise _ERRORS[problem.cause](f"the parameter server refused: {problem.text}")
 
         return Pending(self._conversation, tickets, checked)

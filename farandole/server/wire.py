@@ -25,6 +25,7 @@ from farandole.server.handshake import VERSION
 from farandole.server.messages import (
     Ack,
     Behind,
+    Cause,
     Command,
     Data,
     Done,
@@ -33,6 +34,7 @@ from farandole.server.messages import (
     Kind,
     Message,
     Moved,
+    Problem,
     Read,
     Refused,
     Snapshot,
@@ -41,8 +43,9 @@ from farandole.server.payload import ENTRY, Incoming, Malformed, Outgoing
 
 _MAGIC = b"FdMs"
 _HEADER = struct.Struct("<4sHxxIIII")
-# Type, kind, flag, which tensors, length of the text; the numbers, as `_Writer._record` names them.
-_RECORD = struct.Struct("<BBBBI12qd")
+# Type, kind, flag, which tensors, length of the text; the numbers, as `_Writer._record` names them;
+# the cause of a refusal.
+_RECORD = struct.Struct("<BBBBI12qdB7x")
 
 _COMMAND, _READ, _ACK, _DATA, _REFUSED, _MOVED, _FORWARD, _DONE, _BEHIND, _SNAPSHOT, _GOT = range(
     11
@@ -56,6 +59,7 @@ _TENSORS_OF = {
 }
 _PAGE_BYTES = 2**20
 _KINDS = {int(kind): kind for kind in Kind}
+_CAUSES = {int(cause): cause for cause in Cause}
 
 
 def encode(
@@ -155,8 +159,8 @@ class _Writer:
                 self._record(_ACK, ticket=ticket, clock=clock)
             case Data(ticket, values, clock):
                 self._record(_DATA, has=self._tensors(values=values), ticket=ticket, clock=clock)
-            case Refused(ticket, text):
-                self._record(_REFUSED, text=text, ticket=ticket)
+            case Refused(ticket, Problem(text, cause)):
+                self._record(_REFUSED, text=text, ticket=ticket, cause=cause)
             case Moved(ticket, range_, epoch):
                 self._record(_MOVED, ticket=ticket, range_=range_, epoch=epoch)
             case Done(range_, epoch, index):
@@ -192,6 +196,7 @@ class _Writer:
             slot=command.slot,
             clock=command.clock,
             rate=command.rate,
+            cause=command.cause,
         )
 
     def _read(self, read: Read) -> None:
@@ -249,13 +254,14 @@ class _Writer:
         slot: int = 0,
         clock: int = 0,
         rate: float = 0.0,
+        cause: int = 0,
     ) -> None:
         written = text.encode()
         self._texts.append(written)
         self._records.append(
             _RECORD.pack(
                 code, kind, flag, has, len(written), range_, outer, epoch, index, sender, number,
-                ticket, table, start, stop, slot, clock, rate,
+                ticket, table, start, stop, slot, clock, rate, cause,
             )
         )  # fmt: skip
 
@@ -286,12 +292,14 @@ class _Texts:
 def _message(record: tuple[Any, ...], content: Incoming, texts: _Texts) -> Message:
     (
         code, kind, flag, has, text_bytes, range_, outer, epoch, index, sender, number, ticket,
-        table, start, stop, slot, clock, rate,
+        table, start, stop, slot, clock, rate, cause,
     ) = record  # fmt: skip
     if has & ~_TENSORS_OF.get(code, 0):
         raise Malformed(f"a message of type {code} cannot have tensors {has}")
     if flag > 1:
         raise Malformed(f"a truth value is {flag}")
+    if cause not in _CAUSES:
+        raise Malformed(f"there is no cause {cause} of a refusal")
     rows = content.next_rows() if has & _ROWS else None
     values = content.next() if has & _VALUES else None
     text = texts.next(text_bytes)
@@ -314,6 +322,7 @@ def _message(record: tuple[Any, ...], content: Incoming, texts: _Texts) -> Messa
             clock=clock,
             ticks=flag == 1,
             text=text,
+            cause=_CAUSES[cause],
         )
         return command if code == _COMMAND else Forward(outer, epoch, index, command)
     if code == _READ:
@@ -339,7 +348,7 @@ def _message(record: tuple[Any, ...], content: Incoming, texts: _Texts) -> Messa
     if code == _DATA:
         return Data(ticket, values, clock)
     if code == _REFUSED:
-        return Refused(ticket, text)
+        return Refused(ticket, Problem(text, _CAUSES[cause]))
     if code == _MOVED:
         return Moved(ticket, range_, epoch)
     if code == _DONE:

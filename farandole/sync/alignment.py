@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from farandole.comm import Group
 from farandole.errors import ModelMismatchError, UserError
 
 _DIGEST_BYTES = 16
+_ROUNDING = 1e-3  # of the largest number in a tensor; far more than rounding does, less than a step
 
 
 def check_same_model(model: nn.Module, group: Group) -> None:
@@ -134,20 +137,60 @@ class InStep:
 
 def in_step(model: nn.Module, group: Group) -> InStep:
     """Compares every parameter and buffer of all ranks, by digest."""
-    tensors = _tensors(model)
+    return _in_step(_tensors(model), group)
+
+
+def _in_step(tensors: Mapping[str, torch.Tensor], group: Group) -> InStep:
     if not tensors:
         return InStep()
     mine = b"".join(_digest(tensor) for tensor in tensors.values())
     rows = group.all_gather(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
-    table = torch.stack(rows).view(group.size, len(tensors), _DIGEST_BYTES)
+    table = torch.stack(rows).view(len(rows), len(tensors), _DIGEST_BYTES)
     same = (table == table[0]).all(dim=2)
     return InStep(
         tuple(
-            (name, tuple(rank for rank in range(group.size) if not same[rank, index]))
+            (name, tuple(rank for rank in range(len(rows)) if not same[rank, index]))
             for index, name in enumerate(tensors)
             if not same[:, index].all()
         )
     )
+
+
+def require_in_step(model: nn.Module, group: Group, when: str) -> None:
+    """Raises `ModelMismatchError` on all ranks if their parameters are not the same any more.
+
+    Hosts with different processors round differently. What that adds up to is small, and told in a
+    warning. Buffers are not compared: BatchNorm's statistics may be a rank's own.
+    """
+    parameters = dict(model.named_parameters())
+    found = _in_step(parameters, group)
+    if found:
+        return
+    apart = max(_distance(parameters[name], group) for name, _ in found.differing)
+    if apart <= _ROUNDING:
+        if group.rank == 0:
+            warnings.warn(
+                f"{when} the parameters of the ranks differ by up to {apart:.1g} of their size, as "
+                f"much as rounding may do where processors differ. ({found}.)",
+                stacklevel=2,
+            )
+        return
+    raise ModelMismatchError(
+        f"{when} the ranks no longer hold the same model: {found}, by up to {apart:.2g} of its "
+        "size. Something changes parameters on some ranks only: random numbers that differ, a step "
+        "that a rank skips, a model or an optimizer other than those given to run.distribute. "
+        "`run.check_in_step(model)` tells where they are apart; fd.init(check_in_step=False) "
+        "leaves out this check."
+    )
+
+
+def _distance(tensor: torch.Tensor, group: Group) -> float:
+    """The largest difference of any rank from rank 0, over the largest number there."""
+    first = group.broadcast(tensor.detach().clone())
+    apart = (tensor.detach() - first).abs().max().double()
+    size = first.abs().max().double().clamp(min=torch.finfo(torch.float64).tiny)
+    mine = (apart / size).nan_to_num(nan=math.inf).reshape(1)
+    return float(group.all_reduce(mine, "max"))
 
 
 def _digest(tensor: torch.Tensor) -> bytes:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from farandole.comm import Group
@@ -20,14 +18,8 @@ from farandole.schedule import ALGORITHMS
 from farandole.sync.alignment import check_same_model, spread_from_first
 from farandole.sync.batchnorm import synchronise_batchnorm
 from farandole.sync.coding import CODEC, check_compressible, understood
-from farandole.sync.gradients import (
-    Average,
-    Compressed,
-    Reduction,
-    averaging,
-    is_trained,
-    names_by_parameter,
-)
+from farandole.sync.gradients import Average, Compressed, Reduction, is_trained
+from farandole.sync.reducer import GradientReducer
 from farandole.sync.strategy import Strategy, Synchronizer, require_choices
 from farandole.sync.weighing import Weighing
 
@@ -38,9 +30,8 @@ class AllReduce(Strategy):
 
     name: ClassVar[str] = "allreduce"
 
-    bucket_mib: float | None = None  # gradients travel in pieces of this size; None: DDP's choice
+    bucket_mib: float | None = None  # size of the pieces; None: 1 MiB, then 25 MiB
     batchnorm: Literal["local", "sync"] = "local"  # statistics of a rank, or of all ranks
-    unused: bool = False  # some parameters get no gradient in some steps
     algorithm: str = "auto"  # the all-reduce, by name
     codec: Codec | str | None = dataclasses.field(
         default=None, metadata=CODEC
@@ -62,35 +53,33 @@ class AllReduce(Strategy):
         check_same_model(model, group)
         if isinstance(self.codec, Codec):
             check_compressible(model, self.codec)
+        weighing = Weighing(model)
         if self.batchnorm == "sync" and group.size > 1:
-            model = synchronise_batchnorm(model, group)
+            model = synchronise_batchnorm(model, group, weighing)
         spread_from_first(model, optimizer, group)
         if group.size == 1 or not is_trained(model):
-            return Synchronizer(model, model)  # there is nothing to average
-        return _AllReduceAtWork(self, model, group)
+            return Synchronizer(model)  # there is nothing to average
+        return _AllReduceAtWork(self, model, optimizer, group, weighing)
 
 
 class _AllReduceAtWork(Synchronizer):
-    def __init__(self, config: AllReduce, model: nn.Module, group: Group) -> None:
+    def __init__(
+        self,
+        config: AllReduce,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        group: Group,
+        weighing: Weighing,
+    ) -> None:
         self._compressor: Compressor | None = None
         reduction: Reduction = Average(group, config.algorithm)
         if isinstance(config.codec, Codec):
             self._compressor = config.codec.build(config.algorithm)
-            reduction = Compressed(group, self._compressor, names_by_parameter(model))
-        ddp = averaging(model, group, reduction, bucket_mib=config.bucket_mib, unused=config.unused)
-        self._weighing = Weighing()
-        self._weighing.follow(ddp)
-        super().__init__(ddp, model)
-
-    def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
-        self._weighing.weight = weight
-
-    def end_pass(self) -> None:
-        self._weighing.weight = 1.0
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        ddp = self.model
-        return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
+            reduction = Compressed(group, self._compressor)
+        reducer = GradientReducer(
+            model, group, reduction, optimizer=optimizer, bucket_mib=config.bucket_mib
+        )
+        super().__init__(model, weighing, reducer)
 
     def state_dict(self) -> dict[str, Any]:
         """Without a codec, all-reduce remembers nothing between steps."""

@@ -11,6 +11,7 @@ gradients of weight and bias stay local: the strategy averages them like all oth
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Literal, Self, cast
 
@@ -19,17 +20,20 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from farandole.comm import Group
+from farandole.sync.weighing import Weighing
 
 Part = Literal["mean", "variance", "gradient"]
 """Which of its three sums a layer asks for."""
 
 
-def synchronise_batchnorm(module: nn.Module, group: Group) -> nn.Module:
+def synchronise_batchnorm(
+    module: nn.Module, group: Group, weighing: Weighing | None = None
+) -> nn.Module:
     """Replaces every BatchNorm in `module`, in place; returns the module (or its replacement)."""
 
     def replacement(old: _BatchNorm) -> SharedBatchNorm:
         new = SharedBatchNorm.taking_over(old)
-        new.group = group
+        new.group, new.weighing = group, weighing
         return new
 
     return replace_batchnorm(module, replacement)
@@ -105,12 +109,28 @@ class SummedBatchNorm(_BatchNorm):
 
 
 class SharedBatchNorm(SummedBatchNorm):
-    """Sums over a `Group`."""
+    """Sums over a `Group`. One that comes out of a pickle is alone."""
 
-    group: Group
+    group: Group | None = None
+    weighing: Weighing | None = None
 
     def sum_over_ranks(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
-        return self.group.all_reduce(tensor)
+        if self.group is None:
+            return tensor
+        if part != "gradient" or self.weighing is None:
+            return self.group.all_reduce(tensor)
+        # A rank's gradients are weighed where they are added up; here others' must be already.
+        weight = self.weighing.weight
+        return self.group.all_reduce(tensor.mul_(weight)).div_(weight)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedBatchNorm:
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("group", "weighing")}
 
 
 class _Normalise(torch.autograd.Function):

@@ -16,12 +16,10 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.optim import Optimizer
 
@@ -30,19 +28,14 @@ from farandole.comm.codecs import Codec
 from farandole.errors import UserError
 from farandole.sync.allreduce import AllReduce
 from farandole.sync.average import ModelAverage
+from farandole.sync.buckets import Bucket
 from farandole.sync.coding import CODEC, understood
 from farandole.sync.crossing import Crossing
 from farandole.sync.cycle import Cycle, CycleRule, Phase
 from farandole.sync.flat import load_buffers
-from farandole.sync.gradients import (
-    Guarded,
-    Reduction,
-    averaging,
-    is_trained,
-    names_by_parameter,
-    settled,
-)
+from farandole.sync.gradients import Guarded, Reduction, is_trained, settled
 from farandole.sync.guard import GradientGuard
+from farandole.sync.hooks import ForwardHook
 from farandole.sync.local import known, prepare
 from farandole.sync.losses import Losses
 from farandole.sync.meeting import (
@@ -54,8 +47,9 @@ from farandole.sync.meeting import (
     word_of,
 )
 from farandole.sync.periodic import loss_is_missing
+from farandole.sync.reducer import GradientReducer
 from farandole.sync.strategy import Strategy, Synchronizer, require_at_least, require_share
-from farandole.sync.weighing import Replica, Weighing
+from farandole.sync.weighing import Weighing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +68,6 @@ class Daso(Strategy):
     codec: Codec | str | None = dataclasses.field(
         default=None, metadata=CODEC
     )  # of what travels between hosts
-    unused: bool = False
 
     def __post_init__(self) -> None:
         for option in ("every", "longest", "patience"):
@@ -99,7 +92,7 @@ class Daso(Strategy):
                     "declares two on one machine.)",
                     stacklevel=3,
                 )
-            return AllReduce(unused=self.unused).build(model, optimizer, group)
+            return AllReduce().build(model, optimizer, group)
         given = prepare(self, model, optimizer, group, known(self.codec))
         return _DasoAtWork(self, model, given, group)
 
@@ -118,22 +111,18 @@ class Daso(Strategy):
 
 class _DasoAtWork(Synchronizer):
     def __init__(self, config: Daso, model: nn.Module, optimizer: Optimizer, group: Group) -> None:
-        replica = Replica(model)
-        super().__init__(replica, model)
         self._group = group
         self._optimizer = optimizer
         self._cycle = Cycle(config.rule)
         self._phase: Phase = "warm-up"
         self._crossing = Crossing(model, group, known(config.codec))
         self._average = ModelAverage(model, optimizer, group)
-        self._gradients = _ByPhase(model, optimizer, group, self._crossing.local)
-        self._ddp = averaging(
-            model, group, self._gradients, unused=config.unused, spread_buffers=False
+        self._gradients = _ByPhase(optimizer, group, self._crossing.local)
+        reducer = GradientReducer(
+            model, group, self._gradients, optimizer=optimizer, spread_buffers=False
         )
-        self._weighing = Weighing()
-        self._weighing.follow(replica)
-        replica.through = self._ddp.__call__
-        replica.before = self._count
+        super().__init__(model, Weighing(model), reducer)
+        model.register_forward_pre_hook(ForwardHook(self._count))
         optimizer.register_step_post_hook(lambda *_: self._count())
         self._losses = Losses()
         self._epoch_loss: float | None = None
@@ -163,7 +152,7 @@ class _DasoAtWork(Synchronizer):
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         self._count()
-        self._weighing.weight = weight
+        super().begin_step(weight, progress, samples)
         # A run that goes on in the middle of an epoch, on other workers, has not seen it begin.
         self._passes = max(self._passes, 1)
         phase = self._cycle.phase(progress, self._passes)
@@ -172,7 +161,7 @@ class _DasoAtWork(Synchronizer):
 
     def end_pass(self) -> None:
         self._count()
-        self._weighing.weight = 1.0
+        super().end_pass()
         self._bring_in_step()
 
     def report(self, loss: torch.Tensor | float) -> None:
@@ -180,9 +169,6 @@ class _DasoAtWork(Synchronizer):
 
     def hear(self, loss: float) -> None:
         self._losses.hear(loss)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return self._ddp.no_sync()
 
     def _enter(self, phase: Phase) -> None:
         if self._phase == "cycling":
@@ -274,18 +260,18 @@ class _DasoAtWork(Synchronizer):
             "losses": self._losses.state_dict(),
             "epoch_loss": self._epoch_loss,
             "crossing": self._crossing.state_dict(),
-            "buffers": dict(self.unwrapped.named_buffers()),  # not all of them are averaged
+            "buffers": dict(self.model.named_buffers()),  # not all of them are averaged
         }
         if self._apart:
-            state["model"] = self.unwrapped.state_dict()
+            state["model"] = self.model.state_dict()
             state["optimizer"] = self._optimizer.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["apart"]:
-            self.unwrapped.load_state_dict(state["model"])
+            self.model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
-        load_buffers(self.unwrapped, state["buffers"])
+        load_buffers(self.model, state["buffers"])
         self._cycle.load_state_dict(state["cycle"])
         self._phase = state["phase"]
         self._set_gradients()
@@ -301,16 +287,13 @@ class _DasoAtWork(Synchronizer):
 class _ByPhase(Reduction):
     """Averages gradients over all ranks, or over those of this host."""
 
-    def __init__(
-        self, model: nn.Module, optimizer: Optimizer, group: Group, local: Group | None
-    ) -> None:
-        names = names_by_parameter(model)
+    def __init__(self, optimizer: Optimizer, group: Group, local: Group | None) -> None:
         self._group = group
         self._local = local
         self._guard = GradientGuard(optimizer, group, range(group.size))
         # Memory can be registered with one group only: that of the many steps.
-        self._everywhere = Guarded(group, self._guard, names, register=local is None)
-        self._here = Guarded(local, self._guard, names) if local is not None else None
+        self._everywhere = Guarded(group, self._guard, register=local is None)
+        self._here = Guarded(local, self._guard) if local is not None else None
         self._in_host = False
         self.done = False  # a backward pass has ended that nobody has counted yet
 
@@ -323,12 +306,12 @@ class _ByPhase(Reduction):
         self._guard.group = self._local
         self._guard.ranks = self._group.topology.host(self._group.rank).ranks
 
-    def reduce(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        if bucket.is_last():
+    def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
+        if bucket.is_last:
             self.done = True
         if not self._in_host:
             return self._everywhere.reduce(bucket)
-        return self._here.reduce(bucket) if self._here is not None else settled(bucket.buffer())
+        return self._here.reduce(bucket) if self._here is not None else settled(bucket.buffer)
 
     def close(self) -> None:
         self._everywhere.close()

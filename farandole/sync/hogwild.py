@@ -37,7 +37,7 @@ from farandole.sync.flat import Flat, load_buffers, statistics_of
 from farandole.sync.local import prepare
 from farandole.sync.meeting import diverged
 from farandole.sync.strategy import Strategy, Synchronizer, require_choices
-from farandole.sync.weighing import Replica, Weighing
+from farandole.sync.weighing import Weighing
 from farandole.topology import Topology
 
 
@@ -74,13 +74,10 @@ class _HogwildAtWork(Synchronizer):
     def __init__(
         self, config: Hogwild, model: nn.Module, optimizer: Optimizer, group: Group
     ) -> None:
-        replica = Replica(model)
-        super().__init__(replica, model)
+        super().__init__(model, Weighing(model))
         self._group = group
         self._optimizer = optimizer
         self._commons = Commons(model, group)
-        self._weighing = Weighing()
-        self._weighing.follow(replica)
         self._share = 1.0 if config.rate == "whole" else 1 / group.size
         self._rates: list[tuple[dict[str, Any], Any]] = []  # while a step is taken: the script's
         self._steps = 0
@@ -92,11 +89,11 @@ class _HogwildAtWork(Synchronizer):
         if self._resting:
             self._group.barrier()
             self._resting = False
-        self._weighing.weight = weight
+        super().begin_step(weight, progress, samples)
 
     def end_pass(self) -> None:
-        self._weighing.weight = 1.0
-        self._commons.require(self.unwrapped.parameters())
+        super().end_pass()
+        self._commons.require(self.model.parameters())
         self._group.barrier()  # from here on nobody steps
         self._average_statistics().scatter()
         self._resting = True
@@ -148,7 +145,7 @@ class _HogwildAtWork(Synchronizer):
 
     def _average_statistics(self) -> Flat:
         """BatchNorm's: the average of all ranks', not yet in the model."""
-        statistics = Flat(statistics_of(self.unwrapped))
+        statistics = Flat(statistics_of(self.model))
         statistics.gather()
         for buffer in statistics.buffers:
             self._group.all_reduce(buffer, "average")
@@ -156,12 +153,12 @@ class _HogwildAtWork(Synchronizer):
 
     def whole_model(self) -> dict[str, Any]:
         self._group.barrier()  # nobody steps until all have saved
-        own = Flat(statistics_of(self.unwrapped))
+        own = Flat(statistics_of(self.model))
         own.gather()
         self._average_statistics().scatter()
         state = {
             name: value.clone() if isinstance(value, torch.Tensor) else value
-            for name, value in self.unwrapped.state_dict().items()
+            for name, value in self.model.state_dict().items()
         }
         own.scatter()
         return state
@@ -170,13 +167,13 @@ class _HogwildAtWork(Synchronizer):
         return {
             "steps": self._steps,
             "optimizer": self._optimizer.state_dict(),
-            "buffers": dict(self.unwrapped.named_buffers()),
+            "buffers": dict(self.model.named_buffers()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._steps = state["steps"]
         self._optimizer.load_state_dict(state["optimizer"])
-        load_buffers(self.unwrapped, state["buffers"])
+        load_buffers(self.model, state["buffers"])
         self._group.barrier()  # a rank that still loads would undo others' steps
 
 

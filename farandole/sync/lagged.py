@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed import GradBucket
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.sync.alignment import check_same_model, spread_from_first
-from farandole.sync.gradients import Guarded, averaging, is_trained, names_by_parameter, settled
+from farandole.sync.buckets import Bucket
+from farandole.sync.gradients import Guarded, is_trained, settled
 from farandole.sync.guard import GradientGuard
+from farandole.sync.reducer import GradientReducer
 from farandole.sync.strategy import (
     Strategy,
     Synchronizer,
@@ -47,7 +46,6 @@ class Lagged(Strategy):
     first: float = 0.1  # this share of the run is synchronous, at its beginning
     last: float = 0.1  # and this one at its end; both need run.epochs, which knows the end
     steps: int = 10  # at least so many steps are synchronous at the beginning
-    unused: bool = False
 
     def __post_init__(self) -> None:
         require_share(self, "first")
@@ -59,7 +57,7 @@ class Lagged(Strategy):
         check_same_model(model, group)
         spread_from_first(model, given, group)
         if group.size == 1 or not is_trained(model):
-            return Synchronizer(model, model)
+            return Synchronizer(model)
         return _LaggedAtWork(self, model, given, group)
 
 
@@ -70,28 +68,18 @@ class _LaggedAtWork(Synchronizer):
         self._config = config
         self._progress: float | None = None
         guard = GradientGuard(optimizer, group, range(group.size))
-        self._late = _Late(group, guard, names_by_parameter(model), self._is_lagged)
-        ddp = averaging(model, group, self._late, unused=config.unused)
-        self._weighing = Weighing()
-        self._weighing.follow(ddp)
-        super().__init__(ddp, model)
+        self._late = _Late(group, guard, self._is_lagged)
+        reducer = GradientReducer(model, group, self._late, optimizer=optimizer)
+        super().__init__(model, Weighing(model), reducer)
         self.notes.append({"phase": "synchronous"})
         self._was_lagged = False
-        optimizer.register_step_pre_hook(self._before_step)
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
-        self._weighing.weight = weight
+        super().begin_step(weight, progress, samples)
         self._progress = progress
         if self._was_lagged != self._is_lagged():
             self._was_lagged = not self._was_lagged
             self.notes.append({"phase": "lagged" if self._was_lagged else "synchronous"})
-
-    def end_pass(self) -> None:
-        self._weighing.weight = 1.0
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        ddp = self.model
-        return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
 
     def _is_lagged(self) -> bool:
         if self._late.passes < self._config.steps:
@@ -99,11 +87,6 @@ class _LaggedAtWork(Synchronizer):
         if self._progress is None:
             return True
         return self._config.first <= self._progress < 1 - self._config.last
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Where nothing has arrived yet, nothing is applied: not even momentum moves on."""
-        for parameter in self._late.empty:
-            parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"passes": self._late.passes, "late": self._late.arrived()}
@@ -116,84 +99,85 @@ class _LaggedAtWork(Synchronizer):
 class _Late(Guarded):
     """Gives each bucket the average of the step before, by the names of its gradients."""
 
-    def __init__(
-        self,
-        group: Group,
-        guard: GradientGuard,
-        names: Mapping[torch.Tensor, str],
-        is_lagged: Callable[[], bool],
-    ) -> None:
-        super().__init__(group, guard, names)
+    def __init__(self, group: Group, guard: GradientGuard, is_lagged: Callable[[], bool]) -> None:
+        super().__init__(group, guard)
         self._is_lagged = is_lagged
         self._lagged = False
-        self._travelling: dict[str, tuple[Future[torch.Tensor], torch.Tensor]] = {}
+        self._travelling: dict[str, _Travelling] = {}
         self.passes = 0  # backward passes that were averaged
-        self.empty: set[torch.Tensor] = set()
-        """Parameters that have no gradient in this step, because the first is still on its way."""
 
-    def reduce(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        if bucket.index() == 0:
+    def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
+        if bucket.index == 0:
             self._lagged = self._is_lagged()
-            self.empty.clear()
-        if bucket.is_last():
+        if bucket.is_last:
             self.passes += 1
         if self._lagged:
             return self._reduce_late(bucket)
-        late = {name: self._arrived(name) for name in self._names_in(bucket)}
+        late = [self._arrived(name) for name in bucket.names]
         future = super().reduce(bucket)
-        if all(average is None for average in late.values()):
+        if all(average is None for average in late):
             return future
-        gradients = bucket.gradients()
 
         def add_late(done: Future[torch.Tensor]) -> torch.Tensor:
-            for gradient, average in zip(gradients, late.values(), strict=True):
+            for place, average in enumerate(late):
                 if average is not None:
-                    gradient.add_(average)
+                    bucket.gradients[place].add_(average)
+                    bucket.has_gradient[place] = 1.0
             return done.value()
 
         return future.then(add_late)
 
-    def _reduce_late(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        names, buffer = self._names_in(bucket), bucket.buffer()
-        self._guard.note(names, buffer, last=bucket.is_last())
-        mine = buffer.clone()
+    def _reduce_late(self, bucket: Bucket) -> Future[torch.Tensor]:
+        self._guard.note(bucket.names, bucket.buffer, last=bucket.is_last)
+        mine = bucket.buffer.clone()
         future = self._group.average_future(mine)
-        for name, parameter, gradient in zip(
-            names, bucket.parameters(), bucket.gradients(), strict=True
-        ):
+        flags = mine[-len(bucket.names) :]
+        for place, (name, gradient) in enumerate(zip(bucket.names, bucket.gradients, strict=True)):
             late = self._arrived(name)
-            if late is None:
-                gradient.zero_()
-                self.empty.add(parameter)
+            bucket.has_gradient[place] = 0.0 if late is None else 1.0
+            if late is None:  # nothing is applied then: not even momentum moves on
+                bucket.withheld.add(place)
             else:
                 gradient.copy_(late)
-            offset = gradient.storage_offset() - buffer.storage_offset()
-            place = mine.as_strided(gradient.size(), gradient.stride(), offset)
-            self._travelling[name] = (future, place)
-        return settled(buffer)
+            self._travelling[name] = _Travelling(future, _same_place(gradient, mine), flags[place])
+        return settled(bucket.buffer)
 
     def _arrived(self, name: str) -> torch.Tensor | None:
-        """The average that was sent in the step before; it is here once only."""
+        """The average that was sent in the step before, if any rank had a gradient in it; it is
+        here once only."""
         if name not in self._travelling:
             return None
-        future, average = self._travelling.pop(name)
-        if not future.done():
+        sent = self._travelling.pop(name)
+        if not sent.future.done():
             with self._group.meter.waiting():
-                future.wait()
+                sent.future.wait()
         else:
-            future.wait()
-        return average
+            sent.future.wait()
+        return sent.average if sent.flag > 0 else None
 
     def arrived(self) -> dict[str, torch.Tensor]:
         """Everything that was sent and not applied yet; it stays so."""
-        for future, _ in self._travelling.values():
-            future.wait()
-        return {name: average for name, (_, average) in self._travelling.items()}
+        for sent in self._travelling.values():
+            sent.future.wait()
+        return {name: sent.average for name, sent in self._travelling.items() if sent.flag > 0}
 
     def restore(self, late: Mapping[str, torch.Tensor]) -> None:
         self._travelling = {
-            name: (settled(average), average.clone()) for name, average in late.items()
+            name: _Travelling(settled(average), average.clone(), torch.ones(()))
+            for name, average in late.items()
         }
 
-    def _names_in(self, bucket: GradBucket) -> list[str]:
-        return [self._names[parameter] for parameter in bucket.parameters()]
+
+class _Travelling(NamedTuple):
+    """A gradient that is being averaged. The flag is above 0 if any rank had one."""
+
+    future: Future[torch.Tensor]
+    average: torch.Tensor
+    flag: torch.Tensor
+
+
+def _same_place(gradient: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+    """Where a gradient of a bucket is in a copy of the bucket's buffer."""
+    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    place = copy.as_strided(real.size(), real.stride(), real.storage_offset())
+    return torch.view_as_complex(place) if gradient.is_complex() else place

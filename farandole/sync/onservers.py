@@ -11,27 +11,26 @@ from torch import nn
 from torch.optim import Optimizer
 
 from farandole.comm import Group
-from farandole.errors import UserError
+from farandole.errors import CheckpointError, UserError
 from farandole.server.store import Pending
 from farandole.sync.flat import Flat, load_buffers, statistics_of
+from farandole.sync.hooks import ForwardHook
 from farandole.sync.served import Connection, OptimizerState, Part, parts_of
 from farandole.sync.strategy import Synchronizer
-from farandole.sync.weighing import Replica, Weighing
+from farandole.sync.weighing import Weighing
 
 
 class OnServers(Synchronizer):
     """Holds the connection and the parts; all ranks begin with rank 0's parameters."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, group: Group) -> None:
-        replica = Replica(model)
-        super().__init__(replica, model)
+        super().__init__(model, Weighing(model))
         self._group = group
         self._optimizer = optimizer
         self._connection = Connection(group)
         self._store = self._connection.store
-        self._weighing = Weighing()
-        self._weighing.follow(replica)
-        replica.before = self._arrive
+        self._saw_forward = False
+        model.register_forward_pre_hook(ForwardHook(self._before_forward))
         self._steps = 0
         self._begun = group.transport.joined_late  # then there is nothing to agree on any more
         self._must_catch_up = group.transport.joined_late
@@ -45,7 +44,7 @@ class OnServers(Synchronizer):
         self._offer()
         self._held = {parameter for part in self._parts for parameter in part.parameters.values()}
         optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(lambda *_: self._stepped())
+        optimizer.register_step_post_hook(lambda *_: self._after_step())
 
     @abstractmethod
     def _create(self, part: Part) -> None:
@@ -53,13 +52,24 @@ class OnServers(Synchronizer):
 
     @abstractmethod
     def _arrive(self) -> None:
-        """Before each forward pass."""
+        """Before each forward pass: takes in what was read."""
 
     @abstractmethod
     def _about_to_step(self) -> None: ...
 
     @abstractmethod
     def _stepped(self) -> None: ...
+
+    def _before_forward(self) -> None:
+        self._saw_forward = True
+        self._arrive()
+
+    def _after_step(self) -> None:
+        self._stepped()
+        # A script that calls methods of its model, and never the model, is told of no forward pass.
+        if not self._saw_forward:
+            self._arrive()
+        self._saw_forward = False
 
     def _finish_reads(self) -> None:
         """Takes in what was read; waits for it."""
@@ -89,7 +99,7 @@ class OnServers(Synchronizer):
         """*Together.* Before anybody takes the next step there must be a barrier."""
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
-        self._weighing.weight = weight
+        super().begin_step(weight, progress, samples)
         self._begin()
         self._count()
         if self._must_catch_up:
@@ -141,7 +151,7 @@ class OnServers(Synchronizer):
             for parameter in group["params"]:
                 trained = parameter.grad is not None and parameter.numel()
                 if trained and parameter not in self._held:
-                    names = {p: name for name, p in self.unwrapped.named_parameters()}
+                    names = {p: name for name, p in self.model.named_parameters()}
                     raise UserError(
                         f"{names.get(parameter, 'a parameter')!r} has a gradient now, and was not "
                         "trained when run.distribute was called: the servers do not hold it. Give "
@@ -184,7 +194,7 @@ class OnServers(Synchronizer):
 
     def _average_statistics(self) -> None:
         """BatchNorm's become the average of all ranks'."""
-        statistics = Flat(statistics_of(self.unwrapped))
+        statistics = Flat(statistics_of(self.model))
         statistics.gather()
         for buffer in statistics.buffers:
             self._group.all_reduce(buffer, "average")
@@ -192,14 +202,14 @@ class OnServers(Synchronizer):
 
     def whole_model(self) -> dict[str, Any]:
         self._pause()
-        own = Flat({**dict(self.unwrapped.named_parameters()), **statistics_of(self.unwrapped)})
+        own = Flat({**dict(self.model.named_parameters()), **statistics_of(self.model)})
         own.gather()
         self._group.barrier()
         self._read_all()
         self._average_statistics()
         state = {
             name: value.clone() if isinstance(value, torch.Tensor) else value
-            for name, value in self.unwrapped.state_dict().items()
+            for name, value in self.model.state_dict().items()
         }
         self._go_on()
         self._group.barrier()  # nobody pushes before all have read
@@ -212,8 +222,8 @@ class OnServers(Synchronizer):
         """The servers' part is saved once, by rank 0, while nothing is under way."""
         state: dict[str, Any] = {
             "steps": self._steps,
-            "buffers": dict(self.unwrapped.named_buffers()),
-            "model": self.unwrapped.state_dict(),
+            "buffers": dict(self.model.named_buffers()),
+            "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
         if self._group.rank == 0:
@@ -224,11 +234,16 @@ class OnServers(Synchronizer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._settle()
         self._group.barrier()
+        servers = OptimizerState(self._store, self._parts)
+        problem = servers.problem_with(state["servers"]) if self._group.rank == 0 else None
+        problem = self._group.broadcast_json(problem)
+        if problem is not None:
+            raise CheckpointError(f"this checkpoint does not fit the script: {problem}.")
         if self._group.rank == 0:
-            OptimizerState(self._store, self._parts).load(state["servers"])
+            servers.load(state["servers"])
         self._offer()
-        self.unwrapped.load_state_dict(state["model"])
-        load_buffers(self.unwrapped, state["buffers"])
+        self.model.load_state_dict(state["model"])
+        load_buffers(self.model, state["buffers"])
         self._optimizer.load_state_dict(state["optimizer"])
         for part in self._parts:
             part.count_as_read()

@@ -32,7 +32,7 @@ from farandole.sync.meeting import Word, ask_everyone, require_sound, word_of
 from farandole.sync.outer import Outer, OuterRule
 from farandole.sync.period import Period
 from farandole.sync.strategy import Synchronizer
-from farandole.sync.weighing import Replica, Weighing
+from farandole.sync.weighing import Weighing
 
 Moments = Literal["keep", "average", "reset"]
 
@@ -55,8 +55,9 @@ class Periodic(Synchronizer):
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, group: Group, period: Period, rule: Rule
     ) -> None:
-        replica = Replica(model)
-        super().__init__(replica, model)
+        # Where only some ranks count, their samples do so when models are averaged.
+        super().__init__(model, Weighing(model) if rule.fraction is None else None)
+        self.in_step_after_pass = rule.meet_epochs
         self._group = group
         self._optimizer = optimizer
         self._period = period
@@ -66,9 +67,6 @@ class Periodic(Synchronizer):
         if self._outer is not None:
             self._average.remember()
         self._losses = Losses()
-        self._weighing = Weighing()
-        if rule.fraction is None:  # else a rank's samples count when models are averaged
-            self._weighing.follow(replica)
         self._weight = 0.0
         self._begun = False
         self._knows_passes = False  # the script reads its data through run.loader
@@ -82,7 +80,7 @@ class Periodic(Synchronizer):
         optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
-        self._weighing.weight = weight
+        super().begin_step(weight, progress, samples)
         self._weight += samples
         self._knows_passes = True
 
@@ -102,7 +100,7 @@ class Periodic(Synchronizer):
             raise loss_is_missing()
 
     def end_pass(self) -> None:
-        self._weighing.weight = 1.0
+        super().end_pass()
         if self._rule.meet_epochs:
             self.meet(ending=True)
 
@@ -216,18 +214,18 @@ class Periodic(Synchronizer):
             "average": self._average.state_dict(),
             "losses": self._losses.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "buffers": dict(self.unwrapped.named_buffers()),  # not all of them are averaged
+            "buffers": dict(self.model.named_buffers()),  # not all of them are averaged
         }
         if self._are_apart():
-            state["model"] = self.unwrapped.state_dict()
+            state["model"] = self.model.state_dict()
         if self._outer is not None:
             state["outer"] = self._outer.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "model" in state:
-            self.unwrapped.load_state_dict(state["model"])
-        load_buffers(self.unwrapped, state["buffers"])
+            self.model.load_state_dict(state["model"])
+        load_buffers(self.model, state["buffers"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._begun = True
         self._steps, self._pending = state["steps"], state["pending"]

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.comm.codecs import Codec
 from farandole.errors import UserError
 from farandole.sync.coding import CODEC, understood
-from farandole.sync.gradients import Guarded, averaging, is_trained, names_by_parameter
+from farandole.sync.gradients import Guarded, is_trained
 from farandole.sync.guard import GradientGuard
 from farandole.sync.local import known, prepare, require_momentum
 from farandole.sync.outer import block_momentum
 from farandole.sync.period import Period
 from farandole.sync.periodic import Moments, Periodic, Rule
+from farandole.sync.reducer import GradientReducer
 from farandole.sync.strategy import (
     Strategy,
     Synchronizer,
@@ -32,7 +31,6 @@ from farandole.sync.strategy import (
     require_choices,
     require_share,
 )
-from farandole.sync.weighing import Replica
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +45,6 @@ class PostLocal(Strategy):
     momentum: float = 0.0
     moments: Moments = "keep"
     codec: Codec | str | None = dataclasses.field(default=None, metadata=CODEC)  # of the averages
-    unused: bool = False
     meet_epochs: bool = True
 
     def __post_init__(self) -> None:
@@ -76,16 +73,13 @@ class _PostLocalAtWork(Periodic):
         self._config = config
         self._highest_rate = 0.0
         self._progress: float | None = None
-        self._ddp: DistributedDataParallel | None = None
         self._guard: GradientGuard | None = None
         self._local = False
         self.notes[:] = [{"phase": "synchronous", "period": 1}]
         if group.size > 1 and is_trained(model):
             self._guard = GradientGuard(optimizer, group, range(group.size))
-            reduction = Guarded(group, self._guard, names_by_parameter(model))
-            self._ddp = averaging(model, group, reduction, unused=config.unused)
-            assert isinstance(self.model, Replica)
-            self.model.through = self._ddp.__call__
+            reduction = Guarded(group, self._guard)
+            self._reducer = GradientReducer(model, group, reduction, optimizer=optimizer)
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         super().begin_step(weight, progress, samples)
@@ -93,13 +87,11 @@ class _PostLocalAtWork(Periodic):
         if not self._local and self._is_time():
             self._go_local()
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._ddp is None else self._ddp.no_sync()
-
     def end_pass(self) -> None:
         if self._local:
             super().end_pass()
-        self._weighing.weight = 1.0
+        else:
+            Synchronizer.end_pass(self)
 
     def _stepped(self) -> None:
         if self._local:
@@ -121,11 +113,11 @@ class _PostLocalAtWork(Periodic):
 
     def _go_local(self) -> None:
         self._local = True
-        self._ddp = None
+        if self._reducer is not None:
+            self._reducer.remove()
+            self._reducer = None
         if self._guard is not None:
             self._guard.stop()
-        assert isinstance(self.model, Replica)
-        self.model.through = None
         self._average.start_here()  # the ranks are in step: this is where they part
         self.notes.append({"phase": "local", "period": self._period.steps})
 

@@ -3,7 +3,7 @@
     worker    step step step step step step …      each applies its own gradient at once
                    │push│    │push│                what was accrued, every `push` steps
                    ▼    ▲fetch    ▲                the servers' parameters, every `fetch` steps
-    servers   Adagrad   ·         ·
+    servers   Adagrad   ·         ·                or the script's own optimizer: `downpour_rule`
 
 Adagrad is what makes it robust: where many replicas push, the rate of a parameter falls by itself.
 A warm start lets rank 0 train alone first, until the model is past its wildest moves.
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.errors import CommError
+from farandole.sync.downpour_rule import server_step
 from farandole.sync.meeting import diverged
 from farandole.sync.onservers import OnServers
 from farandole.sync.served import Part
@@ -37,6 +38,7 @@ class Pouring(OnServers):
     ) -> None:
         self._config = config
         self._accrued: dict[str, torch.Tensor] = {}
+        self._gains: dict[str, float] = {}
         late = group.transport.joined_late
         self._waits_for_first = config.warmstart > 0 and group.rank > 0 and not late
         super().__init__(model, optimizer, group)
@@ -44,7 +46,15 @@ class Pouring(OnServers):
         self._store.create(self._warm, 1, dtype="int64")
 
     def _create(self, part: Part) -> None:
-        self._store.create(part.name, part.count, dtype=part.dtype_name, rule="adagrad")
+        step = server_step(
+            part.settings,
+            self._optimizer,
+            push=self._config.push,
+            workers=self._group.size,
+            gain=self._config.gain,
+        )
+        self._gains[part.name] = step.gain
+        self._store.create(part.name, part.count, dtype=part.dtype_name, rule=step.rule)
         self._accrued[part.name] = torch.zeros(part.count, dtype=part.dtype)
 
     def _begin(self) -> None:
@@ -95,7 +105,7 @@ class Pouring(OnServers):
             accrued = self._accrued[part.name]
             part.outgoing.copy_(accrued)
             accrued.zero_()
-            rate = float(part.settings["lr"]) * self._config.gain
+            rate = float(part.settings["lr"]) * self._gains[part.name]
             self._pushes.append(self._store.start_push(part.name, part.outgoing, rate=rate))
 
     def _arrive(self) -> None:
@@ -105,7 +115,7 @@ class Pouring(OnServers):
 
     def end_pass(self) -> None:
         """The rest is pushed, and all read the same."""
-        self._weighing.weight = 1.0
+        super().end_pass()
         self._pause()
         if self._steps % self._config.push:
             self._push()

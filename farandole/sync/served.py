@@ -168,8 +168,25 @@ class OptimizerState:
                 self._store.start_get(part.name, slot=number + 1).wait().view(-1)
                 for number in range(len(slots))
             ]
-            saved.append({"steps": self._store.updates(part.name), "slots": values})
+            rule = self._store.table(part.name).rule
+            saved.append({"steps": self._store.updates(part.name), "slots": values, "rule": rule})
         return saved
+
+    def problem_with(self, saved: Sequence[dict[str, Any]]) -> str | None:
+        """Why this is not the state of these rules; None if it is."""
+        if len(saved) != len(self._parts):
+            return f"the servers held {len(saved)} tables, and hold {len(self._parts)} now"
+        for part, state in zip(self._parts, saved, strict=True):
+            rule = self._store.table(part.name).rule
+            before = state.get("rule")  # which was not always said
+            slots = len(parse_rule(rule).slots)
+            if before not in (None, rule) or len(state["slots"]) != slots:
+                return (
+                    f"the servers' rule was {before or 'another one'!r} with "
+                    f"{len(state['slots'])} states, and is {rule!r} with {slots} now. It comes "
+                    "from the optimizer and its options at run.distribute: write those again"
+                )
+        return None
 
     def load(self, saved: Sequence[dict[str, Any]]) -> None:
         for part, state in zip(self._parts, saved, strict=True):

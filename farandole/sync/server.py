@@ -93,16 +93,19 @@ class Server(Strategy):
                 "server: this optimizer has a state already, and the servers' would begin without "
                 "one. Load it with run.load after run.distribute, or use update=worker."
             )
+        from farandole.server.rules import rule_of
         from farandole.sync.serving import Serving
 
+        for settings in given.param_groups if self.update == "server" else ():
+            rule_of(settings, given)  # refused before anything is connected
         _prepare(model, given, group)
         return Serving(self, model, given, group)
 
 
 @dataclasses.dataclass(frozen=True)
 class Downpour(Strategy):
-    """DistBelief's asynchronous SGD: local steps, gradients pushed now and then, Adagrad on the
-    servers."""
+    """DistBelief's asynchronous SGD: local steps, gradients pushed now and then, and a rule on the
+    servers that suits the script's optimizer: Adagrad for SGD."""
 
     name: ClassVar[str] = "downpour"
     needs_servers: ClassVar[bool] = True
@@ -110,19 +113,22 @@ class Downpour(Strategy):
     push: int = 1  # gradients are pushed after so many steps
     fetch: int = 1  # and parameters read
     warmstart: int = 0  # so many steps rank 0 takes before the others begin
-    gain: float = 0.1  # the servers' Adagrad has so many times the script's learning rate
+    gain: float | None = None  # the servers have so many times the script's learning rate
 
     def __post_init__(self) -> None:
         require_at_least(self, "push", 1)
         require_at_least(self, "fetch", 1)
         require_at_least(self, "warmstart", 0)
-        if not 0 < self.gain < math.inf:
+        if self.gain is not None and not 0 < self.gain < math.inf:
             raise UserError(f"downpour: gain={self.gain:g} must be above 0, and finite.")
 
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
+        from farandole.sync.downpour_rule import server_step
         from farandole.sync.pouring import Pouring
 
         given = require_optimizer(self, optimizer)
+        for settings in given.param_groups:
+            server_step(settings, given, push=self.push, workers=group.size, gain=self.gain)
         _prepare(model, given, group)
         return Pouring(self, model, given, group)
 

@@ -20,28 +20,58 @@ from farandole import options
 from farandole.comm import Group
 from farandole.errors import UserError
 from farandole.options import format_options
+from farandole.sync.reducer import GradientReducer
+from farandole.sync.weighing import Weighing
 from farandole.topology import Topology
 
 
 class Synchronizer:
-    """A strategy at work on one model. What a strategy has no use for does nothing here.
+    """A strategy at work on one model, which stays the script's own object: nothing is put around
+    it. What a strategy has no use for does nothing here.
 
     Everything but `report` and `hear` is called by all ranks, in the same order.
     """
 
-    def __init__(self, model: nn.Module, unwrapped: nn.Module) -> None:
-        self.model = model  # what the user calls
-        self.unwrapped = unwrapped  # what they passed in
+    def __init__(
+        self,
+        model: nn.Module,
+        weighing: Weighing | None = None,
+        reducer: GradientReducer | None = None,
+    ) -> None:
+        """Those who act on gradients while a backward pass computes them are given here."""
+        self.model = model
+        self._weighing = weighing
+        self._reducer = reducer
+        self.in_step_after_pass = True
+        """Whether all ranks hold the same parameters after `end_pass`."""
         self.notes: list[dict[str, float | str]] = []
         """Decisions, such as a new period, since somebody last took them out of here."""
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         """Before each training batch: how this rank's compares with the average one (1.0: equal),
         how much of the whole run is done, if that is known, and how many samples are in it."""
+        if self._reducer is not None:
+            self._reducer.follow_changes()
+        if self._weighing is not None:
+            self._weighing.weight = weight
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Gradients accumulate locally inside, to be averaged by the next backward outside."""
-        return nullcontext()
+        return nullcontext() if self._reducer is None else self._reducer.no_sync()
+
+    @property
+    def follows_gradients(self) -> bool:
+        return self._weighing is not None or self._reducer is not None
+
+    def listen(self, on: bool) -> None:
+        """Whether backward passes are this strategy's business.
+
+        A pipeline has many in a step that only add up, and one in the end that is.
+        """
+        if self._weighing is not None:
+            self._weighing.is_on = on
+        if self._reducer is not None:
+            self._reducer.is_on = on
 
     def report(self, loss: torch.Tensor | float) -> None:
         """This rank's loss of a batch."""
@@ -54,10 +84,12 @@ class Synchronizer:
 
     def end_pass(self) -> None:
         """After each of them. Most strategies bring all ranks in step here."""
+        if self._weighing is not None:
+            self._weighing.weight = 1.0
 
     def whole_model(self) -> dict[str, Any]:
         """The state of the one model that all replicas together stand for; changes nothing."""
-        return self.unwrapped.state_dict()
+        return self.model.state_dict()
 
     def close(self) -> None:
         """At the end of the run. Waits for nobody."""

@@ -1,76 +1,63 @@
 """A batch counts for what it holds.
 
 A rank's batch may be larger or smaller than the average one, at the end of an epoch above all. Its
-weight scales the gradient where it enters the model, at the output, so it is exact under
-accumulation and shared BatchNorm too. Where the gradient leaves the model, at an input, the weight
-is taken out again: the input may be the output of another distributed model, such as a generator's
-image at its discriminator.
+weight scales what a backward pass adds to the gradient of each parameter, as it is added: so it is
+exact when gradients of several batches accumulate, and whoever computes gradients without adding
+them up (`torch.autograd.grad`) sees them as they are. Layers that sum over ranks in the backward
+pass, such as a shared BatchNorm, must count the others' samples by the others' weights themselves.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 
 class Weighing:
-    """Scales the gradients of the modules that it follows by the weight of the batch."""
+    """Scales the gradients of a model's parameters by the weight of the batch."""
 
-    def __init__(self) -> None:
-        self.weight = 1.0
+    def __init__(self, model: nn.Module) -> None:
+        self.is_on = True
+        self._model = model
+        self._weight = 1.0
+        self._nodes: list[Any] = []  # held, because torch only looks at those that are still there
+        self._hooks: list[RemovableHandle] = []
 
-    def follow(self, module: nn.Module) -> None:
-        module.register_forward_pre_hook(self._unweigh_inputs, with_kwargs=True)
-        module.register_forward_hook(self._weigh_output)
+    @property
+    def weight(self) -> float:
+        return self._weight
 
-    def _unweigh_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return (args, kwargs) if self.weight == 1.0 else _scaled((args, kwargs), 1 / self.weight)
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        """Nearly all batches count as 1, and cost nothing: there are no hooks then."""
+        if weight == self._weight:
+            return
+        self._weight = weight
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._nodes = [], []
+        if weight == 1.0:
+            return
+        for parameter in self._model.parameters():
+            if parameter.requires_grad:
+                node = _accumulator(parameter)
+                self._nodes.append(node)
+                self._hooks.append(node.register_prehook(self._scaled))
 
-    def _weigh_output(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return output if self.weight == 1.0 else _scaled(output, self.weight)
+    def _scaled(self, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple([g * self._weight for g in gradients]) if self.is_on else gradients
 
-
-class Replica(nn.Module):
-    """What the user calls where there is no DDP around their model; `module` is theirs, as there.
-
-    `through` is called in its place, if it is set: something that wraps the same model.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.through: Callable[..., Any] | None = None
-        self.before: Callable[[], None] = _nothing
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.before()
-        return (self.through or self.module)(*args, **kwargs)
-
-
-def _nothing() -> None:
-    pass
+    def __deepcopy__(self, memo: dict[int, Any]) -> Weighing:
+        """A copy of a layer that knows the weight still belongs to the same run."""
+        return self
 
 
-def _scaled(value: Any, factor: float) -> Any:
-    """The same value; gradients that flow back through its tensors are multiplied by `factor`."""
-
-    def scaled(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            # A copy, because the hook must not outlive the step on a parameter that the model
-            # returns as it is, nor touch gradients that reach an input by another way.
-            leaf = leaf.clone()
-            leaf.register_hook(functools.partial(torch.mul, factor))
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            leaf = copy.copy(leaf)
-            for field in dataclasses.fields(leaf):
-                object.__setattr__(leaf, field.name, _scaled(getattr(leaf, field.name), factor))
-        return leaf
-
-    return pytree.tree_map(scaled, value)
+def _accumulator(parameter: nn.Parameter) -> Any:
+    """The node of the graph that adds to `parameter.grad`."""
+    with torch.enable_grad():
+        function = parameter.view_as(parameter).grad_fn
+    assert function is not None
+    return function.next_functions[0][0]

@@ -1,7 +1,7 @@
 """The in-process world: many ranks as threads of one process, behind the same interface.
 
 Fast (no processes to start) and deterministic (contributions are combined in rank order). Each
-rank gets a real `Run` over a real `Group`; DDP, strategies, loaders and checkpoints run as they do
+rank gets a real `Run` over a real `Group`; strategies, loaders and checkpoints run as they do
 between processes.
 """
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from farandole.comm import Exchange, Group, InProcess
 from farandole.sync import Strategy
@@ -66,10 +65,6 @@ def run_world(
         thread.start()
     for thread in threads:
         thread.join()
-    # Torch notes whose forward pass runs, once for all threads, and each puts back what it found.
-    # Ranks that leave in another order than they came would leave a model behind there, and whoever
-    # compiles one afterwards would be taken to be inside of it.
-    DistributedDataParallel._active_ddp_module = None
     if failures:
         raise failures[0]
     return [results[rank] for rank in range(size)]

@@ -22,6 +22,7 @@ from farandole.layout import Layout
 from farandole.layout.assemble import Numbers, assemble
 from farandole.layout.blocks import Block, blocks_of
 from farandole.layout.choose import choose
+from farandole.layout.gate import Gate
 from farandole.layout.memory import ActivationMeter, describe_memory
 from farandole.layout.part import shared_names
 from farandole.layout.pipelined import Pipelined
@@ -99,7 +100,7 @@ class Piped(Engine):
             run.print(describe_teams(Teams(layout.teams), self._pipelined.places, layout, count))
         self.optimizer = recipe.make_optimizer(assembled.gate.parameters())
         inner = strategy.build(assembled.gate, self.optimizer, replicas)
-        self._pipelined.connect(inner.model, self.optimizer)
+        self._pipelined.connect(_exchange(assembled.gate, inner), self.optimizer)
         synchronizer = PipedSynchronizer(inner, self._pipelined)
         self.model = synchronizer.model
         # 4. What the run must know to count, to save and to end.
@@ -173,6 +174,22 @@ class Piped(Engine):
         self._run.print("\n".join(first[stage] for stage in sorted(first)))
 
 
+def _exchange(gate: Gate, synchronizer: Synchronizer) -> Callable[[], None] | None:
+    """The backward pass that a strategy sees. Those of the stages are none of its business."""
+    if not synchronizer.follows_gradients:
+        return None
+    synchronizer.listen(False)
+
+    def exchange() -> None:
+        synchronizer.listen(True)
+        try:
+            gate().backward()
+        finally:
+            synchronizer.listen(False)
+
+    return exchange
+
+
 def _blocks(model: nn.Module, layout: Layout) -> list[Block]:
     """Of a model that stays in one stage, one block if there is no way to find more."""
     try:
@@ -206,7 +223,8 @@ class PipedSynchronizer(Synchronizer):
     """A strategy's synchronizer of stages: what is under way in the pipeline ends first."""
 
     def __init__(self, inner: Synchronizer, pipelined: Pipelined) -> None:
-        super().__init__(inner.model, inner.unwrapped)
+        super().__init__(inner.model)
+        self.in_step_after_pass = inner.in_step_after_pass
         self._inner = inner
         self._pipelined = pipelined
         self.notes = inner.notes

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.errors import CheckpointError, UserError
 from farandole.train import checkpoint
 from farandole.train.randomness import random_state, restore_random_state
+from farandole.train.same_optimizer import OtherOptimizer
 from farandole.train.saver import count_models, merged_parts
 from farandole.train.saving import load_together, save_together
 from farandole.train.settings import WHOLE
@@ -88,7 +89,7 @@ class RunState:
             return None
         source, parts = load_together(run.group, folder)
         saved, own = parts["run"], parts.get(f"rank-{run.rank}")
-        self._load_models(parts)
+        self._load_models(parts, source)
         run.samples, run.steps = saved["samples"], saved["steps"]
         run._began -= saved["seconds"] - run.seconds
         run.group.meter.go_on_from(saved["waited_seconds"], saved["bytes_sent"])
@@ -123,7 +124,7 @@ class RunState:
         user_state: dict[str, Any] = parts["state"]
         return user_state
 
-    def _load_models(self, parts: dict[str, Any]) -> None:
+    def _load_models(self, parts: dict[str, Any], source: Path) -> None:
         run = self._run
         saved = count_models(parts)
         if saved != len(run._savers):
@@ -135,15 +136,19 @@ class RunState:
             state = merged_parts(parts, index)
             assert state is not None
             problem: Exception | None = None
+            reason: str | None = None
             try:
                 saver.load(*state)
+            except OtherOptimizer as error:
+                problem, reason = error, f"{error} {_weights_alone(source, index)}"
             except (RuntimeError, ValueError) as error:
-                problem = error
+                problem, reason = error, str(error)
             # Together: of a model in stages, one rank's part may fit and another's not.
-            for failed in run.group.gather_json(None if problem is None else str(problem)):
+            for failed in run.group.gather_json(reason):
                 if failed is not None:
                     raise CheckpointError(
-                        f"the checkpoint does not fit this script's model or optimizer: {failed}"
+                        f"checkpoint {source} does not fit this script's model or optimizer: "
+                        f"{failed}"
                     ) from problem
 
     def _say(self, message: str) -> None:
@@ -154,3 +159,11 @@ class RunState:
 def _word(layout: str) -> str:
     """As the command line has it."""
     return WHOLE if layout == "None" else layout
+
+
+def _weights_alone(source: Path, index: int) -> str:
+    return (
+        f"To keep the weights and begin with a new optimizer, leave out run.load, and before "
+        f"run.distribute call model.load_state_dict(safetensors.torch.load_file(path)) with "
+        f"{source / f'model-{index}.safetensors'}."
+    )

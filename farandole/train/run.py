@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 import warnings
@@ -20,9 +21,12 @@ from farandole.comm import Group
 from farandole.comm.trace import NO_TRACE
 from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
 from farandole.errors import UserError
+from farandole.launch.environment import hide_seat
 from farandole.layout import Layout
 from farandole.report.metrics import MetricsLog
 from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
+from farandole.sync.alignment import require_in_step
+from farandole.sync.wrappers import refuse_wrapped, refuse_wrapper_around
 from farandole.topology import Topology
 from farandole.train.numbers import T, double, like, plain, short
 from farandole.train.progress import EpochProgress
@@ -57,6 +61,7 @@ class Run:
         name: str | None = None,
         folder: Path = Path("runs"),
         seed: int = 0,
+        check_in_step: bool = True,
     ) -> None:
         self.group = group
         self.topology = topology
@@ -80,6 +85,7 @@ class Run:
         self._epoch_under_way = False
         self._pass_ended = False  # a pass over training data, in this epoch
         self._broken_off = False  # the last one was left before its end
+        self._checks_in_step = check_in_step
         self._total_epochs: int | None = None
         self._notes: list[tuple[dict[str, float], dict[str, float | str]]] = []
         self._first_checkpoint: dict[Path, int] = {}  # this run's, in each folder it uses
@@ -116,6 +122,14 @@ class Run:
         """Since the run began; a resumed run goes on where the saved one stopped."""
         return time.perf_counter() - self._began
 
+    def hide_from_libraries(self) -> None:
+        """Removes the launcher's variables (`RANK`, `WORLD_SIZE`, …) from this process.
+
+        Libraries that would start a distributed scheme of their own where they find them, such as
+        Accelerate and Hugging Face's Trainer, then take this process for one that is alone.
+        """
+        hide_seat(os.environ)
+
     # Models
 
     @overload
@@ -137,19 +151,22 @@ class Run:
         """
         if self.rank == 0:
             check_writable(self.folder)
-        if any(known.unwrapped is model or known.model is model for known in self._synchronizers):
+        if any(known.model is model for known in self._synchronizers):
             raise UserError("this model is distributed already; call run.distribute once for it.")
         if self.settings.layout not in (None, Layout()):
             raise UserError(
                 f"--layout {self.settings.layout} cuts the model, and this script calls it whole. "
                 "Let Farandole own the step: run.trainer(model, loss, make_optimizer)."
             )
+        refuse_wrapped(model)
         model = model.to(self.device)
         if optimizer is not None:
             _move_state(optimizer, self.device)
         self._strategy = self.settings.sync or sync or AllReduce()
         synchronizer = self._strategy.build(model, optimizer, self.group)
         self._keep(synchronizer, WholeSaver(synchronizer, optimizer, writes=self.rank == 0))
+        if self.size > 1:
+            refuse_wrapper_around(synchronizer.model)
         if self._watch is not None:
             self._watch.follow(synchronizer.model, optimizer)
         if optimizer is None:
@@ -192,8 +209,8 @@ class Run:
         self._savers.append(saver)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The plain model inside what `distribute` returned."""
-        return self._synchronizer(model).unwrapped
+        """The plain model. `distribute` puts nothing around it, so that is the model itself."""
+        return self._synchronizer(model).model
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Inside, backward passes accumulate gradients without communication."""
@@ -201,15 +218,12 @@ class Run:
 
     def check_in_step(self, model: nn.Module) -> InStep:
         """*Together.* Whether all ranks hold the same bytes; falsy, with names, when not."""
-        for known in self._synchronizers:
-            if known.model is model:
-                model = known.unwrapped  # so that tensors have the names they have in the script
         self._settle()
         return in_step(model, self._replicas)
 
     def _synchronizer(self, model: nn.Module) -> Synchronizer:
         for known in self._synchronizers:
-            if known.model is model or known.unwrapped is model:
+            if known.model is model:
                 return known
         raise UserError("this model was not given to run.distribute.")
 
@@ -342,6 +356,11 @@ class Run:
         for synchronizer in self._synchronizers:
             synchronizer.end_pass()
         self._collect_notes()
+        if self._checks_in_step and self._replicas.size > 1:
+            for synchronizer in self._synchronizers:
+                if synchronizer.in_step_after_pass:
+                    when = f"after {self.steps} steps"
+                    require_in_step(synchronizer.model, self._replicas, when)
 
     def report(self, loss: float | torch.Tensor) -> None:
         """Tells the strategies the loss of this rank's batch: AdaComm and DASO steer by it.

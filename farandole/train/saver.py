@@ -18,6 +18,7 @@ from farandole.errors import CheckpointError
 from farandole.layout.pipelined import Pipelined
 from farandole.sync import Synchronizer
 from farandole.train.optimizer_state import load_by_name, merged, names_of, state_by_name
+from farandole.train.same_optimizer import require_same_kind
 
 State = tuple[dict[str, Any], dict[str, Any] | None]
 """Of a model and its optimizer, by the names in the whole model."""
@@ -54,15 +55,17 @@ class WholeSaver(Saver):
             return None
         if self._optimizer is None:
             return model, None
-        return model, state_by_name(self._optimizer, names_of(self._synchronizer.unwrapped))
+        return model, state_by_name(self._optimizer, names_of(self._synchronizer.model))
 
     def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
-        self._synchronizer.unwrapped.load_state_dict(model)
+        if self._optimizer is not None and optimizer is not None:
+            require_same_kind(self._optimizer, optimizer)
+        self._synchronizer.model.load_state_dict(model)
         if self._optimizer is None or optimizer is None:
             return
         if "named" in optimizer:
-            names = names_of(self._synchronizer.unwrapped)
-            load_by_name(self._optimizer, optimizer, names)
+            names = names_of(self._synchronizer.model)
+            load_by_name(self._optimizer, optimizer, names, whole=True)
         else:  # as checkpoints had it before there were layouts
             self._optimizer.load_state_dict(dict(optimizer))
 
@@ -107,7 +110,9 @@ class PartSaver(Saver):
 
     def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
         self._pipelined.drain()
-        gate = self._synchronizer.unwrapped
+        if optimizer is not None:
+            require_same_kind(self._optimizer, optimizer)
+        gate = self._synchronizer.model
         here = gate.state_dict()
         wanted = {name: self._names[name] for name in here if name in self._names}
         missing = [name for name in wanted.values() if name not in model]
@@ -122,10 +127,10 @@ class PartSaver(Saver):
                 "this checkpoint is from before there were layouts. Load it once without a layout, "
                 "and save it again."
             )
-        load_by_name(self._optimizer, optimizer, self._parameter_names())
+        load_by_name(self._optimizer, optimizer, self._parameter_names(), whole=False)
 
     def _parameter_names(self) -> dict[int, str]:
-        gate: nn.Module = self._synchronizer.unwrapped
+        gate: nn.Module = self._synchronizer.model
         return {
             id(parameter): self._names[name]
             for name, parameter in gate.named_parameters()
@@ -139,10 +144,11 @@ def merged_parts(parts: Mapping[str, Any], index: int) -> State | None:
     if not models:
         return None
     model = {name: value for part in models for name, value in part.items()}
+    whole = parts.get(f"optimizer-{index}")
+    if whole is not None:
+        return model, whole
     optimizers = _parts(parts, f"optimizer-{index}")
-    if not optimizers:
-        return model, None
-    return model, merged(optimizers) if "named" in optimizers[0] else optimizers[0]
+    return model, merged(optimizers) if optimizers else None
 
 
 def count_models(parts: Mapping[str, Any]) -> int:
@@ -156,6 +162,7 @@ def _parts(parts: Mapping[str, Any], name: str) -> list[Any]:
 def _only(state: dict[str, Any], owned: set[str]) -> dict[str, Any]:
     """Of an optimizer's state by name, what belongs to some names."""
     return {
+        **state,
         "named": {name: value for name, value in state["named"].items() if name in owned},
         "groups": [
             {**group, "names": [name for name in group["names"] if name in owned]}

@@ -34,6 +34,7 @@ def init(
     transport: TransportName = "auto",
     name: str | None = None,
     folder: str | Path = "runs",
+    check_in_step: bool = True,
 ) -> Run:
     """Joins the job that this process belongs to, or runs alone as rank 0 of 1.
 
@@ -41,7 +42,8 @@ def init(
     wins over it. Every wait for other ranks ends after `timeout` (seconds, or a timedelta) with
     an error that names them. `transport` is what carries the bytes: `auto`, `shm`, `c10d`
     (gloo, NCCL) or `mpi`; `farandole run --transport` wins over it. Metrics and checkpoints go to
-    `folder/name`.
+    `folder/name`. After each pass over the training data all ranks compare a digest of their
+    parameters, and stop if they differ, unless `check_in_step` is False.
     """
     check_transport(transport)
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
@@ -77,6 +79,7 @@ def init(
         name=name,
         folder=Path(folder),
         seed=chosen or 0,
+        check_in_step=check_in_step,
     )
     make_current(run)
     # What is here stays to the end. Without this the interpreter looks through all of torch once

@@ -137,9 +137,7 @@ class Bench:
         model = self.workload.network().to(self.device)
         optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
         if self.workload.compile:
-            # Wrapped, and before DDP: Dynamo does not look into DDP, nor, by `model.compile()`,
-            # into an nn.Sequential. Tracing happens at the first call, inside DDP, where PyTorch
-            # cuts the graph at DDP's buckets, so communication still overlaps the backward pass.
+            # Wrapped: by `model.compile()` Dynamo does not look into an nn.Sequential.
             model = torch.compile(model)  # type: ignore[assignment]
         return model, optimizer
 

@@ -58,7 +58,7 @@ class Watch:
                 torch.autograd.Variable._execution_engine.queue_callback(queue_last)
 
         def queue_last() -> None:
-            # What DDP has queued meanwhile, its wait for the gradients, belongs to the backward.
+            # What was queued meanwhile, the wait for the gradients, belongs to the backward.
             torch.autograd.Variable._execution_engine.queue_callback(backward.stop)
 
         model.register_forward_pre_hook(before, prepend=True)

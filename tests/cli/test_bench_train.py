@@ -239,7 +239,6 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> BaseException | 
         ("--warmup-batches -1", "--warmup-batches -1: give 0 or more"),
         ("--model mlp --precision tf32", "NVIDIA"),
         ("--model mlp --sync alreduce", "Did you mean 'allreduce'?"),
-        ("--model mlp -n 2 --compile --sync allreduce:bucket_mib=0.5", "larger bucket_mib"),
         ("--model mlp --json /no-such-folder/out.json", "/no-such-folder: No such file"),
         ("--model mlp --json /", "--json / is not a file"),
         ("--model mlp --json /dev/null", "--json /dev/null is not a file"),

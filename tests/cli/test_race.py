@@ -19,7 +19,7 @@ import sys, time, farandole as fd
 run = fd.init()
 print("seed", run.seed, "sync", run.settings.sync)
 mixed = "--mixed" in sys.argv
-if mixed and str(run.settings.sync) == "allreduce:unused":
+if mixed and str(run.settings.sync) == "allreduce:algorithm=ring":
     raise ValueError("no luck today")
 for step in range(3):
     if "--slow" in sys.argv:
@@ -42,7 +42,7 @@ def summary(script: Path) -> dict:
 
 def test_lanes_that_crash_and_say_nothing_are_shown_and_the_rest_go_on(sandbox, script):
     """In one race. That all go well: tests/docs/test_readme.py, by `make race`."""
-    syncs = ("--sync", "allreduce:unused", "--sync", "allreduce:bucket_mib=2", "--serial")
+    syncs = ("--sync", "allreduce:algorithm=ring", "--sync", "allreduce:bucket_mib=2", "--serial")
     done = sandbox.farandole(
         "race", "-n", "2", *syncs, "--target", "accuracy=0.5", "--seed", "7",
         script.name, "--mixed", COLUMNS="120",
@@ -53,7 +53,7 @@ def test_lanes_that_crash_and_say_nothing_are_shown_and_the_rest_go_on(sandbox, 
     assert "reached accuracy ≥ 0.5 first" in done.stdout
     assert {lane["sync"]: lane["outcome"] for lane in summary(script)["lanes"]} == {
         "serial": "unfinished",
-        "allreduce:unused": "failed",
+        "allreduce:algorithm=ring": "failed",
         "allreduce:bucket_mib=2": "ok",
     }
     (folder,) = script.parent.glob("runs/race-tiny-*")

@@ -136,8 +136,16 @@ def test_what_is_not_said_is_left_to_the_script(
 def test_the_strategy_travels_in_its_shortest_form(
     command: Command, started: list[local.Job]
 ) -> None:
-    command("run", "-n", "2", "--sync", "allreduce:bucket_mib=2.50,unused", "train.py", "--unused")
-    assert started[0].environment["FARANDOLE_SYNC"] == "allreduce:bucket_mib=2.5,unused"
+    command(
+        "run",
+        "-n",
+        "2",
+        "--sync",
+        "allreduce:bucket_mib=2.50,algorithm=ring",
+        "train.py",
+        "--unused",
+    )
+    assert started[0].environment["FARANDOLE_SYNC"] == "allreduce:bucket_mib=2.5,algorithm=ring"
     assert started[0].command == ("train.py", "--unused")
 
 

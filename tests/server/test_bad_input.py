@@ -171,7 +171,7 @@ def test_nonsense_from_one_who_has_the_key_is_refused(world, context):
         Command(Kind.MEMBERS, home, 77, 4, ticket=10, text="[1, 2]"),
         Command(Kind.PUT, home, 77, 5, ticket=11, table=table.id, text="x", values=torch.ones(0)),
     ]
-    for name in ("", "server x", "server "):
+    for name in ("", "server x", "server ", "server 1"):
         line = Line(context, read_key(world.cluster.key_file), world.address, name=name)
         line.send(asked)
         answers: list[Message] = []

@@ -13,7 +13,7 @@ from farandole.errors import DivergedError, UserError
 from farandole.server import Cluster, Store, Table, connect
 from farandole.server.filtered import Filtered
 from farandole.server.filters import coded_bytes, encode, parse_codec
-from farandole.server.messages import Command, Kind
+from farandole.server.messages import Command, Kind, Problem
 from farandole.server.rules import parse_rule
 from farandole.server.shelf import Shelf
 
@@ -287,7 +287,7 @@ def test_a_shelf_takes_what_was_coded_for_it(text: str) -> None:
     shelf = Shelf(table, table.used_ranges[0], parse_rule("add"))
     good = encode(parse_codec(text), torch.randn(3000))
 
-    def problem(kind: Kind, values: torch.Tensor) -> str | None:
+    def problem(kind: Kind, values: torch.Tensor) -> Problem | None:
         return shelf.problem_with(Command(kind, 0, table=table.id, stop=3000, values=values))
 
     assert problem(Kind.PUSH, good) is None

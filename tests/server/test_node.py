@@ -16,6 +16,7 @@ from farandole.server.messages import (
     Kind,
     Message,
     Moved,
+    Problem,
     Read,
     Refused,
     Snapshot,
@@ -143,7 +144,7 @@ def test_a_refusal_is_said_when_all_replicas_know_of_it():
     assert (to, forward.command.kind) == (2, Kind.VOID)
     ((to, refused),) = server.hears(2, Done(0, 1, 2))
     assert (to, refused.ticket) == (CLIENT, 2)
-    assert "NaN" in refused.text
+    assert "NaN" in refused.problem.text
 
 
 def test_asking_again_for_what_was_refused_is_refused_again():
@@ -162,7 +163,7 @@ def test_what_is_not_for_clients_to_say_is_refused_or_ignored():
         server.hears(CLIENT, Command(kind, 0, 9, number, ticket=number, text="[1]"))
         ((to, refused),) = server.hears(2, Done(0, 1, number))
         assert (to, refused.ticket) == (CLIENT, number)
-        assert "not for clients" in refused.text
+        assert "not for clients" in refused.problem.text
     held = server.node.held[0]
     assert not held.range.clocks.members
     for message in (
@@ -179,7 +180,7 @@ def test_a_range_that_does_not_exist_is_refused():
     server = Server()
     for range_ in (-1, 1, 10**9):
         ((_, refused),) = server.hears(CLIENT, Read(range_, 9, ticket=4))
-        assert refused == Refused(4, f"there is no range {range_}.")
+        assert refused == Refused(4, Problem(f"there is no range {range_}."))
 
 
 def test_a_worker_that_was_given_up_is_told_so():
@@ -187,7 +188,7 @@ def test_a_worker_that_was_given_up_is_told_so():
     server.hears(CLIENT, create())
     server.node.take_view(View(2, {1: ""}, (Chain(1, (1,)),), gone=(9,)))
     ((_, refused),) = server.hears(CLIENT, push(2))
-    assert "given up" in refused.text
+    assert "given up" in refused.problem.text
 
 
 def test_a_question_that_fails_is_refused_and_nothing_else_happens():
@@ -198,7 +199,7 @@ def test_a_question_that_fails_is_refused_and_nothing_else_happens():
     for text in ("summ", "os.system"):
         ((_, refused),) = server.hears(CLIENT, replace(read, text=text))
         assert isinstance(refused, Refused)
-        assert text in refused.text
+        assert text in refused.problem.text
     ((_, data),) = server.hears(CLIENT, replace(read, text="sum"))
     assert isinstance(data, Data)
     assert data.values.tolist() == [8.0]

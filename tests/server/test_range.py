@@ -230,8 +230,8 @@ def test_a_table_that_is_not_there_is_refused_with_those_that_are():
     for message in (Read(0, table=5), Command(Kind.PUSH, 0, 1, 9, table=5)):
         problem = talk.range.problem_with(message)
         assert problem is not None
-        assert "no such table" in problem
-        assert "'plain'" in problem
+        assert "no such table" in problem.text
+        assert "'plain'" in problem.text
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_another_table_of_the_same_name_is_refused_with_what_differs(changes, di
     text = table_of(**changes).to_json()
     problem = talk.range.problem_with(Command(Kind.CREATE, 0, 1, 2, text=text))
     assert problem is not None
-    assert difference in problem
+    assert difference in problem.text
     same = Command(Kind.CREATE, 0, 1, 2, text=ROUNDS.to_json())
     assert talk.range.problem_with(same) is None
 
@@ -265,7 +265,7 @@ def test_tables_whose_rule_would_fail_later_are_refused_at_once(changes, complai
     text = table_of(**changes).to_json()
     problem = Range(0, parse_rule).problem_with(Command(Kind.CREATE, 0, 1, 1, text=text))
     assert problem is not None
-    assert re.search(complaint, problem), problem
+    assert re.search(complaint, problem.text), problem
 
 
 def test_whole_numbers_may_be_added_up():

@@ -276,7 +276,7 @@ def test_bits_do_not_depend_on_the_number_of_cores(text: str, dtype: torch.dtype
     """Replicas need not be alike. Torch's threads leave rests at other places of a long tensor."""
     rule = parse_rule(text)
     found = []
-    for count in (1, 2, 3):
+    for count in (1, 2, 3, 7):
         torch.set_num_threads(count)
         generator = torch.Generator().manual_seed(1)
         table = Table.of(rule, torch.randn(100_003, 1, generator=generator).to(dtype))
@@ -284,8 +284,8 @@ def test_bits_do_not_depend_on_the_number_of_cores(text: str, dtype: torch.dtype
             gradient = torch.randn(table.weight.shape, generator=generator).to(dtype)
             table.push(gradient, 0.1, step)
         found.append(table)
-    assert found[0].equals(found[1])
-    assert found[0].equals(found[2])
+    for other in found[1:]:
+        assert found[0].equals(other)
 
 
 @given(rules)

@@ -193,7 +193,7 @@ def test_it_can_be_lent_as_often_as_one_likes():
 def test_what_cannot_be_done_is_refused_with_the_values(message, complaint):
     problem = shelf("sgd:momentum=0.5").problem_with(message)
     assert problem is not None
-    assert re.search(complaint, problem), problem
+    assert re.search(complaint, problem.text), problem
 
 
 def test_large_numbers_are_not_taken_for_infinity():

@@ -287,6 +287,16 @@ def test_what_servers_refuse_is_an_error_and_everything_goes_on(store, names):
     assert torch.equal(store.get(name), expected + 1)
 
 
+def test_the_class_of_an_error_does_not_come_from_its_text(store, names):
+    """A table may be called what it likes."""
+    name = f"NaN and infinity {next(names)}"
+    store.create(name, 5)
+    with pytest.raises(CommError, match="exists already, with rows=5, not 6"):
+        store.create(name, 6)
+    with pytest.raises(DivergedError, match="the values hold"):
+        store.push(name, torch.tensor([1, 2, 3, 4, float("nan")]))
+
+
 def test_a_wait_that_takes_too_long_names_whom_it_waits_for(cluster, names):
     with connect(cluster.address, cluster.key_file, rank=0, timeout=1.0) as worker:
         name = next(names)

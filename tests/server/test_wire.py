@@ -22,6 +22,7 @@ from farandole.server.filters.key_cache import KeyReceiver, KeySender
 from farandole.server.messages import (
     Ack,
     Behind,
+    Cause,
     Command,
     Data,
     Done,
@@ -30,6 +31,7 @@ from farandole.server.messages import (
     Kind,
     Message,
     Moved,
+    Problem,
     Read,
     Refused,
     Snapshot,
@@ -79,6 +81,7 @@ def field_values(name: str, hint: object) -> st.SearchStrategy[object]:
         bool: st.booleans(),
         str: st.text(max_size=20),
         Kind: st.sampled_from(Kind),
+        Cause: st.sampled_from(Cause),
         torch.Tensor: tensors(st.sampled_from(DTYPES)),
         type(None): st.none(),
     }
@@ -264,7 +267,9 @@ SAMPLE: list[Message] = [
     Ack(1),
     Data(2, torch.ones(5000, dtype=torch.float16)),
     Data(3, torch.tensor([True, False])),
-    Refused(4, "no such täble"),
+    Refused(4, Problem("no such täble")),
+    Refused(5, Problem("NaN", Cause.NOT_FINITE)),
+    Command(Kind.VOID, 3, 4, 5, 6, text="infinite", cause=Cause.NOT_FINITE),
     Moved(5, 6, 7),
     Forward(1, 2, 3, Command(Kind.PUT, 1, values=torch.ones(2000))),
     Done(1, 2, 3),
@@ -294,7 +299,7 @@ def entry(frames: list[memoryview], dtype: int, place: int, offset: int, length:
     ("offset", "content", "reason"),
     [
         (0, b"Elle", "begins with b'Elle'"),
-        (4, b"\x63\x00", "version 99, and this is version 1"),
+        (4, b"\x63\x00", "version 99, and this is version 2"),
         (8, b"\xff\xff\xff\xff", "4294967295 messages"),
         (12, b"\xff\xff\xff\xff", "4294967295 tensors"),
         (16, b"\xff\xff\xff\xff", "do not take"),
@@ -318,6 +323,14 @@ def test_what_is_wrong_is_said(offset: int, content: bytes, reason: str) -> None
     offset %= len(frames[0])
     with pytest.raises(Malformed, match=reason):
         decode(patched(command, offset, content))
+
+
+def test_a_cause_that_is_none() -> None:
+    for message in (Refused(1, Problem("")), Command(Kind.VOID, 1, ticket=1)):
+        frames = arrived(encode([message]))
+        frames[0][HEADER_BYTES + wire._RECORD.size - 8] = 9
+        with pytest.raises(Malformed, match="no cause 9 of a refusal"):
+            decode(frames)
 
 
 def test_types_have_only_their_own_tensors() -> None:

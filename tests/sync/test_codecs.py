@@ -33,8 +33,8 @@ Weights = dict[str, torch.Tensor]
         ("allreduce:codec=int8", AllReduce(codec=Int8())),
         ("allreduce:codec=topk:ratio=0.02", AllReduce(codec=TopK(ratio=0.02))),
         (
-            "allreduce:unused,algorithm=ring,codec=powersgd:rank=3/warm_steps=10",
-            AllReduce(unused=True, algorithm="ring", codec=PowerSgd(rank=3, warm_steps=10)),
+            "allreduce:bucket_mib=2,algorithm=ring,codec=powersgd:rank=3/warm_steps=10",
+            AllReduce(bucket_mib=2, algorithm="ring", codec=PowerSgd(rank=3, warm_steps=10)),
         ),
         ("allreduce:algorithm=native", AllReduce(algorithm="native")),
     ],
@@ -213,7 +213,7 @@ def test_the_buckets_do_not_matter(codec: str, tmp_path: Path) -> None:
 
 
 def one_model_many_ways(run: Run, *, accumulate: int = 1, dtype: torch.dtype) -> Weights:
-    """Tied, frozen and (with `unused`) unused parameters, a convolution in channels-last."""
+    """Tied, frozen and unused parameters, a convolution in channels-last."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -256,7 +256,7 @@ def test_odd_parameters_in_any_precision(codec: str, dtype: torch.dtype, tmp_pat
     def body(run: Run) -> Weights:
         return one_model_many_ways(run, dtype=dtype)
 
-    sync = AllReduce(codec=codec, unused=True)
+    sync = AllReduce(codec=codec)
     for weights in run_world(3, body, folder=tmp_path, sync=sync):
         assert weights["into.weight"].dtype == dtype
         assert weights["into.weight"].isfinite().all()
@@ -270,7 +270,7 @@ def test_accumulated_gradients_travel_once(tmp_path: Path) -> None:
             weights = one_model_many_ways(run, accumulate=accumulate, dtype=torch.float64)
             return run.group.meter.bytes_sent - before, weights
 
-        sync = AllReduce(codec="fp16", unused=True)
+        sync = AllReduce(codec="fp16")
         first: tuple[int, Weights] = run_world(3, body, folder=tmp_path, sync=sync)[0]
         return first
 
@@ -338,8 +338,8 @@ def test_the_algorithm_changes_the_way_and_not_the_sum(algorithm: str, tmp_path:
     def body(run: Run) -> Weights:
         return one_model_many_ways(run, dtype=torch.float64)
 
-    end = run_world(3, body, folder=tmp_path, sync=AllReduce(unused=True, algorithm=algorithm))
-    plain = run_world(3, body, folder=tmp_path, sync=AllReduce(unused=True))
+    end = run_world(3, body, folder=tmp_path, sync=AllReduce(algorithm=algorithm))
+    plain = run_world(3, body, folder=tmp_path, sync=AllReduce())
     for name, value in plain[0].items():
         torch.testing.assert_close(end[0][name], value, rtol=1e-12, atol=1e-12)
 

@@ -229,9 +229,7 @@ def train_branches(run: Run) -> bool:
 
 
 @pytest.mark.parametrize("text", ["lagged:steps=2,first=0", "daso:warmup=0", "postlocal:at=0.5"])
-def test_unused_parameters_must_be_announced(text: str, tmp_path: Path) -> None:
+def test_some_ranks_may_not_use_a_parameter(text: str, tmp_path: Path) -> None:
     hosts = Topology.declared([1, 1])
-    sync = parse(f"{text},unused")
+    sync = parse(text)
     assert run_world(2, train_branches, folder=tmp_path, sync=sync, topology=hosts) == [True, True]
-    with pytest.raises(RuntimeError, match="find_unused_parameters"):
-        run_world(2, train_branches, folder=tmp_path, sync=parse(text), topology=hosts)

@@ -221,9 +221,15 @@ class Simulation:
         mine = order[list(self.job.shares.share(batch, rank))]
         loss = self.job.loss(self.models[rank], x[mine], y[mine])
         self.samples[rank] += len(mine)
-        if not isinstance(self.sync, Federated):
-            loss = loss * self.job.shares.share_weight(batch, rank)
-        loss.backward()
+        federated = isinstance(self.sync, Federated)
+        weight = 1.0 if federated else self.job.shares.share_weight(batch, rank)
+        trained = [p for p in self.models[rank].parameters() if p.requires_grad]
+        # Weighed where it is added up: single precision would round a weighed loss elsewhere.
+        gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            if gradient is not None:
+                before = 0.0 if parameter.grad is None else parameter.grad
+                parameter.grad = before + weight * gradient
 
     def step(self) -> None:
         for optimizer in self.optimizers:

@@ -62,7 +62,6 @@ shared = {
             below=st.floats(0.01, 0.99),
             at=st.none() | share,
             momentum=share,
-            unused=st.booleans(),
             **shared,
         ),
     )

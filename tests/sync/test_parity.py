@@ -401,7 +401,7 @@ def test_local_batchnorm_is_not_the_whole_batch_s(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_parity_with_unused_parameters(tmp_path: Path, size: int) -> None:
-    assert_parity(*both(tmp_path, unused, Cut(), size, AllReduce(unused=True)))
+    assert_parity(*both(tmp_path, unused, Cut(), size, AllReduce()))
 
 
 @pytest.mark.parametrize("bucket_mib", [1e-5, 25.0])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farandole.cli.options import KINDS
 from farandole.errors import UserError
-from farandole.sync import STRATEGIES, AllReduce, parse
+from farandole.sync import STRATEGIES, AllReduce, Server, parse
 
 
 @given(
@@ -19,7 +19,7 @@ from farandole.sync import STRATEGIES, AllReduce, parse
         AllReduce,
         bucket_mib=st.floats(min_value=1e-6, max_value=1e6),
         batchnorm=st.sampled_from(["local", "sync"]),
-        unused=st.booleans(),
+        algorithm=st.sampled_from(["auto", "ring"]),
     )
 )
 def test_text_and_back(strategy: AllReduce) -> None:
@@ -28,14 +28,19 @@ def test_text_and_back(strategy: AllReduce) -> None:
 
 def test_text_says_only_what_differs_from_the_defaults() -> None:
     assert str(AllReduce()) == "allreduce"
-    assert str(AllReduce(unused=True, bucket_mib=0.5)) == "allreduce:bucket_mib=0.5,unused"
+    assert str(Server(overlap=True, staleness=4)) == "server:staleness=4,overlap"
 
 
 @pytest.mark.parametrize(
-    "text", ["allreduce:unused", "allreduce:unused=true", " allreduce: unused = yes , "]
+    "text",
+    [
+        "server:async,overlap",
+        "server:staleness=async,overlap=true",
+        " server: overlap = yes , async ,",
+    ],
 )
 def test_ways_to_say_the_same(text: str) -> None:
-    assert parse(text) == AllReduce(unused=True)
+    assert parse(text) == Server(staleness="async", overlap=True)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +55,8 @@ def test_ways_to_say_the_same(text: str) -> None:
         ("allreduce:bucket_mib=-3", "bucket_mib=-3 must be above 0"),
         ("allreduce:bucket_mib=nan", "bucket_mib='nan' is not a number"),
         ("allreduce:batchnorm=synk", "batchnorm='synk' is not a choice.*Did you mean 'sync'"),
-        ("allreduce:unused=maybe", "unused='maybe' is not yes or no"),
-        ("allreduce:unused,unused=no", "'unused' is given twice"),
+        ("server:overlap=maybe", "overlap='maybe' is not yes or no"),
+        ("server:overlap,overlap=no", "'overlap' is given twice"),
     ],
 )
 def test_text_that_means_nothing(text: str, message: str) -> None:
@@ -64,7 +69,7 @@ def test_strategies_are_frozen_and_known_by_name(kind: type[AllReduce]) -> None:
     strategy = kind()
     assert parse(kind.name) == strategy
     with pytest.raises(dataclasses.FrozenInstanceError):
-        strategy.unused = True  # type: ignore[misc]
+        strategy.algorithm = "ring"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("bucket_mib", [0.0, -1.0, math.nan, math.inf])

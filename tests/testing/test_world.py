@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from farandole.errors import CommError
@@ -73,14 +72,6 @@ def test_the_same_bits_every_time_and_on_every_rank(tmp_path: Path, size: int) -
     }
     assert len(seen) == 1
     assert seen != set(run_world(size, trained, folder=tmp_path, sync=sync, seed=1))
-
-
-def test_it_is_ddp_at_work(tmp_path: Path) -> None:
-    def body(run: Run) -> bool:
-        return isinstance(run.distribute(nn.Linear(2, 2)), DistributedDataParallel)
-
-    assert run_world(2, body, folder=tmp_path) == [True, True]
-    assert run_world(1, body, folder=tmp_path) == [False]  # alone there is nothing to average
 
 
 def test_the_first_failure_is_raised_as_it_was(tmp_path: Path) -> None:

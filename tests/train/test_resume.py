@@ -275,8 +275,10 @@ def test_another_number_of_workers_is_said_and_works(tmp_path: Path, first: int,
 
 def test_another_strategy_is_said(tmp_path: Path) -> None:
     run_world(2, Script(save_at=(1, 1), stop=True), folder=tmp_path)
-    with pytest.warns(UserWarning, match="saved under allreduce, resumed under allreduce:unused"):
-        run_world(2, Script(load=True), folder=tmp_path, sync=AllReduce(unused=True))
+    with pytest.warns(
+        UserWarning, match="saved under allreduce, resumed under allreduce:algorithm=ring"
+    ):
+        run_world(2, Script(load=True), folder=tmp_path, sync=AllReduce(algorithm="ring"))
 
 
 def test_nothing_to_resume(tmp_path: Path) -> None:

@@ -25,14 +25,14 @@ def test_nothing_said() -> None:
 
 def test_everything_said() -> None:
     said = {
-        "FARANDOLE_SYNC": "allreduce:unused",
+        "FARANDOLE_SYNC": "allreduce:algorithm=ring",
         "FARANDOLE_NAME": "digits",
         "FARANDOLE_RUNS": "elsewhere/runs",
         "FARANDOLE_SEED": "-7",
         "FARANDOLE_SCRIPT": "examples/digits.py",
     }
     assert Settings.from_environ(said) == Settings(
-        sync=AllReduce(unused=True),
+        sync=AllReduce(algorithm="ring"),
         name="digits",
         folder=Path("elsewhere/runs"),
         seed=-7,

@@ -11,6 +11,7 @@ from farandole.server.rules.adagrad import Adagrad
 from farandole.server.rules.adam import Adam, AdamW
 from farandole.server.rules.add import Add
 from farandole.server.rules.allowed import find
+from farandole.server.rules.pieces import pieces
 from farandole.server.rules.proximal import Proximal
 from farandole.server.rules.questions import QUESTIONS, Question, parse_question
 from farandole.server.rules.rule import Rule
@@ -34,6 +35,7 @@ __all__ = [
     "Sgd",
     "parse_question",
     "parse_rule",
+    "pieces",
     "rule_of",
 ]
 

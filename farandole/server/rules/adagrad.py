@@ -13,7 +13,8 @@ from typing import ClassVar
 import torch
 from torch.optim.adagrad import adagrad
 
-from farandole.server.rules.rule import Rule, are_in_rows, require_at_least
+from farandole.server.rules.pieces import pieces
+from farandole.server.rules.rule import Rule, require_at_least
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,16 @@ class Adagrad(Rule):
         rate: float,
         step: int,
     ) -> None:
-        assert are_in_rows(weight, gradient, *state)
-        adagrad(
-            [weight],
-            [gradient],
-            list(state),
-            [torch.tensor(step - 1, dtype=torch.float64)],  # torch counts this one itself
-            fused=True,  # one pass over memory, where separate operations take five
-            lr=rate,
-            weight_decay=self.weight_decay,
-            lr_decay=self.rate_decay,
-            eps=self.eps,
-            maximize=self.maximize,
-        )
+        for part, slope, square_sum in pieces(weight, gradient, state):
+            adagrad(
+                [part],
+                [slope],
+                list(square_sum),
+                [torch.tensor(step - 1, dtype=torch.float64)],  # torch counts this one itself
+                fused=True,  # one pass over memory, where separate operations take five
+                lr=rate,
+                weight_decay=self.weight_decay,
+                lr_decay=self.rate_decay,
+                eps=self.eps,
+                maximize=self.maximize,
+            )

@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch.optim.adam import adam
 
-from farandole.server.rules.rule import Rule, are_in_rows, require_at_least, require_share
+from farandole.server.rules.pieces import pieces
+from farandole.server.rules.rule import Rule, require_at_least, require_share
 
 
 @dataclass(frozen=True)
@@ -48,25 +49,24 @@ class Adam(Rule):
         rate: float,
         step: int,
     ) -> None:
-        assert are_in_rows(weight, gradient, *state)
-        first, second, *largest = state
-        adam(
-            [weight],
-            [gradient],
-            [first],
-            [second],
-            largest,
-            [torch.tensor(step - 1, dtype=torch.float64)],  # torch counts this one itself
-            fused=True,  # one pass over memory, where separate operations take eight
-            decoupled_weight_decay=self.decoupled,
-            amsgrad=self.amsgrad,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            lr=rate,
-            weight_decay=self.weight_decay,
-            eps=self.eps,
-            maximize=self.maximize,
-        )
+        for part, slope, (first, second, *largest) in pieces(weight, gradient, state):
+            adam(
+                [part],
+                [slope],
+                [first],
+                [second],
+                largest,
+                [torch.tensor(step - 1, dtype=torch.float64)],  # torch counts this one itself
+                fused=True,  # one pass over memory, where separate operations take eight
+                decoupled_weight_decay=self.decoupled,
+                amsgrad=self.amsgrad,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                lr=rate,
+                weight_decay=self.weight_decay,
+                eps=self.eps,
+                maximize=self.maximize,
+            )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from farandole.server.rules.pieces import pieces
 from farandole.server.rules.rule import Rule
 
 
@@ -27,7 +28,8 @@ class Add(Rule):
         step: int,
     ) -> None:
         if weight.is_floating_point():
-            weight.add_(gradient, alpha=rate)
+            for part, change, _ in pieces(weight, gradient):
+                part.add_(change, alpha=rate)
         elif float(rate).is_integer():
             weight.add_(gradient, alpha=int(rate))
         else:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from farandole.server.rules.pieces import pieces
 from farandole.server.rules.rule import Rule, require_at_least
 
 
@@ -46,15 +47,23 @@ class Proximal(Rule):
         rate: float,
         step: int,
     ) -> None:
-        if not self.adaptive:
-            weight.add_(gradient, alpha=-rate)
-            if self.l1:
-                # What is nearer to 0 than that is taken from itself, and is exactly 0.
-                weight.sub_(weight.clamp(-rate * self.l1, rate * self.l1))
-            if self.l2:
-                weight.div_(1 + rate * self.l2)
-            return
-        (square_sum,) = state
+        for part, slope, square_sum in pieces(weight, gradient, state):
+            if self.adaptive:
+                self._step_adaptively(part, slope, square_sum[0], rate)
+            else:
+                self._step(part, slope, rate)
+
+    def _step(self, weight: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:
+        weight.add_(gradient, alpha=-rate)
+        if self.l1:
+            # What is nearer to 0 than that is taken from itself, and is exactly 0.
+            weight.sub_(weight.clamp(-rate * self.l1, rate * self.l1))
+        if self.l2:
+            weight.div_(1 + rate * self.l2)
+
+    def _step_adaptively(
+        self, weight: torch.Tensor, gradient: torch.Tensor, square_sum: torch.Tensor, rate: float
+    ) -> None:
         square_sum.addcmul_(gradient, gradient)
         rates = square_sum.sqrt().add_(1).reciprocal_().mul_(rate)
         weight.addcmul_(rates, gradient, value=-1)

@@ -5,7 +5,8 @@ weights' shape that the server keeps, replicates and saves beside the weights.
 
 The same update must give the same bits on every replica, however many cores that has. So a rule may
 depend on what `update` is given, and on nothing else: no random numbers, no time, no memory of its
-own.
+own. And it cuts what it is given where `pieces` says: else the last bit may depend on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -78,8 +79,3 @@ def require_share(rule: Rule, option: str) -> None:
     value = getattr(rule, option)
     if not 0 <= value < 1:
         raise UserError(f"{rule.name}: {option}={value:g} must be 0 or more, and below 1.")
-
-
-def are_in_rows(*tensors: torch.Tensor) -> bool:
-    """Torch's fused kernels read on from the first number, whatever the strides: this they need."""
-    return all(tensor.is_contiguous() for tensor in tensors)

@@ -11,6 +11,7 @@ import torch
 from torch.optim.sgd import sgd
 
 from farandole.errors import UserError
+from farandole.server.rules.pieces import pieces
 from farandole.server.rules.rule import Rule, require_at_least
 
 
@@ -50,17 +51,18 @@ class Sgd(Rule):
         rate: float,
         step: int,
     ) -> None:
-        sgd(
-            [weight],
-            [gradient],
-            [state[0] if self.momentum else None],
-            fused=False,  # that rounds otherwise; so these are the bits of a step on a worker
-            foreach=False,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            lr=rate,
-            # Torch's momentum begins as the first gradient, whole; ours does, as it begins at 0.
-            dampening=self.dampening if step > 1 else 0.0,
-            nesterov=self.nesterov,
-            maximize=self.maximize,
-        )
+        for part, slope, momentum in pieces(weight, gradient, state):
+            sgd(
+                [part],
+                [slope],
+                [momentum[0] if self.momentum else None],
+                fused=False,  # that rounds otherwise; so these are the bits of a step on a worker
+                foreach=False,
+                weight_decay=self.weight_decay,
+                momentum=self.momentum,
+                lr=rate,
+                # Torch's momentum begins as the first gradient, whole; ours, at 0, must too.
+                dampening=self.dampening if step > 1 else 0.0,
+                nesterov=self.nesterov,
+                maximize=self.maximize,
+            )

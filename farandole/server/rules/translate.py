@@ -24,17 +24,19 @@ _IMMATERIAL = frozenset(
 )
 
 
-def rule_of(group: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> str:
+def rule_of(
+    group: Mapping[str, Any], optimizer: torch.optim.Optimizer, *, instead: str = "update=worker"
+) -> str:
     """The text of the rule whose updates equal those of `optimizer` on this one of its groups.
 
-    Raises `UserError` if no rule does what it does.
+    Raises `UserError` if no rule does what it does; `instead` is what to write then.
     """
     kind = type(optimizer)  # not a subclass: who knows what its step does
     if kind not in _TRANSLATIONS:
         known = ", ".join(sorted(known.__name__ for known in _TRANSLATIONS))
         raise UserError(
             f"the server has no rule for {kind.__module__}.{kind.__qualname__}. It has one for "
-            f"torch.optim's {known}. Write update=worker: workers then make the updates, and the "
+            f"torch.optim's {known}. Write {instead}: workers then make the updates, and the "
             "server adds them."
         )
     left = {option: value for option, value in group.items() if option not in _IMMATERIAL}
@@ -45,8 +47,8 @@ def rule_of(group: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> str:
         options = ", ".join(f"{option}={value}" for option, value in sorted(left.items()))
         raise UserError(
             f"the server's rule {rule.name!r} has nothing like {options} of "
-            f"torch.optim.{kind.__name__}. Leave it out, or write update=worker: workers then make "
-            "the updates, and the server adds them."
+            f"torch.optim.{kind.__name__}. Leave it out, or write {instead}: workers then make the "
+            "updates, and the server adds them."
         )
     return str(rule)
 

@@ -1,0 +1,142 @@
+"""Gradients side by side in flat buffers, so that many small ones travel as few large ones.
+
+    buffer   │ gradient of w₁ │ gradient of w₂ │ … │ has w₁ one? │ has w₂ one? │ … │
+
+A parameter may get no gradient in a backward pass: on no rank, or on some ranks only. Behind the
+gradients each bucket carries a flag for each of its parameters, 1 or 0, that is averaged with
+them. Above 0 afterwards, some rank had a gradient, and the average counts the others as zeros; at 0
+nobody had, and the parameter is left alone, as in a process that trains alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+_MIB = 2**20
+# As DDP has it: a small first bucket, so that the exchange begins early.
+_FIRST_BYTES = _MIB
+_LATER_BYTES = 25 * _MIB
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Some parameters of one dtype on one device, and room for their gradients."""
+
+    index: int
+    is_last: bool  # of those of a model
+    is_final: bool  # buckets are packed once more after the first pass; these stay
+    names: list[str]
+    parameters: list[nn.Parameter]
+    buffer: torch.Tensor
+    """The gradients and the flags; complex numbers as pairs of real ones."""
+    gradients: list[torch.Tensor]
+    """Views of the buffer, in the shapes and strides of the parameters."""
+    has_gradient: torch.Tensor
+    """The flags: a view of the buffer."""
+    withheld: set[int] = field(default_factory=set)
+    """Places of gradients that are not to be applied in this step, whatever was computed."""
+
+    def fill(self) -> None:
+        """Takes in what the parameters have accumulated; nothing counts as zeros."""
+        self.withheld.clear()
+        present = [parameter.grad is not None for parameter in self.parameters]
+        views, gradients = [], []
+        for view, parameter in zip(self.gradients, self.parameters, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad.data_ptr() != view.data_ptr() or not view.numel():
+                views.append(view)
+                gradients.append(parameter.grad)
+        if views:
+            torch._foreach_copy_(views, gradients)
+        if all(present):
+            self.has_gradient.fill_(1.0)
+        else:
+            self.has_gradient.copy_(torch.tensor(present, dtype=self.has_gradient.dtype))
+
+    def hand_out(self) -> None:
+        """Makes the averages the parameters' gradients, where any rank had one."""
+        flags: list[bool] | None = None
+        for place, parameter in enumerate(self.parameters):
+            if place in self.withheld:
+                parameter.grad = None
+                continue
+            if parameter.grad is None:
+                if flags is None:  # a GPU is waited for only where it must be asked
+                    flags = (self.has_gradient > 0).tolist()
+                if not flags[place]:
+                    continue
+            parameter.grad = self.gradients[place]
+
+
+def pack(
+    parameters: Sequence[tuple[str, nn.Parameter]],
+    bucket_mib: float | None = None,
+    *,
+    final: bool = True,
+) -> list[Bucket]:
+    """Buckets for gradients that are expected in the order of `parameters`.
+
+    They are filled in that order, and come out in the order in which they are complete.
+    """
+    limits = (_FIRST_BYTES, _LATER_BYTES) if bucket_mib is None else (int(bucket_mib * _MIB),) * 2
+    closed: list[list[tuple[str, nn.Parameter]]] = []
+    open_: dict[tuple[torch.dtype, torch.device], list[tuple[str, nn.Parameter]]] = {}
+    held_bytes: dict[tuple[torch.dtype, torch.device], int] = {}
+    for name, parameter in parameters:
+        kind = (parameter.dtype, parameter.device)
+        open_.setdefault(kind, []).append((name, parameter))
+        held_bytes[kind] = held_bytes.get(kind, 0) + parameter.nbytes
+        if held_bytes[kind] >= limits[bool(closed)]:
+            closed.append(open_.pop(kind))
+            del held_bytes[kind]
+    closed.extend(open_.values())
+    return [
+        _bucket(index, index == len(closed) - 1, final, content)
+        for index, content in enumerate(closed)
+    ]
+
+
+def _bucket(
+    index: int, is_last: bool, is_final: bool, content: list[tuple[str, nn.Parameter]]
+) -> Bucket:
+    names = [name for name, _ in content]
+    parameters = [parameter for _, parameter in content]
+    first = parameters[0]
+    counts = [_real(parameter).numel() for parameter in parameters]
+    buffer = torch.zeros(
+        sum(counts) + len(counts), dtype=first.dtype.to_real(), device=first.device
+    )
+    *parts, flags = buffer.split([*counts, len(counts)])
+    gradients = [_like(parameter, part) for parameter, part in zip(parameters, parts, strict=True)]
+    return Bucket(index, is_last, is_final, names, parameters, buffer, gradients, flags)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """A part of a buffer in a parameter's shape and strides, so that optimizers find both alike."""
+    real = _real(parameter)
+    strides = real.stride() if _is_dense(real) else torch.empty(real.shape, device="meta").stride()
+    view = part.as_strided(real.shape, strides)
+    return torch.view_as_complex(view) if parameter.is_complex() else view
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a stretch of memory, each place once, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return expected == math.prod(tensor.shape)
