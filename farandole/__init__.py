@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         Server,
     )
     from farandole.topology import Topology
-    from farandole.train import Run, init
+    from farandole.train import Run, current, init
 
 _HOME = {
     "AdaComm": "farandole.sync",
@@ -72,6 +72,7 @@ _HOME = {
     "StageError": "farandole.errors",
     "Topology": "farandole.topology",
     "UserError": "farandole.errors",
+    "current": "farandole.train",
     "init": "farandole.train",
 }
 
@@ -101,6 +102,7 @@ __all__ = [
     "StageError",
     "Topology",
     "UserError",
+    "current",
     "init",
 ]
 

@@ -22,6 +22,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 # These tests run side by side, one a core: further threads in each only wait for their turn, and
@@ -49,6 +50,12 @@ FOREIGN = re.compile(
     r"COLUMNS$|FORCE_COLOR$|NO_COLOR$"
 )
 SLOW_TO_IMPORT = ("torch._dynamo", "sklearn.datasets")  # every optimizer imports the former
+PACKAGES = {  # that only some tests need: the module, and how to get it
+    "mkdocs": "pip install mkdocs-material",
+    "mpi4py": "pip install mpi4py",
+    "sklearn": "pip install scikit-learn",
+}
+PROGRAMS = {"mpirun": "Debian: apt install openmpi-bin"}
 PATIENCE_SECONDS = 170.0
 
 
@@ -69,6 +76,24 @@ def mark_of(process: psutil.Process) -> str | None:
         return None
 
 
+def require(name: str) -> None:
+    """Skips the test where a package or a program is missing; where all must be there, fails it."""
+    if name in PROGRAMS:
+        found, message = shutil.which(name), f"there is no {name} ({PROGRAMS[name]})"
+    else:
+        found, message = find_spec(name), f"{name} is not installed ({PACKAGES[name]})"
+    if found is None:
+        give_up = pytest.fail if os.environ.get("FARANDOLE_TEST_REQUIRE") == "all" else pytest.skip
+        give_up(message)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures, which may need them too
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            require(name)
+
+
 class Forks:
     """A process that has imported torch, and forks others that need not.
 
@@ -77,7 +102,8 @@ class Forks:
 
     def __init__(self, under: Sequence[str] = ()) -> None:
         self.mark = uuid.uuid4().hex  # of whatever is forked: what it says itself is not seen
-        self._command = [*under, sys.executable, str(FORKED), *SLOW_TO_IMPORT]
+        modules = [name for name in SLOW_TO_IMPORT if find_spec(name.split(".")[0]) is not None]
+        self._command = [*under, sys.executable, str(FORKED), *modules]
         self._environment = clean_environment(self.mark)
         self._process: subprocess.Popen[str] | None = None
 
@@ -301,12 +327,9 @@ def readme_command() -> Callable[[str], list[str]]:
 @pytest.fixture(scope="session")
 def mpirun() -> list[str]:
     """How to start a real `mpirun` here, as root and with more ranks than cores."""
+    require("mpirun")
     found = shutil.which("mpirun")
-    if found is None:
-        message = "there is no mpirun (Debian: apt install openmpi-bin)"
-        if os.environ.get("FARANDOLE_TEST_REQUIRE") == "all":
-            pytest.fail(message)
-        pytest.skip(message)
+    assert found is not None
     return [found, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 
 

@@ -94,6 +94,7 @@ def test_the_public_names_are_these() -> None:
         "StageError",
         "Topology",
         "UserError",
+        "current",
         "init",
     ]
 

@@ -96,7 +96,7 @@ def examine() -> tuple[Finding, ...]:
     packages = (
         checks.check_python(sys.version_info[:3]),
         Finding("farandole", "ok", farandole.__version__),
-        checks.check_torch(_installed("torch")),
+        checks.check_torch(*_torch()),
         *(checks.check_package(name, _installed(name)) for name in checks.REQUIRED),
     )
     if checks.is_broken(packages):
@@ -151,6 +151,21 @@ def _installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _torch() -> tuple[str | None, str]:
+    """Its own word on its version, and why it has none.
+
+    `2.11.0+cu130` says what it was built for, too; the package's metadata may say 2.11.0 only.
+    """
+    version = _installed("torch")
+    if version is None:
+        return None, ""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a library that it needs is not there
+        return version, str(error)
+    return str(torch.__version__), ""
 
 
 def _says_version(program: str) -> str | None:

@@ -89,12 +89,15 @@ def race(
         raise UserError(f"-n {workers}: a job needs at least 1 worker.")
     check_script(script)
 
+    import torch
+
+    from farandole.cli.race_checks import check_entries, check_servers
     from farandole.launch.race import Course, Entry
     from farandole.report import Target
 
     goal = Target.parse(target) if target else None
     entries = _entries(layout, sync, workers)
-    _check_servers(entries, servers, replicas)
+    check_servers(entries, servers, replicas)
     if serial:
         entries.insert(0, Entry(None, 1))  # what the others' speed-up is measured against
     if not entries:
@@ -102,6 +105,7 @@ def race(
             "a race needs runners: give --sync once for each strategy, --layout once for each "
             "layout, or --serial."
         )
+    check_entries(entries, hosts, "cuda" if torch.cuda.device_count() else "cpu", os.environ)
     name = f"race-{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     course = Course((script, *arguments), runs / name, seed, hosts, servers, replicas)
     lanes, stopped = _run_all(course, entries, goal)
@@ -112,41 +116,22 @@ def race(
 
 
 def _entries(layouts: Sequence[str], syncs: Sequence[str], workers: int) -> list[Entry]:
-    """Every layout with every strategy. What is not given at all is left to the script."""
+    """Every layout with every strategy, as typed. What is not given is left to the script."""
     from farandole.launch.race import Entry
     from farandole.launch.servers import needs_servers
     from farandole.sync import parse
-    from farandole.train.settings import check_workers, read_layout, write_layout
 
-    strategies: list[tuple[str | None, bool]] = [
-        (str(strategy), needs_servers(strategy)) for strategy in map(parse, syncs)
-    ]
-    places: list[str | None] = []
-    for place in map(read_layout, layouts):
-        check_workers(place, workers)
-        places.append(write_layout(place))
-    if not strategies and not places:
+    if not layouts and not syncs:
         return []
+    strategies: list[tuple[str | None, bool]] = [
+        (text.strip(), needs_servers(parse(text))) for text in syncs
+    ]
+    places: list[str | None] = [text.strip() for text in layouts]
     return [
         Entry(sync, workers, needs, layout)
         for layout in places or [None]
         for sync, needs in strategies or [(None, False)]
     ]
-
-
-def _check_servers(entries: list[Entry], servers: int | None, replicas: int | None) -> None:
-    """Before the first lane starts: a later one would fail on it."""
-    from farandole.launch.servers import check_replicas
-
-    if any(entry.needs_servers for entry in entries):
-        check_replicas(1 if servers is None else servers, replicas)
-        return
-    for option, value in (("--servers", servers), ("--replicas", replicas)):
-        if value is not None:
-            raise UserError(
-                f"{option} {value}: no strategy in this race needs parameter servers. Leave it "
-                "out, or add one that does, such as --sync server."
-            )
 
 
 def _run_all(
@@ -157,8 +142,9 @@ def _run_all(
     from rich.live import Live
 
     from farandole.launch.race import interrupted, run_lane
-    from farandole.report import require_metric, table
+    from farandole.report import TargetNotice, require_metric, table
 
+    notice = TargetNotice(target)
     lanes = [course.lane(entry) for entry in entries]
     console = Console()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a race as Ctrl-C does
@@ -172,12 +158,14 @@ def _run_all(
                 click.echo(f"{lanes[at].name} on {entry.workers} worker(s) …")
             for lane in run_lane(course, entry, at + 1):
                 lanes[at] = lane
+                if (line := notice.look(lane.history)) is not None:
+                    console.print(line, style="yellow", markup=False, highlight=False)
                 if live:
                     live.update(table(lanes, target, ranked=False), refresh=True)
             if not live:
                 _tell(lanes[at], target)
             if target is not None and lanes[at].outcome == "ok":
-                # Checked at the first chance: no lane will log what this one did not.
+                # Certain now: no lane will log what this one did not.
                 require_metric(target, [lanes[at].history])
     except KeyboardInterrupt:
         lanes[at] = interrupted(lanes[at])

@@ -1,8 +1,10 @@
 """What a link costs: α and β, measured with a few messages at the start and remembered.
 
-Two ranks send each other a small message, then a large one, and back. Nothing here takes longer
-than a second: a slow link is found out with a message of middle size, and the large one is spared.
-What was measured between some hosts is kept in a file for the next job there.
+Two ranks send each other a small message, then larger ones, and back, until one takes so much
+longer than the small one that the difference is the bytes' doing. Nothing here takes much longer
+than a second. Where noise hides what a byte costs, or the time is up before, there is no β, and
+none is made up: `auto` then goes by what links usually cost. What was measured between some hosts
+is kept in a file for the next job there.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import os
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -23,43 +27,82 @@ from farandole.errors import UserError
 from farandole.schedule import Link
 
 OVERRIDE = "FARANDOLE_LINK"
-_SIZES = (64, 64 * 2**10, 2**20)
-_ENOUGH_SECONDS = 0.05  # a message that took this long says enough about the bandwidth
+_SIZES = (64, 64 * 2**10, 2**20, 2**24)
+_TELLING = 2.0  # times as long as the smallest message: then the bytes are what takes the time
+_LARGE = 2**20  # the start of a transfer costs too little here to be taken for bandwidth
+_SLOW_SECONDS = 0.05  # a message that takes so long is sent a few times only, and is large enough
+_BUDGET_SECONDS = 1.0
 _KEEP_SECONDS = 7 * 86400.0
+_MADE_UP = 1e-12  # seconds a byte, which earlier versions wrote where they had measured none
 
 
-def measure(transport: Transport, first: int, second: int) -> Link:
+@dataclass(frozen=True)
+class Unmeasured:
+    """A link of which only the cost of a message is known; and the largest that was tried."""
+
+    seconds_per_message: float
+    largest_bytes: int
+    largest_seconds: float
+
+    @property
+    def reason(self) -> str:
+        """Why there is no cost of a byte."""
+        return (
+            f"{self.largest_bytes:,} bytes took {self.largest_seconds * 1000:.3g} ms and "
+            f"{_SIZES[0]} bytes {self.seconds_per_message * 1000:.3g} ms, too close to tell what "
+            "a byte costs"
+        )
+
+
+def measure(transport: Transport, first: int, second: int) -> Link | Unmeasured:
     """The link between two ranks, on all ranks: each of the two sends and receives at once."""
     found = ""
     if transport.rank in (first, second):
         peer = second if transport.rank == first else first
-        found = json.dumps(_measure_with(transport, peer))
-    alpha, beta = json.loads(transport.share(found)[first])
-    return Link(alpha, beta)
+        found = json.dumps(asdict(_measure_with(transport, peer)))
+    return read_measured(json.loads(transport.share(found)[first]))
 
 
-def _measure_with(transport: Transport, peer: int) -> tuple[float, float]:
-    seconds: dict[int, float] = {}
-    for size in _SIZES:
-        outgoing, incoming = torch.zeros(2, size, dtype=torch.uint8).unbind()
-        times = []
-        for _ in range(9 if size < 2**20 else 5):
-            begin = perf_counter()
-            transport.exchange([(peer, outgoing)], [(peer, incoming)])
-            times.append(perf_counter() - begin)
-        seconds[size] = statistics.median(times[1:])
-        # Both must agree on going on, so the slower one's word counts.
-        own = torch.tensor([seconds[size]], dtype=torch.float64)
-        theirs = torch.empty_like(own)
-        transport.exchange([(peer, own)], [(peer, theirs)])
-        seconds[size] = max(seconds[size], float(theirs))
-        if seconds[size] > _ENOUGH_SECONDS:
+def read_measured(told: Mapping[str, Any]) -> Link | Unmeasured:
+    """What `dataclasses.asdict` wrote."""
+    return Unmeasured(**told) if "largest_bytes" in told else Link(**told)
+
+
+def link_between(transport: Transport, first: int, second: int) -> Link:
+    """What to reckon with: as measured, or else what the transport's links usually cost."""
+    found = measure(transport, first, second)
+    return found if isinstance(found, Link) else transport.link
+
+
+def _measure_with(transport: Transport, peer: int) -> Link | Unmeasured:
+    small, spent = _SIZES[0], 0.0
+    seconds = {small: _seconds(transport, peer, small, 9)}
+    for size in _SIZES[1:]:
+        # Both ranks know the same numbers, and so decide alike.
+        slow = max(seconds.values()) > _SLOW_SECONDS
+        repeats = 3 if slow else 9 if size < _LARGE else 5
+        seconds[size] = _seconds(transport, peer, size, repeats)
+        spent += repeats * seconds[size]
+        telling = seconds[size] >= _TELLING * seconds[small]
+        if telling and (size >= _LARGE or seconds[size] > _SLOW_SECONDS):
+            return Link(seconds[small], (seconds[size] - seconds[small]) / size)
+        if spent > _BUDGET_SECONDS:
             break
-    small, large = min(seconds), max(seconds)
-    alpha = seconds[small]
-    if small == large:
-        return alpha, alpha / small
-    return alpha, max(seconds[large] - alpha, 0.0) / large or 1e-12
+    return Unmeasured(seconds[small], max(seconds), seconds[max(seconds)])
+
+
+def _seconds(transport: Transport, peer: int, size: int, repeats: int) -> float:
+    """Of one exchange; the slower of the two ranks counts."""
+    outgoing, incoming = torch.zeros(2, size, dtype=torch.uint8).unbind()
+    times = []
+    for _ in range(repeats):
+        begin = perf_counter()
+        transport.exchange([(peer, outgoing)], [(peer, incoming)])
+        times.append(perf_counter() - begin)
+    own = torch.tensor([statistics.median(times[1:])], dtype=torch.float64)
+    theirs = torch.empty_like(own)
+    transport.exchange([(peer, own)], [(peer, theirs)])
+    return max(float(own), float(theirs))
 
 
 def calibrate(
@@ -67,7 +110,8 @@ def calibrate(
 ) -> Link:
     """The link between this transport's hosts, or its ranks if all share a host.
 
-    From `FARANDOLE_LINK` (rank 0's), from the file of earlier jobs, or measured now.
+    From `FARANDOLE_LINK` (rank 0's), from the file of earlier jobs, or measured now; where that
+    fails, as the transport's links usually are.
     """
     hosts = transport.topology.hosts
     pair = (hosts[0].ranks[0], hosts[1].ranks[0] if len(hosts) > 1 else hosts[0].ranks[1])
@@ -80,10 +124,12 @@ def calibrate(
     told = json.loads(transport.share(known)[0])
     if told is not None:
         return Link(*told)
-    link = measure(transport, *pair)
+    found = measure(transport, *pair)
+    if isinstance(found, Unmeasured):
+        return transport.link
     if transport.rank == 0:
-        kept.write(link)
-    return link
+        kept.write(found)
+    return found
 
 
 def parse_link(text: str) -> Link:
@@ -116,7 +162,8 @@ class Kept:
         entry = self._entries().get(self._key)
         try:
             if entry is not None and 0 <= time.time() - entry["measured"] < _KEEP_SECONDS:
-                return Link(float(entry["alpha"]), float(entry["beta"]))
+                alpha, beta = float(entry["alpha"]), float(entry["beta"])
+                return Link(alpha, beta) if beta > _MADE_UP else None
         except (TypeError, KeyError, ValueError):
             pass
         return None

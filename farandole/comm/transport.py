@@ -36,7 +36,7 @@ NEVER = 1 << 62
 
 CLAIM_BYTES = 256
 
-_TYPICAL = Link(200e-6, 1e-9)  # gloo on a fast network
+TYPICAL_LINK = Link(200e-6, 1e-9)  # gloo on a fast network
 
 Message = tuple[int, torch.Tensor]
 """A peer, and what goes to it or where what comes from it belongs."""
@@ -79,7 +79,7 @@ class Transport(ABC):
         self.size = size
         self.timeout = timeout
         self.topology = topology or Topology.single(size)
-        self.link = _TYPICAL
+        self.link = TYPICAL_LINK
         """What a message costs; the same on all ranks. Measured by `calibration`."""
 
     @abstractmethod

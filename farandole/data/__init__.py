@@ -2,6 +2,7 @@
 
 from farandole.data.loader import BatchInfo, Loader
 from farandole.data.options import LoaderOptions
+from farandole.data.registry import Loaders, Request
 from farandole.data.shares import Shares
 
-__all__ = ["BatchInfo", "Loader", "LoaderOptions", "Shares"]
+__all__ = ["BatchInfo", "Loader", "LoaderOptions", "Loaders", "Request", "Shares"]

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from farandole.comm import Group
+from farandole.data.mirror import DataLoaderMirror
 from farandole.data.options import LoaderOptions, understood
 from farandole.data.order import from_sampler, mixed, sampler_length, shuffled
-from farandole.data.shares import Shares, warn_of_rest
+from farandole.data.position import Position
+from farandole.data.samplers import RankBatches
+from farandole.data.shares import Shares
 from farandole.data.stream import StreamShare
 from farandole.errors import UserError
 
@@ -27,7 +30,7 @@ class BatchInfo:
     weight: float  # see `Shares.share_weight`
 
 
-class Loader:
+class Loader(DataLoaderMirror):
     """Iterating once is one epoch; the order of epoch e depends only on the seed and e.
 
     The state is the epoch and how many of its samples all ranks together have used, so a run that
@@ -42,25 +45,22 @@ class Loader:
         *,
         group: Group,
         device: torch.device,
+        position: Position | None = None,
         on_batch: Callable[[BatchInfo], None] = lambda info: None,
         on_begin: Callable[[bool], None] = lambda fresh: None,
         on_end: Callable[[bool], None] = lambda finished: None,
         **torch_options: Any,
     ) -> None:
-        self.source = source  # kept: the run knows its loaders by the identity of their source
-        self.epoch = 0
-        self.done_samples = 0  # of this epoch, handed out to all ranks together
+        self.position = position or Position()
         self._group = group
+        self._rank, self._size = group.rank, group.size
         self._device = device
         self._on_batch = on_batch
         self._on_begin = on_begin  # is told whether the epoch begins, or goes on after a resume
         self._on_end = on_end  # is told whether it was read to its end, or broken off
-        self._resume_at = 0
         self.finish: Callable[[Any], Any] = _as_it_is  # what a batch goes through at last
-        told = understood(source, options, torch_options)
-        source, options, torch_options = told.dataset, told.options, told.torch_options
-        self._sampler = told.sampler
-        self._drawn: list[int] = []  # by the user's own sampler, for this epoch
+        self._told = told = understood(source, options, torch_options)
+        source, options, torch_options = told.dataset, told.options, dict(told.torch_options)
         if device.type == "cuda":
             torch_options.setdefault("pin_memory", True)
         self.options = options
@@ -69,7 +69,7 @@ class Loader:
         self._seeder = torch.Generator()
         if torch_options.get("generator") is None:
             torch_options["generator"] = self._seeder
-        self._batches: _RankBatches | StreamShare
+        self._batches: RankBatches | StreamShare
         if isinstance(source, IterableDataset):
             if options.shuffle:
                 raise UserError(
@@ -80,16 +80,16 @@ class Loader:
             )
             self._inner: DataLoader[Any] = self._batches.loader(torch_options)
         else:
-            sampler = self._sampler
+            sampler = told.sampler
             count = len(cast(Sized, source)) if sampler is None else sampler_length(sampler)
             shares = Shares(count, group.size, options.global_batch(group.size), options.drop_last)
-            self._batches = _RankBatches(shares, group.rank, self._order)
+            self._batches = RankBatches(shares, group.rank, self._order)
             self._inner = DataLoader(source, batch_sampler=self._batches, **torch_options)
 
     @property
     def shares(self) -> Shares | None:
         """The exact cut; None for a stream, whose length nobody knows."""
-        return self._batches.shares if isinstance(self._batches, _RankBatches) else None
+        return self._batches.shares if isinstance(self._batches, RankBatches) else None
 
     def __len__(self) -> int:
         if self.shares is None:
@@ -97,13 +97,20 @@ class Loader:
         return self.shares.steps
 
     def __iter__(self) -> Iterator[Any]:
-        done, self._resume_at = self._resume_at, 0
-        self.done_samples = done
+        position = self.position
+        if position.reader not in (None, self):
+            raise UserError(
+                "two loaders over the same dataset are read at once, and the second was made to "
+                "follow the first. Call run.loader for both before either is read."
+            )
+        done, position.resume_at = position.resume_at, 0
+        position.done_samples = done
         self._seeder.manual_seed(mixed(self.options.seed, self.epoch, self._group.rank))
         self._batches.begin(self.epoch, done)
         steps_before = done // self.options.global_batch(self._group.size)
         self._on_begin(done == 0)
         finished = False
+        position.reader = self
         try:
             for index, batch in enumerate(self._inner):
                 steps = None
@@ -114,70 +121,49 @@ class Loader:
                     steps = steps_before + rest.steps
                     samples = len(rest.global_range(index))
                     weight = rest.share_weight(index, self._group.rank)
-                self.done_samples += samples
+                position.done_samples += samples
                 self._on_batch(BatchInfo(steps_before + index, steps, samples, weight))
                 yield self.finish(to_device(batch, self._device))
             finished = True
         finally:
             # A loop that the user breaks out of has ended its epoch too.
-            self.epoch += 1
-            self.done_samples = 0
-            self._drawn = []
+            position.end_epoch(whole=finished)
             self._on_end(finished)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read, or will be next."""
+        return self.position.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.position.epoch = epoch
+
+    @property
+    def done_samples(self) -> int:
+        """Of this epoch, handed out to all ranks together."""
+        return self.position.done_samples
+
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"epoch": self.epoch, "done_samples": self.done_samples}
-        if self._drawn:
-            state["drawn"] = torch.tensor(self._drawn)
-        return state
+        return self.position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.epoch = state["epoch"]
-        self.done_samples = self._resume_at = state["done_samples"]
-        self._drawn = state["drawn"].tolist() if "drawn" in state else []
+        self.position.load_state_dict(state)
 
     def _order(self, epoch: int, count: int) -> list[int] | range:
-        if self._sampler is None:
+        sampler = self._told.sampler
+        if sampler is None:
             shuffle = self.options.shuffle is not False
             return shuffled(count, self.options.seed, epoch) if shuffle else range(count)
-        if not self._drawn:  # else a resumed epoch goes on in the order it began with
-            self._drawn = from_sampler(self._sampler, self._group, epoch)
-        if len(self._drawn) != count:
+        if not self.position.drawn:  # else a resumed epoch goes on in the order it began with
+            self.position.drawn = from_sampler(sampler, self._group, epoch)
+        drawn = self.position.drawn
+        if len(drawn) != count:
             raise UserError(
-                f"the sampler {type(self._sampler).__name__} gave {len(self._drawn)} samples and "
+                f"the sampler {type(sampler).__name__} gave {len(drawn)} samples and "
                 f"its length is {count}. They must be the same."
             )
-        return self._drawn
-
-
-class _RankBatches(Sampler[list[int]]):
-    """This rank's batches of indices, one epoch at a time."""
-
-    def __init__(
-        self, shares: Shares, rank: int, order: Callable[[int, int], list[int] | range]
-    ) -> None:
-        self.shares = shares
-        self._rank = rank
-        self._order = order
-        self.begin(0, 0)
-
-    def begin(self, epoch: int, done: int) -> None:
-        """The next epoch to be iterated, and how many of its samples are used already."""
-        self._epoch, self._done = epoch, done
-        self.rest = self.shares.after(done)
-        if self.rest is None and not self.shares.drop_last and self._rank == 0:
-            warn_of_rest(self.shares.count - done, self.shares.size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        if self.rest is None:
-            return
-        order = self._order(self._epoch, self.shares.count)
-        for step in range(self.rest.steps):
-            share = self.rest.share(step, self._rank)
-            yield [order[self._done + position] for position in share]
-
-    def __len__(self) -> int:
-        return self.rest.steps if self.rest else 0
+        return drawn
 
 
 def _as_it_is(batch: Any) -> Any:

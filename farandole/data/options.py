@@ -62,6 +62,12 @@ def understood(
 
     Raises `UserError` when the data are cut already, or two settings contradict each other.
     """
+    if torch_options.get("in_order") is False:
+        raise UserError(
+            "in_order=False hands out batches as they come, and run.loader must know which one it "
+            "hands out: all ranks train on the same step, and a resumed run on the rest. Leave it "
+            "out."
+        )
     for name in ("sampler", "batch_sampler"):
         if name in torch_options:
             source = _with_own(name, source, options, torch_options)

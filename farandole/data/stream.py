@@ -88,7 +88,7 @@ class StreamShare(IterableDataset[Any]):
         self._global_batch = global_batch
         self._drop_last = drop_last
         self._rank, self._size = group.rank, group.size
-        self._collate: Callable[[list[Any]], Any] = (
+        self.collate_fn: Callable[[list[Any]], Any] = (
             torch_options.get("collate_fn") or default_collate
         )
         self._done = 0
@@ -108,4 +108,4 @@ class StreamShare(IterableDataset[Any]):
             self._stream, self._global_batch, self._size, self._drop_last, self._done
         ):
             mine = batch[share_slice(len(batch), self._size, self._rank)]
-            yield self._collate(mine), len(batch), len(mine) * self._size / len(batch)
+            yield self.collate_fn(mine), len(batch), len(mine) * self._size / len(batch)

@@ -17,10 +17,14 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from farandole.comm.calibration import Unmeasured
+    from farandole.schedule import Link
 
 REQUIRED = (
     "numpy",
@@ -63,9 +67,13 @@ def check_python(version: Sequence[int]) -> Finding:
     return Finding("Python", "ok", text)
 
 
-def check_torch(version: str | None) -> Finding:
+def check_torch(version: str | None, problem: str = "") -> Finding:
+    """`problem` is why it cannot be imported."""
     if version is None:
         return Finding("torch", "broken", "not installed", "pip install 'torch>=2.10'")
+    if problem:
+        again = f"pip install --force-reinstall torch=={version}"
+        return Finding("torch", "broken", f"{version}, but import torch fails: {problem}", again)
     major, minor = version.split(".")[:2]
     if (int(major), int(minor)) < (2, 10):
         return Finding("torch", "broken", version, "pip install --upgrade 'torch>=2.10'")
@@ -218,6 +226,7 @@ def check_compiler(
 
 def check_all_reduce(workers: int = 2) -> tuple[Finding, ...]:
     """Starts workers as `farandole run` does, lets them add numbers, and measures their links."""
+    from farandole.comm.calibration import read_measured
     from farandole.launch.local import Job, launch
 
     name = f"all-reduce, {workers} workers"
@@ -238,21 +247,34 @@ def check_all_reduce(workers: int = 2) -> tuple[Finding, ...]:
         f"right; {found['bytes'] / 2**20:g} MiB over {found['backend']} in "
         f"{found['seconds'] * 1000:.1f} ms; {time.perf_counter() - begin:.1f} s with start-up",
     )
-    return (sums, *(check_link(kind, *link) for kind, link in found["links"].items()))
+    return (sums, *(check_link(kind, read_measured(told)) for kind, told in found["links"].items()))
 
 
-def check_link(kind: str, seconds_per_message: float, seconds_per_byte: float) -> Finding:
+def check_link(kind: str, link: Link | Unmeasured) -> Finding:
     """What a message costs, and what `auto` makes of it."""
     from farandole.comm.choice import cheapest
+    from farandole.comm.transport import TYPICAL_LINK
     from farandole.schedule import Link
 
-    cost = f"{seconds_per_message * 1e6:.0f} µs a message, {1e-9 / seconds_per_byte:.1f} GB/s"
+    name = "link, shared memory" if kind == "shm" else f"link, {kind}"
+    message = f"{link.seconds_per_message * 1e6:.0f} µs a message"
+    if isinstance(link, Link):
+        cost = f"{message}, {_gigabytes(link)}"
+    else:
+        cost = f"{message}, bandwidth not measured: {link.reason}"
     if kind == "shm":
-        return Finding("link, shared memory", "ok", f"{cost}; auto: native at any size")
-    link = Link(seconds_per_message, seconds_per_byte)
+        return Finding(name, "ok", f"{cost}; auto: native at any size")
+    if not isinstance(link, Link):
+        usual = f"{TYPICAL_LINK.seconds_per_message * 1e6:.0f} µs, {_gigabytes(TYPICAL_LINK)}"
+        hint = "run it again while the machine is idle; jobs can be told: FARANDOLE_LINK=2e-4,1e-9"
+        return Finding(name, "warning", f"{cost}; auto takes it for a usual link: {usual}", hint)
     sizes = {"4 KiB": 2**12, "1 MiB": 2**20, "64 MiB": 2**26}
     chosen = ", ".join(f"{cheapest(8, size, link)[0]} at {text}" for text, size in sizes.items())
-    return Finding(f"link, {kind}", "ok", f"{cost}; auto for 8 such ranks: {chosen}")
+    return Finding(name, "ok", f"{cost}; auto for 8 such ranks: {chosen}")
+
+
+def _gigabytes(link: Link) -> str:
+    return f"{1e-9 / link.seconds_per_byte:.1f} GB/s"
 
 
 def _trial(report: Path) -> None:
@@ -292,10 +314,7 @@ def _trial(report: Path) -> None:
             "bytes": numbers.nbytes,
             "backend": "NCCL" if own_gpu else group.transport.name,
             "seconds": min(seconds),
-            "links": {
-                name: [link.seconds_per_message, link.seconds_per_byte]
-                for name, link in links.items()
-            },
+            "links": {name: asdict(link) for name, link in links.items()},
         }
         report.write_text(json.dumps(found))
     leave(group)

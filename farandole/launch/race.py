@@ -27,7 +27,7 @@ _LONGEST_NAME = 100  # of a folder: a file system takes 255 bytes, and a list of
 
 @dataclass(frozen=True)
 class Entry:
-    """One scheme in the race, in the words of `farandole run`. None is left to the script."""
+    """One scheme in the race, in the user's own words. None is left to the script."""
 
     sync: str | None
     workers: int
@@ -38,6 +38,17 @@ class Entry:
     def serial(self) -> bool:
         """Neither a strategy nor a layout: the plain script on one worker."""
         return self.sync is None and self.layout is None
+
+    @property
+    def place(self) -> str | None:
+        """Where the model lives. On one worker no layout of the script's own would fit."""
+        return "whole" if self.serial else self.layout
+
+    @property
+    def name(self) -> str:
+        """As the user typed it."""
+        words = ("serial",) if self.serial else (self.layout, self.sync)
+        return " · ".join(filter(None, words))
 
 
 @dataclass(frozen=True)
@@ -54,9 +65,7 @@ class Course:
     def arguments(self, entry: Entry) -> list[str]:
         """What to type after `farandole` to run one entry alone."""
         sync = ["--sync", entry.sync] if entry.sync else []
-        # On one worker no layout of the script's own would fit.
-        place = "whole" if entry.serial else entry.layout
-        layout = ["--layout", place] if place else []
+        layout = ["--layout", entry.place] if entry.place else []
         hosts = ["--hosts", self.hosts] if self.hosts and not entry.serial else []
         servers: list[str] = []
         if entry.needs_servers:

@@ -16,7 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from farandole.comm import Group
-from farandole.comm.calibration import measure
+from farandole.comm.calibration import link_between
 from farandole.errors import UserError
 from farandole.layout.blocks import Block
 from farandole.layout.layout import Layout
@@ -193,13 +193,13 @@ def _network(world: Group) -> Network:
         return Network(1e30)
     hosts = world.topology.hosts
     first = hosts[0].ranks
-    across = measure(
+    across = link_between(
         world.transport, first[0], (hosts[1] if len(hosts) > 1 else hosts[0]).ranks[-1]
     )
     between = Network(1 / across.seconds_per_byte, across.seconds_per_message)
     if len(hosts) == 1 or len(first) == 1:
         return between
-    near = measure(world.transport, first[0], first[1])
+    near = link_between(world.transport, first[0], first[1])
     inside = Network(1 / near.seconds_per_byte, near.seconds_per_message)
     return dataclasses.replace(between, within=Component(len(first), inside))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from farandole.report.history import Counters, Follower, History, Note, Point, read_history
 from farandole.report.lane import Lane, Outcome, outcome_of
+from farandole.report.notice import TargetNotice
 from farandole.report.standing import Results, Standing, rank, require_metric
 from farandole.report.summary import headline, plain, table
 from farandole.report.target import Target
@@ -23,6 +24,7 @@ __all__ = [
     "Results",
     "Standing",
     "Target",
+    "TargetNotice",
     "headline",
     "outcome_of",
     "plain",

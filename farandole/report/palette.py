@@ -1,10 +1,11 @@
 """Colours and marks for the lanes: told apart without colour vision, on paper and in the dark.
 
-The six colours were searched for so that every two of them stay apart (a distance of 25 in CIELAB)
-in normal vision and in simulated protanopia, deuteranopia and tritanopia, and so that each stands
-out from the page. Every lane also has its own mark. After six lanes the colours repeat with dashed
-lines. The plots are drawn in the light colours; in the page each becomes a CSS variable, which
-takes the second colour on a dark screen.
+There are twelve colours, in two sets of six. They were searched for so that in normal vision every
+two of them stay apart (a distance of 25 in CIELAB), and in simulated protanopia, deuteranopia and
+tritanopia every two of a set; and so that each stands out from the page. The first set is drawn
+with solid lines, the second with dashed ones, and each of the twelve lanes has its own mark. After
+twelve lanes the colours repeat with other lines. The plots are drawn in the light colours; in the
+page each becomes a CSS variable, which takes the second colour on a dark screen.
 """
 
 from __future__ import annotations
@@ -31,10 +32,17 @@ LANES = (
     Shade("lane-3", "#734d90", "#9d778d"),
     Shade("lane-4", "#1291ff", "#daf9ff"),
     Shade("lane-5", "#714400", "#f4e426"),
+    Shade("lane-6", "#609c4f", "#319a5e"),
+    Shade("lane-7", "#eb53a8", "#f2aa55"),
+    Shade("lane-8", "#2c07f6", "#9141f8"),
+    Shade("lane-9", "#862130", "#94e4b9"),
+    Shade("lane-10", "#d159fa", "#c0b5f6"),
+    Shade("lane-11", "#7d038b", "#c40fbb"),
 )
+SET = 6  # colours that everybody can tell apart
 SHADES = (INK, MUTED, LINE, *LANES)
 
-MARKS = ("o", "s", "^", "D", "v", "P")
+MARKS = ("o", "s", "^", "D", "v", "P", "<", ">", "d", "X", "p", "H")
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -47,4 +55,4 @@ def mark(index: int) -> str:
 
 
 def dash(index: int) -> str:
-    return DASHES[index // len(LANES) % len(DASHES)]
+    return DASHES[index // SET % len(DASHES)]

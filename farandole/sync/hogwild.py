@@ -39,6 +39,7 @@ from farandole.sync.local import prepare
 from farandole.sync.meeting import diverged
 from farandole.sync.strategy import Strategy, Synchronizer, require_choices
 from farandole.sync.weighing import Weighing
+from farandole.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +53,20 @@ class Hogwild(Strategy):
     def __post_init__(self) -> None:
         require_choices(self)
 
+    def check_place(self, topology: Topology, device: str = "cpu") -> None:
+        if len(topology.hosts) > 1:
+            raise UserError(
+                f"hogwild trains in the memory of one host, and the {topology.size} ranks are on "
+                f"{len(topology.hosts)}: {topology}. Use `local` or `server:async` there."
+            )
+        if device != "cpu":
+            raise _not_on_cpus(f"the ranks compute on {device}")
+
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
-        _require_one_memory(model, group)
+        self.check_place(group.topology)
+        for name, parameter in model.named_parameters():
+            if parameter.device.type != "cpu":
+                raise _not_on_cpus(f"{name!r} is on {parameter.device}")
         given = prepare(self, model, optimizer, group, None)
         return _HogwildAtWork(self, model, given, group)
 
@@ -150,19 +163,11 @@ class _HogwildAtWork(Synchronizer):
         self._group.barrier()  # a rank that still loads would undo others' steps
 
 
-def _require_one_memory(model: nn.Module, group: Group) -> None:
-    hosts = group.topology.hosts
-    if len(hosts) > 1:
-        raise UserError(
-            f"hogwild trains in the memory of one host, and the {group.size} ranks are on "
-            f"{len(hosts)}: {group.topology}. Use `local` or `server:async` there."
-        )
-    for name, parameter in model.named_parameters():
-        if parameter.device.type != "cpu":
-            raise UserError(
-                f"hogwild trains in the memory of CPUs, and {name!r} is on {parameter.device}. "
-                "Hide the GPUs (`CUDA_VISIBLE_DEVICES= farandole run …`), or use `allreduce`."
-            )
+def _not_on_cpus(found: str) -> UserError:
+    return UserError(
+        f"hogwild trains in the memory of CPUs, and {found}. Hide the GPUs "
+        "(`CUDA_VISIBLE_DEVICES= farandole run …`), or use `allreduce`."
+    )
 
 
 def _numbers(gradient: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from farandole.sync.strategy import (
     require_choices,
     require_optimizer,
 )
+from farandole.topology import Topology
 
 Staleness = int | Literal["bsp", "async"]
 
@@ -77,12 +78,16 @@ class Server(Strategy):
     def is_synchronous(self) -> bool:
         return self.staleness in ("bsp", 0)
 
+    def check_place(self, topology: Topology, device: str = "cpu") -> None:
+        if self.backups >= topology.size:
+            raise UserError(
+                f"server: backups={self.backups} of {topology.size} workers leave nobody to wait "
+                "for."
+            )
+
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
         given = require_optimizer(self, optimizer)
-        if self.backups >= group.size:
-            raise UserError(
-                f"server: backups={self.backups} of {group.size} workers leave nobody to wait for."
-            )
+        self.check_place(group.topology)
         if self.update == "server" and _has_stepped(given):
             raise UserError(
                 "server: this optimizer has a state already, and the servers' would begin without "

@@ -22,6 +22,7 @@ from farandole.errors import UserError
 from farandole.options import format_options
 from farandole.sync.reducer import GradientReducer
 from farandole.sync.weighing import Weighing
+from farandole.topology import Topology
 
 
 class Synchronizer:
@@ -115,6 +116,12 @@ class Strategy(ABC):
     @abstractmethod
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
         """Puts the strategy to work. Called on all ranks, with the same model on each."""
+
+    def check_place(self, topology: Topology, device: str = "cpu") -> None:  # noqa: B027
+        """Raises `UserError` where the strategy cannot work: before anything is built, or started.
+
+        `device` is the kind of device that the ranks compute on: cpu or cuda.
+        """
 
     def __str__(self) -> str:
         """The text form, as on the command line: `local:every=8`."""

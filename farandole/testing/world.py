@@ -18,6 +18,7 @@ import torch
 from farandole.comm import Exchange, Group, InProcess
 from farandole.sync import Strategy
 from farandole.topology import Topology
+from farandole.train.current_run import current_in_thread
 from farandole.train.run import Run
 from farandole.train.settings import Settings
 
@@ -53,7 +54,7 @@ def run_world(
                 settings=Settings(sync=sync, name="world", folder=folder, script="world"),
                 seed=seed,
             )
-            with run:
+            with run, current_in_thread(run):
                 results[rank] = body(run)
         except BaseException as error:
             failures.append(error)

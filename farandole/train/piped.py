@@ -212,11 +212,6 @@ def _check(run: Run, layout: Layout, strategy: Strategy, recipe: Recipe) -> None
             f"precision=torch.float16 skips an update on all stages when one overflows, and "
             f"{layout.schedule} updates stage by stage. Take torch.bfloat16, or schedule=1f1b."
         )
-    if layout.batchnorm == "deferred" and getattr(strategy, "batchnorm", "local") == "sync":
-        raise UserError(
-            f"{strategy} shares BatchNorm's statistics over replicas in every micro-batch, and "
-            "layout batchnorm=deferred moves them once a step. Leave out one of the two."
-        )
     if recipe.clip is not None and layout.streams:
         raise UserError(
             f"clip={recipe.clip:g} needs the gradients of all stages at once, and "

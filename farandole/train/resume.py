@@ -37,7 +37,7 @@ class RunState:
                 "steps": run.steps,
                 "seconds": run.seconds,
                 "next_epoch": self._next_epoch(),
-                "loaders": [loader.state_dict() for loader in run._loaders.values()],
+                "loaders": [loader.state_dict() for loader in run._loaders],
                 "size": run.size,
                 "sync": str(run._strategy),
                 "layout": str(run._layout),
@@ -77,7 +77,7 @@ class RunState:
         A script that reads its data by other means is taken to save at the end of an epoch.
         """
         run = self._run
-        if any(loader.done_samples for loader in run._loaders.values()):
+        if any(loader.done_samples for loader in run._loaders):
             return run.epoch
         over = run._epoch_under_way and (run._pass_ended or not run._loaders)
         return run.epoch + over
@@ -98,7 +98,7 @@ class RunState:
         run._first_checkpoint[source.parent] = 0
         run.print(f"going on from {source}, at epoch {run.epoch}")
         run._loader_states = saved["loaders"]
-        for loader, state in zip(run._loaders.values(), saved["loaders"], strict=False):
+        for loader, state in zip(run._loaders, saved["loaders"], strict=False):
             loader.load_state_dict(state)
         # Together: a rank may have been dead when this was saved.
         if saved["size"] != run.size or not all(run.group.gather_json(own is not None)):

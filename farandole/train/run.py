@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 import farandole
 from farandole.comm import Group
 from farandole.comm.trace import NO_TRACE
-from farandole.data import BatchInfo, Loader, LoaderOptions
+from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
 from farandole.errors import UserError
 from farandole.launch.environment import hide_seat
 from farandole.layout import Layout
@@ -80,7 +80,7 @@ class Run:
         self._strategy: Strategy = settings.sync or AllReduce()
         self._layout: Layout | None = None  # None: the whole model on every rank
         self._replicas = group  # those who share the data: one rank of every replica, this one's
-        self._loaders: dict[object, Loader] = {}
+        self._loaders = Loaders()
         self._loader_states: list[dict[str, Any]] = []
         self._epoch_under_way = False
         self._pass_ended = False  # a pass over training data, in this epoch
@@ -243,31 +243,56 @@ class Run:
 
         A dataset is shuffled unless `shuffle` is False; a DataLoader as it was told to be.
 
-        Calling it again with the same source, as one does inside the loop over epochs, gives the
-        same loader, which then goes on to its next epoch. Every sample is used once per epoch and
-        all ranks take the same number of steps. Further options are DataLoader's.
+        Calling it again with the same source and options, as one does inside the loop over epochs,
+        gives the same loader, which then goes on to its next epoch; where options change from epoch
+        to epoch, it gives a new one that goes on with the old one's epochs. Every sample is used
+        once per epoch, and all ranks take the same number of steps. Further options are those of
+        DataLoader, and the loader can be asked what a DataLoader can.
         """
-        key = (id(source), batch_size, global_batch_size, shuffle, drop_last)
-        if key not in self._loaders:
-            options = LoaderOptions(batch_size, global_batch_size, shuffle, drop_last, self.seed)
-            loader = (Loader if self._watch is None else WatchedLoader)(
-                source,
-                options,
-                group=self._replicas,
-                device=self.device,
-                on_batch=lambda info: self._count(loader, info),
-                on_begin=self._begin_pass,
-                on_end=self._end_of_pass,
-                **torch_options,
-            )
+        ours = {
+            "batch_size": batch_size,
+            "global_batch_size": global_batch_size,
+            "shuffle": shuffle,
+            "drop_last": drop_last or None,
+        }
+        given = {name: value for name, value in ours.items() if value is not None}
+        request = Request(
+            source,
+            {**given, **torch_options},
+            training=torch.is_grad_enabled(),
+            run_epoch=self.epoch if self._epoch_under_way else None,
+        )
+        known = self._loaders.find(request)
+        if known is not None:
+            return known
+        options = LoaderOptions(batch_size, global_batch_size, shuffle, drop_last, self.seed)
+        return self._new_loader(request, options, torch_options)
+
+    def _new_loader(
+        self, request: Request, options: LoaderOptions, torch_options: dict[str, Any]
+    ) -> Loader:
+        followed = self._loaders.position(request)
+        loader = (Loader if self._watch is None else WatchedLoader)(
+            request.source,
+            options,
+            group=self._replicas,
+            device=self.device,
+            position=followed,
+            on_batch=lambda info: self._count(loader, info),
+            on_begin=self._begin_pass,
+            on_end=self._end_of_pass,
+            **torch_options,
+        )
+        if followed is None:
+            loader.epoch = self._loaders.first_epoch(request)
             if self.group.transport.joined_late:
                 loader.epoch = self.epoch
             if len(self._loaders) < len(self._loader_states):
                 loader.load_state_dict(self._loader_states[len(self._loaders)])
-            self._loaders[key] = loader
-            if loader.shares is not None and loader.shares.dropped:
-                self.print(f"drop_last leaves out {loader.shares.dropped} samples in each epoch")
-        return self._loaders[key]
+        self._loaders.add(request, loader)
+        if loader.shares is not None and loader.shares.dropped:
+            self.print(f"drop_last leaves out {loader.shares.dropped} samples in each epoch")
+        return loader
 
     def epochs(self, count: int) -> Iterator[int]:
         """`range(count)`, except that a resumed run starts where it stopped."""

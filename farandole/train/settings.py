@@ -105,11 +105,16 @@ def check_workers(layout: Layout, workers: int) -> None:
 
 
 def check_goes_with(layout: Layout, strategy: Strategy) -> None:
-    """Raises `UserError` for a strategy that keeps one whole model for all workers."""
+    """Raises `UserError` for a strategy that cannot keep replicas of this layout in step."""
     if layout != Layout() and (strategy.needs_servers or strategy.name == "hogwild"):
         raise UserError(
             f"{strategy} keeps one whole model for all workers, and layout {layout} gives them "
             "different stages. Take another --sync, or leave the layout out."
+        )
+    if layout.batchnorm == "deferred" and getattr(strategy, "batchnorm", "local") == "sync":
+        raise UserError(
+            f"{strategy} shares BatchNorm's statistics over replicas in every micro-batch, and "
+            "layout batchnorm=deferred moves them once a step. Leave out one of the two."
         )
 
 

@@ -20,6 +20,7 @@ from farandole.launch.failure import record_uncaught
 from farandole.launch.join import join, leave
 from farandole.launch.threads import share_cores
 from farandole.orphans import end_with_launcher
+from farandole.train.current_run import make_current
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
 from farandole.train.settings import Settings, declared_hosts
@@ -80,6 +81,7 @@ def init(
         seed=chosen or 0,
         check_in_step=check_in_step,
     )
+    make_current(run)
     # What is here stays to the end. Without this the interpreter looks through all of torch once
     # more before it ends, for a second.
     gc.freeze()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -98,17 +97,9 @@ def test_two_ranks_print_write_and_draw_what_they_measured(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
 
 
-@pytest.fixture
-def mpi(mpirun: list[str]) -> None:
-    if importlib.util.find_spec("mpi4py") is None:
-        message = "mpi4py is not installed (pip install mpi4py)"
-        if os.environ.get("FARANDOLE_TEST_REQUIRE") == "all":
-            pytest.fail(message)
-        pytest.skip(message)
-
-
 @pytest.mark.mpi
-def test_mpi_in_the_same_processes(sandbox: Sandbox, mpi: None) -> None:
+@pytest.mark.needs("mpirun", "mpi4py")
+def test_mpi_in_the_same_processes(sandbox: Sandbox) -> None:
     done = sandbox.farandole(
         "bench", "comm", "-n", "2", *SMALL, "--against", "gloo,mpi", "--json", "out.json"
     )
@@ -122,7 +113,8 @@ def test_mpi_in_the_same_processes(sandbox: Sandbox, mpi: None) -> None:
 
 
 @pytest.mark.mpi
-def test_a_stop_signal_stops_mpirun_and_its_ranks(sandbox: Sandbox, mpi: None) -> None:
+@pytest.mark.needs("mpirun", "mpi4py")
+def test_a_stop_signal_stops_mpirun_and_its_ranks(sandbox: Sandbox) -> None:
     process = sandbox.start_farandole(
         "bench", "comm", "-n", "2", "--sizes", "4KiB", "--repeats", "1000000",
         "--against", "mpi", "--timeout", "30", "--json", "out.json",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ import torch
 from click.testing import CliRunner
 
 from farandole.cli import commands
+from farandole.comm.calibration import Unmeasured
 from farandole.launch import checks
 from farandole.launch.checks import Finding
+from farandole.schedule import ALGORITHMS, Link
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 GIB = 2**30
@@ -41,8 +44,10 @@ def test_this_machine(
     assert found["backend gloo"]["status"] == "ok"
     assert found["all-reduce, 2 workers"]["status"] == "ok"
     assert "4 MiB over shm in " in found["all-reduce, 2 workers"]["value"]
-    assert found["link, shared memory"]["value"].endswith("GB/s; auto: native at any size")
-    assert "auto for 8 such ranks: " in found["link, gloo"]["value"]
+    assert found["link, shared memory"]["value"].endswith("; auto: native at any size")
+    assert " µs a message, " in found["link, gloo"]["value"]
+    measured = found["link, gloo"]["status"] == "ok"  # not on a machine that is too busy
+    assert ("auto for 8 such ranks: " in found["link, gloo"]["value"]) is measured
     assert all(found[name]["status"] == "ok" for name in checks.REQUIRED)
     for finding in found.values():
         assert bool(finding["hint"]) == (finding["status"] != "ok"), finding
@@ -81,10 +86,57 @@ def test_python() -> None:
 
 @pytest.mark.parametrize(
     ("version", "status"),
-    [(None, "broken"), ("2.9.1", "broken"), ("2.10.0", "ok"), ("3.0.0a0+git1", "ok")],
+    [
+        (None, "broken"),
+        ("2.9.1", "broken"),
+        ("2.10.0", "ok"),
+        ("2.11.0+cu130", "ok"),
+        ("3.0.0a0+git1", "ok"),
+    ],
 )
 def test_torch(version: str | None, status: str) -> None:
     assert statuses(checks.check_torch(version)) == [status]
+
+
+def test_the_version_of_torch_is_the_one_it_says_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel's metadata may leave out what it was built for."""
+    monkeypatch.setattr(doctor, "_installed", lambda name: "2.11.0")
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    assert checks.check_torch(*doctor._torch()) == Finding("torch", "ok", "2.11.0+cu130")
+
+
+def test_a_torch_that_cannot_be_imported_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_installed", lambda name: "2.11.0")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    finding = checks.check_torch(*doctor._torch())
+    assert statuses(finding) == ["broken"]
+    assert finding.value.startswith("2.11.0, but import torch fails: ")
+    monkeypatch.setattr(doctor, "_installed", lambda name: None)
+    assert checks.check_torch(*doctor._torch()).value == "not installed"
+
+
+GIGABIT = Link(200e-6, 8e-9)
+HIDDEN = Unmeasured(200e-6, 2**24, 190e-6)
+
+
+def test_a_link_that_was_measured() -> None:
+    finding = checks.check_link("gloo", GIGABIT)
+    assert statuses(finding) == ["ok"]
+    assert finding.value.startswith("200 µs a message, 0.1 GB/s; auto for 8 such ranks: ")
+    assert checks.check_link("shm", GIGABIT).value == (
+        "200 µs a message, 0.1 GB/s; auto: native at any size"
+    )
+
+
+def test_a_link_that_was_not_measured_says_so_and_nothing_is_chosen_from_it() -> None:
+    finding = checks.check_link("gloo", HIDDEN)
+    assert statuses(finding) == ["warning"]
+    assert "200 µs a message, bandwidth not measured: 16,777,216 bytes took 0.19" in finding.value
+    assert "auto takes it for a usual link: 200 µs, 1.0 GB/s" in finding.value
+    assert not [name for name in ALGORITHMS if f"{name} at" in finding.value]
+    shared = checks.check_link("shm", HIDDEN)
+    assert statuses(shared) == ["ok"], "nothing depends on it"
+    assert "bandwidth not measured" in shared.value
 
 
 def test_a_package_that_is_not_there_says_how_to_get_it() -> None:

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from farandole.cli import main
+from farandole.report import History, Point
 
 SCRIPT = """
 import sys, time, farandole as fd
@@ -70,6 +72,34 @@ def test_a_target_that_is_never_logged_ends_the_race_after_one_lane(sandbox, scr
     assert "acuracy" in done.stderr
     assert "'accuracy'" in done.stderr
     assert "allreduce on" not in done.stdout, "the second lane never started"
+    assert "--target asks for acuracy, and the script has logged" in done.stdout
+
+
+def test_that_the_target_is_not_logged_is_said_while_the_lane_runs(script, monkeypatch, capsys):
+    said = []
+
+    def logs_once(course, entry, number):
+        lane = course.lane(entry)
+        yield replace(lane, outcome="running")
+        said.append(capsys.readouterr().out)
+        point = Point(time_seconds=1.5, metrics={"accuracy": 0.5, "loss": 0.1})
+        history = History(points=(point,), last=point)
+        yield replace(lane, outcome="running", history=history)
+        said.append(capsys.readouterr().out)
+        yield replace(lane, outcome="ok", history=replace(history, finished=True))
+
+    monkeypatch.chdir(script.parent)
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr("farandole.launch.race.run_lane", logs_once)
+    arguments = ["race", "-n", "1", "--serial", "--target", "acuracy=0.9", "tiny.py"]
+    monkeypatch.setattr(sys, "argv", ["farandole", *arguments])
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        main()
+    signal.signal(signal.SIGTERM, before)
+    assert end.value.code == 2
+    assert "acuracy" not in said[0]
+    assert "asks for acuracy, and the script has logged accuracy, loss. Did you mean" in said[1]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 
 from farandole.comm import Exchange, InProcess, calibration
-from farandole.comm.calibration import Kept, cache_folder, calibrate, measure, parse_link
-from farandole.comm.transport import Message
+from farandole.comm.calibration import (
+    Kept,
+    Unmeasured,
+    cache_folder,
+    calibrate,
+    link_between,
+    measure,
+    parse_link,
+)
+from farandole.comm.transport import TYPICAL_LINK, Message
 from farandole.errors import UserError
 from farandole.schedule import Link
 from farandole.topology import Topology
@@ -31,11 +39,25 @@ class Slow(InProcess):
     """Messages take a known time, by a clock that is made for it."""
 
     clock = Clock()
+    seconds_per_message = 0.002
+    seconds_per_byte = 2e-8
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         for _, into in receives:
-            self.clock.now += 0.002 + into.nbytes * 2e-8
+            self.clock.now += self.seconds_per_message + into.nbytes * self.seconds_per_byte
         super().exchange(sends, receives)
+
+
+class Hidden(Slow):
+    """Noise hides what a byte costs: a large message is even a little sooner there."""
+
+    seconds_per_byte = -1e-12
+
+
+class Far(Slow):
+    """So slow that there is no time to try a large message."""
+
+    seconds_per_message = 3.0
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +65,14 @@ def made_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "perf_counter", lambda: Slow.clock.now)
 
 
-def on_ranks(size: int, body: Callable[[InProcess], Any]) -> list[Any]:
+def on_ranks(
+    size: int, body: Callable[[InProcess], Any], kind: type[InProcess] = Slow
+) -> list[Any]:
     exchange = Exchange(size)
     results: dict[int, Any] = {}
 
     def work(rank: int) -> None:
-        results[rank] = body(Slow(exchange, rank, HOSTS if size == 4 else None))
+        results[rank] = body(kind(exchange, rank, HOSTS if size == 4 else None))
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -63,6 +87,48 @@ def test_what_is_measured_is_what_it_takes_and_the_same_for_all() -> None:
     assert links[0] == links[1] == links[2]
     assert links[0].seconds_per_message == pytest.approx(0.002, rel=0.01)
     assert links[0].seconds_per_byte == pytest.approx(2e-8, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_message", "seconds_per_byte"),
+    [(0.06, 2e-8), (0.002, 1e-9), (1e-6, 1e-10), (5e-4, 1e-10), (0.001, 1e-5)],
+)
+def test_every_link_that_can_be_is_measured_right(
+    monkeypatch: pytest.MonkeyPatch, seconds_per_message: float, seconds_per_byte: float
+) -> None:
+    monkeypatch.setattr(Slow, "seconds_per_message", seconds_per_message)
+    monkeypatch.setattr(Slow, "seconds_per_byte", seconds_per_byte)
+    (link, _) = on_ranks(2, lambda transport: measure(transport, 0, 1))
+    assert link.seconds_per_byte == pytest.approx(seconds_per_byte, rel=0.01)
+    message = seconds_per_message + 64 * seconds_per_byte
+    assert link.seconds_per_message == pytest.approx(message, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "largest", "told"),
+    [
+        (Hidden, 2**24, "16,777,216 bytes took 1.98 ms and 64 bytes 2 ms, too close"),
+        (Far, 2**16, "65,536 bytes took 3e+03 ms and 64 bytes 3e+03 ms, too close"),
+    ],
+)
+def test_what_could_not_be_measured_is_not_made_up(
+    tmp_path: Path, kind: type[Slow], largest: int, told: str
+) -> None:
+    found = on_ranks(3, lambda transport: measure(transport, 0, 2), kind)
+    assert found[0] == found[1] == found[2]
+    assert isinstance(found[0], Unmeasured)
+    assert found[0].largest_bytes == largest
+    assert told in found[0].reason
+    # `auto` goes by what links usually cost, and the next job measures again.
+    usual = on_ranks(4, lambda transport: calibrate(transport, {}, tmp_path), kind)
+    assert set(usual) == {TYPICAL_LINK}
+    assert list(tmp_path.iterdir()) == []
+    assert set(on_ranks(2, lambda each: link_between(each, 0, 1), kind)) == {TYPICAL_LINK}
+
+
+def test_what_earlier_versions_made_up_is_measured_again(tmp_path: Path) -> None:
+    Kept(tmp_path, "k").write(Link(1e-4, 1e-12))
+    assert Kept(tmp_path, "k").read() is None
 
 
 def test_it_is_measured_once_and_then_remembered(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_processes(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.needs("mpi4py")
 def test_mpi(sandbox: Sandbox, mpirun: list[str]) -> None:
     done = sandbox.run([*mpirun, "-n", "3", sys.executable, CONFORM, "mpi:3"])
     assert done.returncode == 0, done.stdout + done.stderr

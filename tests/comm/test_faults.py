@@ -81,6 +81,7 @@ def test_a_lost_rank_is_named(sandbox: Sandbox, transport: str) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.needs("mpi4py")
 def test_a_stopped_rank_is_named_over_mpi(sandbox: Sandbox, mpirun: list[str]) -> None:
     """And when the survivors have ended, mpirun ends the stopped one too."""
     job = start(sandbox, [*mpirun, "-n", "3"], "mpi", "stopped")
@@ -95,6 +96,7 @@ def test_a_stopped_rank_is_named_over_mpi(sandbox: Sandbox, mpirun: list[str]) -
 
 
 @pytest.mark.mpi
+@pytest.mark.needs("mpi4py")
 def test_a_killed_rank_ends_the_job_under_mpirun(sandbox: Sandbox, mpirun: list[str]) -> None:
     job = start(sandbox, [*mpirun, "-n", "3"], "mpi", "killed")
     try:

@@ -47,6 +47,7 @@ def test_open_mpi_is_kept_off_the_network_when_it_needs_none() -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.needs("mpi4py")
 def test_a_rank_that_raises_ends_the_job(sandbox: Sandbox, mpirun: list[str]) -> None:
     """At once: by itself it would sit in MPI_Finalize, and the others in the barrier, for 60 s."""
     done = sandbox.run([*mpirun, "-n", "2", sys.executable, ENDS, "raise"])
@@ -58,6 +59,7 @@ def test_a_rank_that_raises_ends_the_job(sandbox: Sandbox, mpirun: list[str]) ->
 
 
 @pytest.mark.mpi
+@pytest.mark.needs("mpi4py")
 def test_a_rank_that_never_comes_is_not_waited_for_forever(
     sandbox: Sandbox, mpirun: list[str]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -70,8 +69,11 @@ def test_no_room_for_a_segment_is_one_warning_and_gloo(under: Under, tmp_path: P
     assert "lift `ulimit -f`" in done.stderr
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
 def test_a_small_dev_shm_is_one_warning_and_one_more_copy(under: Under, tmp_path: Path) -> None:
+    try:
+        subprocess.run(["unshare", "-m", "true"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:  # nor may root, in some containers
+        pytest.skip(f"no mount namespace can be made here: {error}")
     small = 'mount -t tmpfs -o size=4m none /dev/shm; exec "$@"'
     done = under("unshare", "-m", "sh", "-c", small, "sh")
     assert done.returncode == 0, done.stderr

@@ -54,6 +54,7 @@ def test_collectives_agree(sandbox):
     assert f"outliers by rank: {outliers}" in done.stdout
 
 
+@pytest.mark.needs("sklearn")
 def test_strategies_meets_more_often_as_it_learns(sandbox):
     sync = ["--sync", "adacomm:start=8,steps=20"]
     done = run(sandbox, *sync, str(EXAMPLES / "strategies.py"), "--epochs", "3")
@@ -64,6 +65,7 @@ def test_strategies_meets_more_often_as_it_learns(sandbox):
     assert periods[-1] < 4
 
 
+@pytest.mark.needs("sklearn")
 def test_strategies_crosses_hosts_and_resumes(sandbox):
     sync = ["--hosts", "2", "--sync", "daso"]
     first = run(sandbox, *sync, str(EXAMPLES / "strategies.py"), "--epochs", "3")
@@ -77,6 +79,7 @@ def test_strategies_crosses_hosts_and_resumes(sandbox):
     assert accuracies(sandbox)[-1] > accuracies(sandbox)[0] > 0.1
 
 
+@pytest.mark.needs("sklearn")
 def test_pipeline_goes_on_alone(sandbox):
     script = str(EXAMPLES / "pipeline.py")
     first = run(sandbox, "--layout", "stages=2,schedule=pipedream", script, "--epochs", "1")
@@ -109,6 +112,7 @@ def test_large_images_alone_are_visited_in_turn(sandbox):
     assert accuracies(sandbox)[-1] > 0.8
 
 
+@pytest.mark.needs("sklearn")
 def test_downpour_learns_from_servers(sandbox):
     sync = ["--servers", "1", "--sync", "downpour:push=2,fetch=2,warmstart=10"]
     done = run(sandbox, *sync, str(EXAMPLES / "downpour.py"), "--epochs", "2")
@@ -138,6 +142,7 @@ def numbers(pattern: str, text: str) -> list[float]:
     return [float(number) for number in found.groups()]
 
 
+@pytest.mark.needs("sklearn")
 def test_sparse_logistic_finds_what_scikit_learn_finds(sandbox):
     done = sandbox.fork(EXAMPLES / "sparse_logistic.py", "--documents", "3000", "--steps", "30")
     assert done.returncode == 0, done.stderr

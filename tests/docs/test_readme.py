@@ -42,6 +42,7 @@ def test_command(line, tmp_path):
     assert run(shlex.split(line), tmp_path)
 
 
+@pytest.mark.needs("sklearn")
 @pytest.mark.timeout(180)
 def test_digits_learns_and_resumes(tmp_path):
     """The README's first line begins, its second goes on."""
@@ -60,6 +61,7 @@ def test_digits_learns_and_resumes(tmp_path):
     assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["ranks"] == 2
 
 
+@pytest.mark.needs("sklearn")
 @pytest.mark.timeout(180)
 def test_make_race(tmp_path):
     """The main job, on the environment that is already set up."""

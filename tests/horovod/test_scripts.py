@@ -46,6 +46,7 @@ def test_every_script_is_run_and_knows_horovod_alone() -> None:
         assert "farandole" not in text.lower()
 
 
+@pytest.mark.needs("sklearn")
 def test_they_run_without_an_edit(sandbox: Sandbox) -> None:
     driver = sandbox.script("one_after_another.py", ONE_AFTER_ANOTHER)
     done = sandbox.farandole("run", "--horovod", "-n", "2", driver, SCRIPTS, json.dumps(RUNS))

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from farandole.cli import main
+from farandole.cli.race_checks import check_entries
+from farandole.errors import UserError
 from farandole.launch.race import Course, Entry, folder_name, run_lane
 from farandole.report import Lane
 
@@ -62,40 +64,115 @@ def test_layouts_alone_are_runners(race: Race) -> None:
 
 def test_every_layout_runs_with_every_strategy(race: Race) -> None:
     layouts = ("--layout", "whole", "--layout", "stages=2,schedule=1f1b")
-    syncs = ("--sync", "allreduce", "--sync", "server")
-    assert race("-n", "4", "--hosts", "2", *layouts, *syncs, "--servers", "3", "--serial") == [
+    syncs = ("--sync", "allreduce", "--sync", "daso")
+    assert race("-n", "4", "--hosts", "2", *layouts, *syncs, "--serial") == [
         "run -n 1 --layout whole --seed 0 train.py",
         "run -n 4 --hosts 2 --layout whole --sync allreduce --seed 0 train.py",
-        "run -n 4 --hosts 2 --layout whole --sync server --servers 3 --seed 0 train.py",
-        "run -n 4 --hosts 2 --layout stages=2 --sync allreduce --seed 0 train.py",
-        "run -n 4 --hosts 2 --layout stages=2 --sync server --servers 3 --seed 0 train.py",
+        "run -n 4 --hosts 2 --layout whole --sync daso --seed 0 train.py",
+        "run -n 4 --hosts 2 --layout stages=2,schedule=1f1b --sync allreduce --seed 0 train.py",
+        "run -n 4 --hosts 2 --layout stages=2,schedule=1f1b --sync daso --seed 0 train.py",
     ]
+
+
+def test_servers_are_for_the_lanes_that_need_them(race: Race) -> None:
+    syncs = ("--sync", "allreduce", "--sync", "server")
+    assert race("-n", "4", "--layout", "whole", *syncs, "--servers", "3") == [
+        "run -n 4 --layout whole --sync allreduce --seed 0 train.py",
+        "run -n 4 --layout whole --sync server --servers 3 --seed 0 train.py",
+    ]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["local:every=8", "server:async", "server:staleness=async", "allreduce:algorithm=auto"],
+)
+def test_a_lane_is_called_what_was_typed(race: Race, typed: str) -> None:
+    """Also where a default is spelled out, or one of two ways to say the same."""
+    assert race("-n", "2", "--sync", typed) == [f"run -n 2 --sync {typed} --seed 0 train.py"]
+    assert Course(["train.py"], Path(), 0).lane(Entry(typed, 2)).name == typed
 
 
 def test_without_layouts_the_script_keeps_its_own(race: Race) -> None:
     assert race("-n", "4", "--sync", "daso") == ["run -n 4 --sync daso --seed 0 train.py"]
 
 
+GIVEN = ("--layout", "whole", "--layout")
+
+
 @pytest.mark.parametrize(
-    ("layout", "message"),
-    [("stage=2", "Did you mean 'stages'?"), ("stages=3", "and 4 is no multiple of that")],
+    ("options", "message"),
+    [
+        ((*GIVEN, "stage=2"), "Did you mean 'stages'?"),
+        ((*GIVEN, "stages=3"), "lane stages=3: layout stages=3: one replica takes 3 workers"),
+        (("--sync", "allreduce", "--sync", "hogwild", "--hosts", "2"), "lane hogwild: hogwild "),
+        (("--sync", "allreduce", "--hosts", "5"), "--hosts 5: 4 workers sit on 1 to 4 hosts"),
+        (("--sync", "allreduce", "--hosts", "2,1"), "that makes 3 workers, and there are 4"),
+        (("--sync", "allreduce", "--sync", "server:backups=4"), "leave nobody to wait for"),
+        (
+            (*GIVEN, "stages=2", "--sync", "server"),
+            "lane stages=2 · server: server keeps one whole model for all workers",
+        ),
+        ((*GIVEN, "stages=2", "--sync", "hogwild"), "hogwild keeps one whole model"),
+        (
+            (*GIVEN, "stages=2,batchnorm=deferred", "--sync", "allreduce:batchnorm=sync"),
+            "batchnorm=deferred moves them once a step",
+        ),
+        (("--sync", "allreduce", "--servers", "2"), "no strategy in this race needs"),
+        (("--sync", "server", "--servers", "2", "--replicas", "2"), "--servers 3 or more"),
+    ],
 )
 def test_a_later_lane_that_cannot_be_is_found_before_the_first(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    layout: str,
+    options: tuple[str, ...],
     message: str,
 ) -> None:
+    assert message in refused(tmp_path, monkeypatch, capsys, *options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("FARANDOLE_TRANSPORT", "mpi", "FARANDOLE_TRANSPORT=mpi needs ranks that mpirun has"),
+        ("FARANDOLE_TRANSPORT", "shmm", "Did you mean 'shm'?"),
+        ("FARANDOLE_HOSTS", "2", "lane serial: --hosts 2: 1 workers sit on 1 to 1 hosts"),
+    ],
+)
+def test_what_the_environment_says_holds_for_every_lane(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: str,
+    message: str,
+) -> None:
+    monkeypatch.setenv(name, value)
+    options = ("--sync", "allreduce", "--serial")
+    assert message in refused(tmp_path, monkeypatch, capsys, *options)
+
+
+def test_hogwild_and_gpus() -> None:
+    check_entries([Entry("hogwild", 2)], None, "cpu", {})
+    with pytest.raises(UserError, match=r"lane hogwild: .*compute on cuda\. Hide the GPUs"):
+        check_entries([Entry("allreduce", 2), Entry("hogwild", 2)], None, "cuda", {})
+
+
+def refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *options: str,
+) -> str:
+    """What a race says that ends before its first lane."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    command = ["farandole", "race", "-n", "4", "--layout", "whole", "--layout", layout, "train.py"]
-    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(sys, "argv", ["farandole", "race", "-n", "4", *options, "train.py"])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import UserError
-from farandole.report import Lane, Target
+from farandole.report import History, Lane, Target, TargetNotice
 from farandole.report.target import lower_is_better
 
 MakeLane = Callable[..., Lane]
@@ -86,3 +86,27 @@ def test_reached_agrees_with_looking_at_each_log(
     good = [v >= value if higher else v <= value for v in values]
     seconds = Target("accuracy", value, higher).reached(make_lane(values=values).history)
     assert seconds == (good.index(True) + 1 if any(good) else None)
+
+
+def test_what_is_not_logged_is_said_once_and_taken_back_once(make_lane: MakeLane) -> None:
+    """A script that logs its loss in every step, and its accuracy once in a while."""
+    notice = TargetNotice(Target.parse("accuracy=0.9"))
+    losses = make_lane("daso", [0.5, 0.4], metric="loss").history
+    assert notice.look(History()) is None
+    said = notice.look(losses)
+    assert said is not None
+    assert "asks for accuracy, and the script has logged loss. Known: loss." in said
+    assert notice.look(losses) is None
+    later = make_lane("daso", [0.8], seconds=7.0).history
+    assert notice.look(later) == "accuracy was logged after 7.0 s: all is well."
+    assert notice.look(later) is None
+    assert notice.look(losses) is None, "of another lane: it will log it too"
+
+
+def test_nothing_is_said_where_the_metric_is_logged_or_nothing_is_asked_for(
+    make_lane: MakeLane,
+) -> None:
+    for target in (Target.parse("accuracy=0.9"), None):
+        notice = TargetNotice(target)
+        assert notice.look(make_lane("daso", [0.8]).history) is None
+    assert notice.look(make_lane("daso", [0.8], metric="loss").history) is None

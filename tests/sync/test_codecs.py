@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -82,6 +81,8 @@ def test_text_that_means_nothing(text: str, message: str) -> None:
 
 def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Images and labels to train on, then those to test with."""
+    from sklearn.datasets import load_digits
+
     found = load_digits()
     images = torch.tensor(found.images, dtype=torch.float32).flatten(1) / 16
     labels = torch.tensor(found.target)
@@ -135,6 +136,7 @@ def raw_on_digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, int]
     return train_on_digits(AllReduce(), tmp_path_factory.mktemp("raw"))
 
 
+@pytest.mark.needs("sklearn")
 @pytest.mark.parametrize("codec", CODECS)
 def test_digits_are_learnt_as_well(
     codec: str, raw_on_digits: tuple[float, int], tmp_path: Path
@@ -170,6 +172,7 @@ class Script:
         return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.needs("sklearn")
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_resumed_run_goes_on_to_the_bit(codec: str, tmp_path: Path) -> None:
     """Many buckets, which DDP rebuilds after the first step of each process."""
@@ -182,6 +185,7 @@ def test_a_resumed_run_goes_on_to_the_bit(codec: str, tmp_path: Path) -> None:
             assert torch.equal(after[rank][name], value), f"{name} on rank {rank}"
 
 
+@pytest.mark.needs("sklearn")
 def test_what_was_left_over_is_in_the_checkpoint(tmp_path: Path) -> None:
     """Without it, the run above would end elsewhere: the test can fail."""
     sync = AllReduce(codec="topk")
@@ -193,6 +197,7 @@ def test_what_was_left_over_is_in_the_checkpoint(tmp_path: Path) -> None:
     assert not torch.equal(after["0.weight"], whole["0.weight"])
 
 
+@pytest.mark.needs("sklearn")
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_buckets_do_not_matter(codec: str, tmp_path: Path) -> None:
     ends = [
@@ -244,6 +249,7 @@ def one_model_many_ways(run: Run, *, accumulate: int = 1, dtype: torch.dtype) ->
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.needs("sklearn")
 @pytest.mark.parametrize("codec", ["int8", "topk:ratio=0.05", "powersgd"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_odd_parameters_in_any_precision(codec: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -256,6 +262,7 @@ def test_odd_parameters_in_any_precision(codec: str, dtype: torch.dtype, tmp_pat
         assert weights["into.weight"].isfinite().all()
 
 
+@pytest.mark.needs("sklearn")
 def test_accumulated_gradients_travel_once(tmp_path: Path) -> None:
     def sent(accumulate: int) -> tuple[int, Weights]:
         def body(run: Run) -> tuple[int, Weights]:
@@ -273,6 +280,7 @@ def test_accumulated_gradients_travel_once(tmp_path: Path) -> None:
         torch.testing.assert_close(parts[name], value, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.needs("sklearn")
 def test_a_gradient_that_is_not_finite_reaches_every_rank_and_is_forgotten(tmp_path: Path) -> None:
     """As loss scaling wants it: all ranks see it and skip the step."""
 
@@ -324,6 +332,7 @@ def test_without_a_codec_there_is_nothing_to_remember(tmp_path: Path) -> None:
     assert fp16 == {"codec": {}}
 
 
+@pytest.mark.needs("sklearn")
 @pytest.mark.parametrize("algorithm", ["auto", "native", "ring", "halving_doubling"])
 def test_the_algorithm_changes_the_way_and_not_the_sum(algorithm: str, tmp_path: Path) -> None:
     def body(run: Run) -> Weights:

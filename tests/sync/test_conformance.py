@@ -65,6 +65,7 @@ def test_every_strategy_is_among_them() -> None:
     assert {parse(text).name for text in conform.STRATEGIES} == set(STRATEGIES)
 
 
+@pytest.mark.needs("sklearn")
 @pytest.mark.parametrize("text", conform.STRATEGIES)
 def test_it_converges_and_its_ranks_are_in_step_after_each_epoch(
     text: str, serial: float, tmp_path: Path
@@ -74,6 +75,7 @@ def test_it_converges_and_its_ranks_are_in_step_after_each_epoch(
     assert all(all(outcome.in_step) for outcome in outcomes)
 
 
+@pytest.mark.needs("sklearn")
 def test_processes_do_what_threads_do(
     sandbox: Sandbox, two_ranks: list[dict[str, str]], tmp_path: Path
 ) -> None:
@@ -91,6 +93,7 @@ def test_processes_do_what_threads_do(
             assert theirs[text]["weights"] == pytest.approx(mine.weights, rel=1e-9), text
 
 
+@pytest.mark.needs("sklearn")
 @pytest.mark.parametrize("text", ["local:every=4", "lagged:steps=4", "daso", "postlocal:every=4"])
 def test_accumulating_gradients_changes_little(text: str, serial: float, tmp_path: Path) -> None:
     outcomes = in_process(text, tmp_path, accumulate=2)

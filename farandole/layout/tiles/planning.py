@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from farandole.comm import Group
-from farandole.comm.calibration import measure
+from farandole.comm.calibration import link_between
 from farandole.layout.tiles.fusing import choose_groups, describe, fused, margins_for
 from farandole.layout.tiles.tiling import Tiling
 from farandole.schedule import Link
@@ -21,7 +21,7 @@ def plan_halos(
 
     Returns what was found, a line for each stage.
     """
-    link = _AT_ONCE if team is None else measure(team.transport, 0, 1)
+    link = _AT_ONCE if team is None else link_between(team.transport, 0, 1)
     lines = []
     for stage, tiling in sorted(tilings.items()):
         layers = tiling.end_recording()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from farandole.errors import UserError
 from farandole.layout.tiles.grid import Box
 from farandole.layout.tiles.intervals import Cells, Interval, Window
 from farandole.layout.tiles.reductions import mean
@@ -96,6 +97,7 @@ def lp_pool(
 ) -> Any:
     """`F.lp_pool1d`, `lp_pool2d` and `lp_pool3d`: a mean of powers, as torch writes it."""
     if math.isinf(norm_type):
+        _require_infinite_norms(flow, norm_type)
         sign = 1 if norm_type > 0 else -1
         sizes: Any = sign * input.abs()
         return sign * max_pool(spatial, flow, sizes, kernel_size, stride, 0, 1, ceil_mode)
@@ -103,6 +105,16 @@ def lp_pool(
     means = avg_pool(spatial, flow, powers, kernel_size, stride, 0, ceil_mode)
     count = math.prod(numbers(kernel_size, spatial))
     return (means.sign() * F.relu(means.abs())).mul(count).pow(1.0 / norm_type)
+
+
+def _require_infinite_norms(flow: Flow, norm_type: float) -> None:
+    """Older versions of torch take 0 as the root, and so give ones; with tiles it would be the
+    maximum, and the model another one than on one device. Torch is asked, not its version."""
+    if F.lp_pool1d(torch.full((1, 1, 1), 2.0), math.inf, 1).item() != 2.0:
+        raise UserError(
+            f"{flow.layer}: LPPool with norm_type={norm_type} is 1 everywhere in PyTorch "
+            f"{torch.__version__}. Take a newer one, or MaxPool of x.abs()."
+        )
 
 
 def adaptive_avg_pool(spatial: int, flow: Flow, input: Tile, output_size: Any) -> Tile:

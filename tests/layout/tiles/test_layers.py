@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from farandole.errors import UserError
+from farandole.layout.tiles.tile import cut
 from tests.layout.tiles.checks import (
     TABLE,
     channel_parts,
     check,
     check_apart,
+    flow_of,
     grids,
     made,
     numbers,
@@ -34,6 +38,9 @@ ADAPTIVE: dict[int, list[Any]] = {
 BATCH_NORMS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 INSTANCE_NORMS: dict[int, Any] = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+# What older versions of torch compute for such a norm is 1.
+KNOWS_INFINITE_NORMS = F.lp_pool1d(torch.full((1, 1, 1), 2.0), math.inf, 1).item() == 2.0
 
 examples = settings(max_examples=40)
 few = settings(max_examples=20)
@@ -148,9 +155,31 @@ def test_adaptive_pools(data: st.DataObject) -> None:
 @given(st.data())
 def test_power_pools(data: st.DataObject) -> None:
     grid, parts = data.draw(grids), data.draw(channel_parts)
-    norm = data.draw(st.sampled_from([2, 3.0, float("inf")]))
+    norm = data.draw(st.sampled_from([2, 3.0, math.inf, -math.inf]))
     pool = nn.LPPool2d(norm, data.draw(st.integers(1, 3)), ceil_mode=data.draw(st.booleans()))
+    if math.isinf(norm) and not KNOWS_INFINITE_NORMS:
+        with pytest.raises(UserError, match="is 1 everywhere in PyTorch"):
+            check(pool, numbers(2, 3, 7, 5).abs(), grid, parts)
+        return
     check(pool, numbers(2, 3, 7, 5).abs(), grid, parts)
+
+
+def test_a_torch_that_does_not_know_infinite_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.11 computes them: ones, which a maximum over tiles would not be."""
+
+    def older(x: torch.Tensor, norm: float, kernel: int) -> torch.Tensor:
+        means = F.avg_pool1d(x.pow(norm), kernel)
+        return (means.sign() * F.relu(means.abs())).mul(kernel).pow(1.0 / norm)
+
+    assert older(torch.full((1, 1, 2), 3.0), math.inf, 2).item() == 1.0
+    monkeypatch.setattr(F, "lp_pool1d", older)
+    flow, _ = flow_of((2, 2))
+    flow.layer = "stem.3"
+    x = cut(flow, numbers(2, 3, 8, 6).abs(), flow.grid.image_axes)
+    for norm in (math.inf, -math.inf):
+        with pytest.raises(UserError, match=r"stem\.3: LPPool with norm_type=-?inf is 1 every"):
+            nn.LPPool2d(norm, 2)(x)
+    assert nn.LPPool2d(2, 2)(x) is not None
 
 
 @few

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -57,6 +56,8 @@ class Outcome:
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
+    from sklearn.datasets import load_digits
+
     found = load_digits()
     images, labels = torch.tensor(found.data) / 16, torch.tensor(found.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,39 @@
+"""How far the reading of a dataset has come. Loaders that follow one another on it share this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Position:
+    """The epoch, and how many of its samples all ranks together have used."""
+
+    epoch: int = 0
+    done_samples: int = 0
+    resume_at: int = 0  # the samples of this epoch that a run which is resumed has used already
+    drawn: list[int] = field(default_factory=list)  # this epoch's, by the user's own sampler
+    read_whole: bool = False  # the last epoch that was begun was read to its end
+    reader: object | None = None  # the loader whose pass is under way
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"epoch": self.epoch, "done_samples": self.done_samples}
+        if self.drawn:
+            state["drawn"] = torch.tensor(self.drawn)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epoch = state["epoch"]
+        self.done_samples = self.resume_at = state["done_samples"]
+        self.drawn = state["drawn"].tolist() if "drawn" in state else []
+
+    def end_epoch(self, *, whole: bool) -> None:
+        self.epoch += 1
+        self.done_samples = 0
+        self.drawn = []
+        self.read_whole = whole
+        self.reader = None
