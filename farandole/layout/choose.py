@@ -43,7 +43,7 @@ class Choice(NamedTuple):
 def choose(
     layout: Layout, blocks: Sequence[Block], world: Group, sample: Any, device: torch.device
 ) -> Choice:
-    """*Together.* `sample`: the inputs of a batch, or None."""
+    """*Together.* `sample`: the model's arguments for a batch, or None."""
     stages = layout.stages
     if stages != "auto" and stages > len(blocks):
         raise UserError(
