@@ -106,8 +106,8 @@ class _Order:
     def name(self, first: int, stop: int) -> str:
         for node in self.nodes[first:stop]:
             # The first submodule at work, where that was recorded.
-            if node.meta.get("module") and node.meta["differentiable"]:
-                return str(node.meta["module"])
+            if node.meta.get("differentiable"):
+                return str(node.meta["module"] or node.name)
         layers = [str(node.target) for node in self.nodes[first:stop] if node.op == "call_module"]
         return layers[0] if layers else self.nodes[first].name
 

@@ -10,10 +10,12 @@ Whatever a recording may have missed, nobody trains with it.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
@@ -49,9 +51,14 @@ def cut_on_sample(
     def lowered() -> AbstractContextManager[object]:
         return nullcontext() if precision is None else torch.autocast(home.type, precision)
 
-    trained = model.training
-    with left_as_they_were([model]), lowered():
-        wanted = {mode: _tried(model, mode, sample) for mode in (True, False)}
+    with lowered():
+        try:
+            wanted = {mode: _tried(model, mode, sample) for mode in (True, False)}
+        except Exception as error:
+            raise UserError(
+                f"{type(model).__name__} fails on sample=…, the arguments of its forward for a "
+                f"batch: {type(error).__name__}: {short(error)}."
+            ) from error
         try:
             recording = _recorded(model, cuts, sample)
         except UserError:
@@ -63,13 +70,11 @@ def cut_on_sample(
                 f"whose own forward does not depend on values; its submodules may."
             ) from error
         blocks = cut_recording(recording, cuts, model)
-        whole = nn.ModuleList(module for _, module in blocks)
-        with left_as_they_were([whole]):
-            for mode in (True, False):
-                _compare(model, wanted[mode], _tried(_Chain(whole), mode, sample))
-    for _, module in blocks:
-        module.train(trained)
-        if home != device:
+        chain = _Chain(nn.ModuleList(module for _, module in blocks))
+        for mode in (True, False):
+            _compare(model, wanted[mode], _tried(chain, mode, sample))
+    if home != device:
+        for _, module in blocks:
             _move(module, home, device)
     return blocks
 
@@ -89,11 +94,13 @@ class _Chain(nn.Module):
 
 
 def _tried(model: nn.Module, training: bool, sample: Arguments) -> Any:
-    """The output for the sample. Only the random numbers of torch itself may have a say in it."""
-    model.train(training)
-    torch.manual_seed(_SEED)
+    """The output for the sample, with the same random numbers every time."""
     copies = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), sample)
-    with saved_tensors_hooks(forget, recall):
+    with left_as_they_were([model]), saved_tensors_hooks(forget, recall):
+        model.train(training)
+        torch.manual_seed(_SEED)
+        random.seed(_SEED)
+        np.random.seed(_SEED)
         return call(model, copies)
 
 
@@ -103,12 +110,13 @@ def _recorded(model: nn.Module, cuts: Sequence[str], sample: Arguments) -> Recor
         known = len(whole)
         recordings = []
         for training in (True, False):
-            model.train(training)
-            recordings.append(Recorder(model, cuts, whole).record(sample))
+            with left_as_they_were([model]):
+                model.train(training)
+                recordings.append(Recorder(model, cuts, whole).record(sample))
         first, second = recordings
         if len(whole) > known:  # one of them had to close what the other may have opened
             continue
-        differs = _difference(first, second)
+        differs = _difference(first, second, model)
         if differs is None:
             return first
         if differs is model:
@@ -121,7 +129,7 @@ def _recorded(model: nn.Module, cuts: Sequence[str], sample: Arguments) -> Recor
         whole |= dict.fromkeys((part for part in alike if part is not model), _BY_MODE)
 
 
-def _difference(first: Recording, second: Recording) -> nn.Module | None:
+def _difference(first: Recording, second: Recording, model: nn.Module) -> nn.Module | None:
     """The innermost module that does something else in the second recording; None: there is none,
     and the first one is now right for both modes."""
     pairs = list(zip(first.graph.nodes, second.graph.nodes, strict=False))
@@ -132,23 +140,21 @@ def _difference(first: Recording, second: Recording) -> nn.Module | None:
             one, first.attributes, second.attributes
         )
         if not alike or not _same_nodes((one.args, one.kwargs), (two.args, two.kwargs), same):
-            return _around(one, two)
+            return _innermost(one, two, model)
         chosen.append((one, two.args, two.kwargs))
     if len(first.graph.nodes) != len(second.graph.nodes):
-        return _around(*pairs[-1])
+        return _innermost(*pairs[-1], model)
     for one, args, kwargs in chosen:
         if one.target is not require or one.args[:2] != args[:2]:
             _choose(first.graph, one, args, kwargs)
     return None
 
 
-def _around(one: fx.Node, two: fx.Node) -> nn.Module:
-    around: nn.Module | None = None
-    for outer, other in zip(one.meta["stack"], two.meta["stack"], strict=False):
-        if outer is other:
-            around = outer
-    assert around is not None, "everything is inside of the model"
-    return around
+def _innermost(one: fx.Node, two: fx.Node, model: nn.Module) -> nn.Module:
+    """Around one of the nodes: what is closed there is not in the way when they are compared again,
+    and if that was not enough, the next one out is."""
+    stacks = sorted((node.meta.get("stack", ()) for node in (one, two)), key=len)
+    return stacks[-1][-1] if stacks[-1] else model
 
 
 def _alike_attributes(node: fx.Node, first: dict[str, Any], second: dict[str, Any]) -> bool:

@@ -85,6 +85,7 @@ class Recorder(TorchFunctionMode):
         self._stack: list[nn.Module] = []
         self._paused = False
         self._around = _surroundings()
+        self._drawn = _drawn_elsewhere()
 
     def record(self, sample: Arguments) -> Recording:
         positional, named = self._placeholders(sample)
@@ -140,6 +141,7 @@ class Recorder(TorchFunctionMode):
     def _call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._paused:
             return run(*args, **kwargs)
+        self._check_draws()
         before = next(iter(reversed(self.graph.nodes)))
         if module is self._model:
             result = self._opened(module, run, args, kwargs)
@@ -161,7 +163,7 @@ class Recorder(TorchFunctionMode):
         if self._cuts:  # no more than needed: what is not opened cannot be recorded wrongly
             name = self._modules[module]
             return not any(cut.startswith(f"{name}.") for cut in self._cuts)
-        layer = type(module).__module__.startswith(("torch.nn", "torch.ao.nn"))
+        layer = type(module).__module__.startswith("torch.")
         holds_blocks = any(isinstance(each, nn.ModuleList) for each in module.modules())
         return layer and not isinstance(module, nn.Sequential) and not holds_blocks
 
@@ -173,7 +175,7 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any],
     ) -> Any:
         """Records what is inside of a module."""
-        before, drawn = _attributes(module), _drawn_elsewhere()
+        before = _attributes(module)
         self._stack.append(module)
         try:
             result = run(*args, **kwargs)
@@ -183,8 +185,7 @@ class Recorder(TorchFunctionMode):
         changed = [name for name in after if after[name] != before.get(name)]
         if changed:
             raise CannotRecordError(f"its forward changes self.{changed[0]}")
-        if _drawn_elsewhere() != drawn:
-            raise CannotRecordError("its forward draws random numbers of Python or NumPy")
+        self._check_draws()
         return result
 
     def _closed(
@@ -205,6 +206,7 @@ class Recorder(TorchFunctionMode):
             result = run(*_values(args), **_values(kwargs))
         finally:
             self._paused = False
+        self._drawn = _drawn_elsewhere()  # it may: it will draw again whenever it runs
         return self._result(result, node)
 
     def _take_back(self, before: fx.Node) -> None:
@@ -261,8 +263,10 @@ class Recorder(TorchFunctionMode):
             return tensor.shape if axis is None else sizes[axis]
         if name in ("numel", "nelement"):
             return symbol(tensor.numel(), self.operation(torch.numel, tensor), self)
-        if name == "__len__":
-            return int(self._size(node, 0, sizes))
+        if name == "__len__":  # Python wants a plain number
+            length = self._size(node, 0, sizes)
+            self.require(length.recorded, length.value, ": len(x), where x.shape[0] may do")
+            return sizes[0]
         if axis is not None:
             return self._size(node, operator.index(axis), sizes)
         return torch.Size([self._size(node, each, sizes) for each in range(len(sizes))])
@@ -276,13 +280,17 @@ class Recorder(TorchFunctionMode):
         if _surroundings() != self._around:
             raise CannotRecordError("its code changes autocast, or whether gradients are computed")
 
+    def _check_draws(self) -> None:
+        if _drawn_elsewhere() != self._drawn:
+            raise CannotRecordError("its code draws random numbers of Python or NumPy")
+
     # Nodes
 
     def operation(self, function: Callable[..., Any], *arguments: Any) -> fx.Node:
         return self._node("call_function", function, self._argument(arguments), {})
 
-    def require(self, node: fx.Node, value: Any) -> None:
-        self._node("call_function", require, (node, value, caller()), {})
+    def require(self, node: fx.Node, value: Any, what: str = "") -> None:
+        self._node("call_function", require, (node, value, caller() + what), {})
 
     def _node(self, op: str, target: Any, args: Any, kwargs: Any) -> fx.Node:
         node = self.graph.create_node(op, target, args, kwargs)
