@@ -19,12 +19,13 @@ from farandole.comm import Group
 from farandole.comm.calibration import measure
 from farandole.errors import UserError
 from farandole.layout.blocks import Block
+from farandole.layout.cut_graph import WHOLE
 from farandole.layout.layout import Layout
 from farandole.layout.micro import cut_batch
 from farandole.layout.partition import cut_by_hand, find_cut
 from farandole.layout.partition_cost import BlockProfile, Cut
 from farandole.layout.partition_network import Component, Network
-from farandole.layout.partition_text import describe, suggestion
+from farandole.layout.partition_text import describe, suggestion, unevenness
 from farandole.layout.profile import parameters_only, profile_blocks
 from farandole.schedule.pipelines import facts, peak_bytes
 
@@ -99,6 +100,10 @@ def choose(
                 batches_per_sync=batches,
             )
             text += f"\n{better}" if better is not None else ""
+    if not layout.balance:
+        whole = [getattr(block.module, "meta", {}).get(WHOLE, {}) for block in blocks]
+        warning = unevenness(cut, profiles, whole, measured=sample is not None)
+        text += f"\n{warning}" if warning is not None else ""
     return Choice(chosen, text, activations)
 
 

@@ -33,6 +33,10 @@ _IN_PLACE_OPERATORS = (
 )
 
 
+WHOLE = "whole"
+"""Under this name a block's `meta` says what in it could not be recorded, and why."""
+
+
 class Recording(NamedTuple):
     """A model's forward as a graph."""
 
@@ -52,10 +56,10 @@ class _Place(NamedTuple):
 class _Order:
     """The operations of a graph in order, the inputs first and the output last."""
 
-    def __init__(self, graph: fx.Graph, attributes: dict[str, Any]) -> None:
+    def __init__(self, recording: Recording) -> None:
+        graph, self.attributes, _, self.whole = recording
         self.nodes: list[fx.Node] = [node for node in graph.nodes if node.op != "get_attr"]
         self.inputs = sum(node.op == "placeholder" for node in self.nodes)
-        self.attributes = attributes
         self.position = {node: index for index, node in enumerate(self.nodes)}
         self.last_use = {
             node: max((self.position[user] for user in node.users), default=-1)
@@ -134,7 +138,7 @@ def cut_recording(
 
     Blocks begin at the submodules in `cuts`; without any, wherever they may.
     """
-    order = _Order(recording.graph, recording.attributes)
+    order = _Order(recording)
     if not cuts:
         return _cut_everywhere(order, model)
     return _cut_at(order, [_place(cut, model, recording) for cut in cuts], model)
@@ -213,7 +217,7 @@ def _modules(
     kept = set(model.state_dict())
     stops = [*starts[1:], len(order.nodes) - 1]
     return [
-        (name, _module(_subgraph(order, first, stop), order.attributes, kept, model))
+        (name, _module(_subgraph(order, first, stop), order, kept, model))
         for name, first, stop in zip(names, starts, stops, strict=True)
     ]
 
@@ -248,13 +252,17 @@ def _subgraph(order: _Order, first: int, stop: int) -> fx.Graph:
     return graph
 
 
-def _module(
-    graph: fx.Graph, attributes: dict[str, Any], kept: set[str], model: nn.Module
-) -> nn.Module:
+def _module(graph: fx.Graph, order: _Order, kept: set[str], model: nn.Module) -> nn.Module:
+    attributes = order.attributes
     used = [str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")]
     module = fx.GraphModule({name: attributes[name] for name in used}, graph, type(model).__name__)
     if "training" not in used:
         module.training = model.training
+    module.meta[WHOLE] = {
+        name: order.whole[found]
+        for name in used
+        if isinstance(found := attributes[name], nn.Module) and found in order.whole
+    }
     for name in used:
         found = attributes[name]
         if isinstance(found, torch.Tensor) and not isinstance(found, nn.Parameter):

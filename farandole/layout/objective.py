@@ -44,10 +44,8 @@ class Objective:
         return Arguments((*given.positional, targets), given.named)
 
     def of(self, output: Any, targets: Any) -> torch.Tensor:
-        """The loss, one number."""
-        if self.loss is not None:
-            return _one_number(self.loss(output, targets))
-        return own_loss(output)
+        """The loss."""
+        return own_loss(output) if self.loss is None else self.loss(output, targets)
 
 
 def own_loss(output: Any) -> torch.Tensor:
@@ -59,7 +57,7 @@ def own_loss(output: Any) -> torch.Tensor:
             "It must be one number, have a `loss`, or be a tuple with exactly one number in it. "
             "Give the model its targets too (labels=…, or step(x, y)), or pass a loss function."
         )
-    return found.reshape(())
+    return found
 
 
 def _found(output: Any) -> torch.Tensor | None:
@@ -91,7 +89,8 @@ def _told(output: Any) -> str:
     return "None" if output is None else f"a {type(output).__name__}"
 
 
-def _one_number(loss: Any) -> torch.Tensor:
+def one_number(loss: Any) -> torch.Tensor:
+    """Raises `UserError` for a loss that is more."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         told = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise UserError(f"the loss must be a tensor with one element, not {told}.")

@@ -326,6 +326,8 @@ class Recorder(TorchFunctionMode):
         if owner is self and node is not None:
             return node  # type: ignore[no-any-return]
         if id(tensor) not in self._names:  # in a plain attribute, or made behind torch's back
+            if isinstance(tensor, nn.Parameter):
+                raise CannotRecordError("its code uses a parameter that is none of the model's")
             self._names[id(tensor)] = f"_constant{len(self._constants)}"
             self._constants.append(tensor)
         return self._attribute(self._names[id(tensor)], tensor)

@@ -23,7 +23,7 @@ import torch.utils._pytree as pytree
 
 from farandole.layout.masked_means import MaskedMeans
 from farandole.layout.memory import ActivationMeter
-from farandole.layout.objective import LossFunction
+from farandole.layout.objective import LossFunction, one_number
 from farandole.layout.part import Moment, Part
 from farandole.layout.recompute import recomputed
 from farandole.layout.tiles.tiling import Tiling
@@ -99,10 +99,10 @@ class Stage:
         def run(value: Any) -> Any:
             if self._tiling is None:
                 result = layers(value)
-                return result if self._loss is None else self._loss(result, target)
+                return result if self._loss is None else one_number(self._loss(result, target))
             if self._loss is None:
                 return self._tiling.forward(layers, value, samples)
-            return self._tiling.loss(layers, value, samples, self._loss, target)
+            return one_number(self._tiling.loss(layers, value, samples, self._loss, target))
 
         watched = self._watched(moment, samples)
         with self._lowered(), self._metered(key, inputs, version), self._away(), watched:
