@@ -1,8 +1,12 @@
-"""Trying a model out without a trace: whatever a forward pass changes is put back."""
+"""Trying a model out without a trace: whatever a forward pass changes is put back.
+
+Random states are those of the process. Where ranks are threads, one after the other tries.
+"""
 
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -10,10 +14,18 @@ import numpy as np
 import torch
 from torch import nn
 
+_ALONE = threading.RLock()
+
 
 @contextmanager
 def left_as_they_were(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Buffers, gradients and random states are put back; modes too."""
+    """Inside, modules may be run. Buffers, gradients, modes and random states are put back."""
+    with _ALONE, _put_back(modules):
+        yield
+
+
+@contextmanager
+def _put_back(modules: Sequence[nn.Module]) -> Iterator[None]:
     parts = {part for module in modules for part in module.modules()}
     buffers = [
         (part, name, buffer, buffer.clone())

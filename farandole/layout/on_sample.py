@@ -11,7 +11,6 @@ Whatever a recording may have missed, nobody trains with it.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -30,7 +29,6 @@ from farandole.layout.reasons import short
 from farandole.layout.recording import Recorder, forget, is_no_nest, recall
 from farandole.layout.replay import by_mode, require
 
-_ALONE = threading.Lock()  # the random states, which are put back, are those of the process
 _SEED = 1  # of the random numbers that are drawn for the sample
 _BY_MODE = "its forward does something else in evaluation than in training"
 
@@ -53,7 +51,7 @@ def cut_on_sample(
     def lowered() -> AbstractContextManager[object]:
         return nullcontext() if precision is None else torch.autocast(home.type, precision)
 
-    with _ALONE, lowered():
+    with left_as_they_were([model]), lowered():
         try:
             wanted = {mode: _tried(model, mode, sample) for mode in (True, False)}
         except Exception as error:

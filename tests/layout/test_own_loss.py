@@ -322,10 +322,13 @@ def refused(layout: str, model: nn.Module, tmp_path: Path, **options: Any) -> st
     models = [copy.deepcopy(model) for _ in range(chosen.ranks)]
     x = words(4, 5, 0)
 
+    def train(run: Run) -> None:
+        trainer = run.trainer(models[run.rank], None, sgd, layout=chosen, **options)
+        trainer.step(x, x)
+
     def body(run: Run) -> str:
         with pytest.raises(UserError) as caught:
-            trainer = run.trainer(models[run.rank], None, sgd, layout=chosen, **options)
-            trainer.step(x, x)
+            train(run)
         return str(caught.value)
 
     said: list[str] = run_world(chosen.ranks, body, folder=tmp_path)
