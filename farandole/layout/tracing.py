@@ -34,6 +34,14 @@ def traced(model: nn.Module, cuts: Sequence[str]) -> list[tuple[str, nn.Module]]
     return cut_recording(_record(model, cuts), cuts, model)
 
 
+def is_traced(block: nn.Module) -> bool:
+    """Whether a block is the first of a model that was traced here: it takes one argument."""
+    if not isinstance(block, fx.GraphModule):
+        return False
+    inputs = [node.target for node in block.graph.nodes if node.op == "placeholder"]
+    return inputs == ["value"]
+
+
 class _OneArgument(nn.Module):
     """Calls the model as a pipeline does: whatever else its forward takes has its default."""
 

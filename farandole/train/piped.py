@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from farandole.data.tile_source import TileSource, TileView
 from farandole.errors import UserError
@@ -29,6 +29,7 @@ from farandole.layout.part import shared_names
 from farandole.layout.pipelined import Pipelined
 from farandole.layout.teams import Teams, describe_teams
 from farandole.layout.tiles.planning import plan_halos
+from farandole.layout.tracing import is_traced
 from farandole.sync import AllReduce, Strategy, Synchronizer
 from farandole.sync.alignment import check_same_model, spread_from_first
 from farandole.topology import Topology
@@ -65,7 +66,7 @@ class Piped(Engine):
         given = None if sample is None else arguments_of(sample)
         blocks = _blocks(model, layout, recipe, given, run.device)
         # What was traced without a sample takes one argument; what else a model takes is not known.
-        self._one_argument = given is None and isinstance(blocks[0].module, fx.GraphModule)
+        self._one_argument = given is None and is_traced(blocks[0].module)
         choice = choose(layout, blocks, run.group, given, run.device)
         layout = choice.layout
         run.print(f"layout {layout}" + (f"\n{choice.text}" if choice.text else ""))

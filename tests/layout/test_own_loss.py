@@ -150,6 +150,29 @@ def test_under_every_schedule(text: str, tmp_path: Path) -> None:
     assert_as_plain(found, plainly(model, batches, plain))
 
 
+@pytest.mark.parametrize("schedule", ["pipedream", "2bw,microbatches=2"])
+def test_a_stream_learns_as_it_does_with_a_loss_function(schedule: str, tmp_path: Path) -> None:
+    class Untied(GPT):  # as streams want it
+        def __init__(self) -> None:
+            super().__init__()
+            self.head.weight = nn.Parameter(self.head.weight.detach().clone())
+
+    class Logits(Untied):
+        def forward(self, idx: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(idx, idx)[0]
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+    batches = [(words(4, 5, seed), words(4, 5, seed + 1)) for seed in range(4)]
+    layout = parse_layout(f"stages=2,schedule={schedule},cuts=layers.1+layers.2,balance=1+2")
+    own = trained(drawn(Untied()), batches, tmp_path / "own", layout)
+    told = trained(drawn(Logits()), batches, tmp_path / "told", layout, loss)
+    for ours, theirs in zip(own, told, strict=True):
+        torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=1e-10, equal_nan=True)
+        assert_weights(ours[2], theirs[2], "weights")
+
+
 @pytest.mark.parametrize("kind", ["tuple", "named", "loss"])
 def test_inputs_of_every_kind(kind: str, tmp_path: Path) -> None:
     model, batches, plain, loss = of(kind)
