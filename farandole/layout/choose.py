@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
+from torch import fx
 
 from farandole.comm import Group
 from farandole.comm.calibration import measure
@@ -101,7 +102,10 @@ def choose(
             )
             text += f"\n{better}" if better is not None else ""
     if not layout.balance:
-        whole = [getattr(block.module, "meta", {}).get(WHOLE, {}) for block in blocks]
+        whole = [
+            block.module.meta.get(WHOLE, {}) if isinstance(block.module, fx.GraphModule) else {}
+            for block in blocks
+        ]
         warning = unevenness(cut, profiles, whole, measured=sample is not None)
         text += f"\n{warning}" if warning is not None else ""
     return Choice(chosen, text, activations)

@@ -175,6 +175,8 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any],
     ) -> Any:
         """Records what is inside of a module."""
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise CannotRecordError("it has hooks for the backward pass")
         before = _attributes(module)
         self._stack.append(module)
         try:

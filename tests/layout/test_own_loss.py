@@ -295,6 +295,33 @@ def test_a_loss_function_with_weights_of_classes(tmp_path: Path) -> None:
     assert_as_plain(found, plainly(model, [(x, y)], lambda model, x, y: loss(model(x), y)))
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_masked_pixels_on_tiles(weighted: bool, tmp_path: Path) -> None:
+    weight = torch.tensor([1.0, 2.0], dtype=torch.float64) if weighted else None
+    model = drawn(nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 1)))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 1, 6, 6, generator=generator, dtype=torch.float64)
+    y = torch.randint(2, (4, 6, 6), generator=generator)
+    y[0, :3] = -100
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(output, targets, weight=weight)
+
+    def counted(_: Tensor, targets: Tensor) -> Tensor:
+        kept = targets[targets != -100]
+        return kept.new_tensor(len(kept)) if weight is None else weight[kept].sum()
+
+    layout = parse_layout("tiles=2x1,microbatches=2")
+    with pytest.raises(StageError, match=r"targets that count"):
+        trained(model, [(x, y)], tmp_path / "refused", layout, loss, sample=None)
+    found = trained(
+        model, [(x, y)], tmp_path / "told", layout, loss, sample=None, loss_weight=counted
+    )
+    _, _, weights = plainly(model, [(x, y)], lambda model, x, y: loss(model(x), y))
+    for _, _, own in found:
+        assert_weights(own, weights, "weights")
+
+
 def test_masks_that_are_the_same_in_all_samples_go(tmp_path: Path) -> None:
     model, (batch,) = drawn(GPT()), masked([6])
     x, y = batch[0], words(6, 6, 1)

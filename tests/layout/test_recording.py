@@ -226,6 +226,16 @@ def test_a_submodule_that_cannot_be_recorded_stays_whole(name: str) -> None:
         assert_same(twin, model, blocks, torch.randn(shape))
 
 
+def test_hooks_of_the_backward_pass_keep_a_module_whole() -> None:
+    model = Around(Made(sizes, {}))
+    seen: list[int] = []
+    model.inner.register_full_backward_hook(lambda *_: seen.append(1))
+    blocks = blocks_of(model, sample=Sample(arguments_of(torch.randn(SHAPES[0]))))
+    assert blocks[1].module.meta["whole"] == {"inner": "it has hooks for the backward pass"}
+    in_order(blocks, torch.randn(SHAPES[1])).sum().backward()
+    assert seen == [1]
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_model_that_cannot_be_recorded(name: str) -> None:
     forward, state, why = WHOLE[name]
