@@ -18,11 +18,13 @@ from farandole.layout.deferred import DeferredBatchNorm, defer_statistics
 from farandole.layout.ends import Seats, find_ends, owner, refuse_ties, unused, uses
 from farandole.layout.gate import Gate
 from farandole.layout.layout import Layout
+from farandole.layout.masked_means import MaskedMeans
+from farandole.layout.objective import Objective
 from farandole.layout.part import Part, Rerun, names_in, release
 from farandole.layout.pipelined import Pipelined
 from farandole.layout.recompute import recomputed
 from farandole.layout.scaling import LossScale
-from farandole.layout.stage import LossFunction, Stage
+from farandole.layout.stage import Stage
 from farandole.layout.teams import Teams
 from farandole.layout.tiles.grid import Grid
 from farandole.layout.tiles.lanes import Lanes, LocalLanes, MailLanes
@@ -56,7 +58,7 @@ def assemble(
     blocks: Sequence[Block],
     layout: Layout,
     pipe: Group,
-    loss: LossFunction,
+    objective: Objective,
     numbers: Numbers,
     first_rank: int = 0,
 ) -> Assembled:
@@ -104,15 +106,17 @@ def assemble(
         part.rerun_blocks = layout.recompute_blocks
     kinds = _weights(layout, place)
     last = places.stages - 1
+    means = _means(layout, objective)
     stages = {
         stage: Stage(
             stage,
             kinds(part),
-            loss if stage == last else None,
+            objective.of if stage == last else None,
             recompute=layout.recompute and not layout.recompute_blocks,
             offload=layout.offload,
             lowered=_lowered(numbers),
             tiling=tilings.get(stage),
+            means=means,
         )
         for stage, part in held.items()
     }
@@ -122,13 +126,22 @@ def assemble(
         stages,
         mail,
         update,
+        objective,
         seed=numbers.seed,
         scale=scale,
         name=f"rank {first_rank + pipe.rank}",
         team=_team(teams, pipe),
+        means=means,
     )
     owned = {use.name for use in tensors.values() if owner(seats, use) == pipe.rank}
     return Assembled(pipelined, gate, names, owned, tilings)
+
+
+def _means(layout: Layout, objective: Objective) -> MaskedMeans | None:
+    """Who looks at masked means, where micro-batches are weighed by their samples."""
+    if layout.microbatches == 1 or layout.reduction != "mean" or objective.weight is not None:
+        return None
+    return MaskedMeans()
 
 
 def cut(blocks: Sequence[Block], balance: Sequence[int]) -> dict[int, Part]:

@@ -2,7 +2,9 @@
 
 Each block takes one argument, what the block before it returned. All blocks in order are the model,
 and they hold the model's own parameters and buffers, not copies. An `nn.Sequential` is such a list
-already; so is a list of modules. Any other model is traced (see `tracing`).
+already; so is a list of modules. Any other model is recorded: while it runs on a sample (see
+`on_sample`), or without one by tracing it (see `tracing`). The first block takes what the model
+takes.
 
 A layer that works in place belongs to the block before it. As the first of a stage it would
 overwrite what travelled, which autograd forbids and which a recomputation still needs.
@@ -13,10 +15,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from farandole.errors import UserError, nearest
+from farandole.layout.arguments import Arguments
+from farandole.layout.on_sample import cut_on_sample
 from farandole.layout.tracing import traced
+
+
+class Sample(NamedTuple):
+    """What a model is recorded with, and how it will run."""
+
+    arguments: Arguments
+    device: torch.device = torch.device("cpu")
+    precision: torch.dtype | None = None  # of what autocast lowers
 
 
 class Block(NamedTuple):
@@ -26,12 +39,16 @@ class Block(NamedTuple):
     module: nn.Module
 
 
-def blocks_of(model: nn.Module | Sequence[nn.Module], cuts: Sequence[str] = ()) -> list[Block]:
+def blocks_of(
+    model: nn.Module | Sequence[nn.Module],
+    cuts: Sequence[str] = (),
+    sample: Sample | None = None,
+) -> list[Block]:
     """The blocks of a model, in order.
 
     Without `cuts` (an argument, or an attribute of the model: names of submodules) a block begins
-    wherever a single value travels; with them, where these submodules are first called. What is
-    needed later travels along.
+    wherever a single value travels that has a gradient; with them, where these submodules are first
+    called. What else is needed later travels along.
 
     `train()` and `eval()` of the blocks switch all that is in them. A traced block holds the
     model's own layers, but what the model's own `forward` does by `self.training` follows the
@@ -43,7 +60,8 @@ def blocks_of(model: nn.Module | Sequence[nn.Module], cuts: Sequence[str] = ()) 
     cuts = tuple(cuts) or _declared(model)
     if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList):
         if not _runs_in_order(model):
-            return [Block(name, module) for name, module in traced(model, cuts)]
+            found = traced(model, cuts) if sample is None else cut_on_sample(model, cuts, *sample)
+            return [Block(name, module) for name, module in found]
         children: Iterable[tuple[str, nn.Module]] = model._modules.items()  # type: ignore[assignment]
     else:
         children = ((str(index), module) for index, module in enumerate(model))

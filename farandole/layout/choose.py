@@ -14,17 +14,19 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
+from torch import fx
 
 from farandole.comm import Group
 from farandole.comm.calibration import link_between
 from farandole.errors import UserError
 from farandole.layout.blocks import Block
+from farandole.layout.cut_graph import WHOLE
 from farandole.layout.layout import Layout
 from farandole.layout.micro import cut_batch
 from farandole.layout.partition import cut_by_hand, find_cut
 from farandole.layout.partition_cost import BlockProfile, Cut
 from farandole.layout.partition_network import Component, Network
-from farandole.layout.partition_text import describe, suggestion
+from farandole.layout.partition_text import describe, suggestion, unevenness
 from farandole.layout.profile import parameters_only, profile_blocks
 from farandole.schedule.pipelines import facts, peak_bytes
 
@@ -43,7 +45,7 @@ class Choice(NamedTuple):
 def choose(
     layout: Layout, blocks: Sequence[Block], world: Group, sample: Any, device: torch.device
 ) -> Choice:
-    """*Together.* `sample`: the inputs of a batch, or None."""
+    """*Together.* `sample`: the model's arguments for a batch, or None."""
     stages = layout.stages
     if stages != "auto" and stages > len(blocks):
         raise UserError(
@@ -99,6 +101,13 @@ def choose(
                 batches_per_sync=batches,
             )
             text += f"\n{better}" if better is not None else ""
+    if not layout.balance:
+        whole = [
+            block.module.meta.get(WHOLE, {}) if isinstance(block.module, fx.GraphModule) else {}
+            for block in blocks
+        ]
+        warning = unevenness(cut, profiles, whole, measured=sample is not None)
+        text += f"\n{warning}" if warning is not None else ""
     return Choice(chosen, text, activations)
 
 

@@ -2,7 +2,8 @@
 
 A cut is a point between two operations. The values that were computed before it and are used after
 it are live: they travel. If that is one value, it travels as it is, otherwise as a tuple. So a skip
-connection that spans several blocks is handed on by each of them.
+connection that spans several blocks is handed on by each of them. So are masks, positions and
+labels, which have no gradient and are needed by many blocks.
 
     x ─► a ─► b ─► + ─► c         before a: x    before b: a and x    before +: b and x
     └──────────────┘              before c: the sum
@@ -15,17 +16,37 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
-from farandole.errors import UserError
+from farandole.errors import UserError, nearest
 
-_IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+_IN_PLACE_OPERATORS = (
+    operator.iadd,
+    operator.isub,
+    operator.imul,
+    operator.itruediv,
+    operator.setitem,
+)
 
 
-class Place(NamedTuple):
+WHOLE = "whole"
+"""Under this name a block's `meta` says what in it could not be recorded, and why."""
+
+
+class Recording(NamedTuple):
+    """A model's forward as a graph."""
+
+    graph: fx.Graph
+    attributes: dict[str, Any]  # what the names in the graph stand for
+    starts: dict[nn.Module, fx.Node]  # by submodule, the first node of its first call
+    whole: dict[nn.Module, str]  # submodules that could not be recorded, and why
+
+
+class _Place(NamedTuple):
     """Where a block begins."""
 
     name: str
@@ -33,11 +54,12 @@ class Place(NamedTuple):
 
 
 class _Order:
-    """The operations of a graph in order, the input first and the output last."""
+    """The operations of a graph in order, the inputs first and the output last."""
 
-    def __init__(self, graph: fx.Graph, attributes: dict[str, Any]) -> None:
+    def __init__(self, recording: Recording) -> None:
+        graph, self.attributes, _, self.whole = recording
         self.nodes: list[fx.Node] = [node for node in graph.nodes if node.op != "get_attr"]
-        self.attributes = attributes
+        self.inputs = sum(node.op == "placeholder" for node in self.nodes)
         self.position = {node: index for index, node in enumerate(self.nodes)}
         self.last_use = {
             node: max((self.position[user] for user in node.users), default=-1)
@@ -56,6 +78,27 @@ class _Order:
                 return node
         return None
 
+    def places(self) -> list[int]:
+        """The points at which one value alone travels, not counting those that have no gradient,
+        and is not overwritten later."""
+        count = len(self.nodes)
+        live, overwritten = [0] * (count + 1), [0] * (count + 1)
+        for position, node in enumerate(self.nodes):
+            # A graph that was recorded without a sample does not know what has a gradient.
+            if node.meta.get("differentiable", True) and self.last_use[node] >= 0:
+                live[position + 1] += 1
+                live[self.last_use[node] + 1] -= 1
+            changed = node.args[0] if node.args and self._in_place(node) else None
+            if isinstance(changed, fx.Node) and changed in self.position:
+                overwritten[self.position[changed] + 1] += 1
+                overwritten[position + 1] -= 1
+        sums = zip(accumulate(live), accumulate(overwritten), strict=True)
+        return [
+            point
+            for point, (alive, changed) in enumerate(sums)
+            if self.inputs < point < count - 1 and alive == 1 and not changed
+        ]
+
     def weighs(self, first: int, stop: int) -> bool:
         """Whether there is a layer or a parameter among these operations."""
         nodes = self.nodes[first:stop]
@@ -65,6 +108,10 @@ class _Order:
         )
 
     def name(self, first: int, stop: int) -> str:
+        for node in self.nodes[first:stop]:
+            # The first submodule at work, where that was recorded.
+            if node.meta.get("differentiable"):
+                return str(node.meta["module"] or node.name)
         layers = [str(node.target) for node in self.nodes[first:stop] if node.op == "call_module"]
         return layers[0] if layers else self.nodes[first].name
 
@@ -84,22 +131,28 @@ class _Order:
         )
 
 
-def cut_everywhere(
-    graph: fx.Graph, attributes: dict[str, Any], model: nn.Module
+def cut_recording(
+    recording: Recording, cuts: Sequence[str], model: nn.Module
 ) -> list[tuple[str, nn.Module]]:
+    """Name and module of each block. The parameters keep the names they have in the model.
+
+    Blocks begin at the submodules in `cuts`; without any, wherever they may.
+    """
+    order = _Order(recording)
+    if not cuts:
+        return _cut_everywhere(order, model)
+    return _cut_at(order, [_place(cut, model, recording) for cut in cuts], model)
+
+
+def _cut_everywhere(order: _Order, model: nn.Module) -> list[tuple[str, nn.Module]]:
     """A block begins wherever a single value is live, but never with a mere function.
 
     Functions (a flatten, an activation) go with the layer that they follow.
     """
-    order = _Order(graph, attributes)
     end = len(order.nodes) - 1
-    points = [
-        point
-        for point in range(2, end)
-        if len(order.live(point)) == 1 and order.overwritten(point) is None
-    ]
-    starts, weighs = [1], False
-    for first, stop in zip([1, *points], [*points, end], strict=True):
+    begin, points = order.inputs, order.places()
+    starts, weighs = [begin], False
+    for first, stop in zip([begin, *points], [*points, end], strict=True):
         if order.weighs(first, stop):
             if weighs:
                 starts.append(first)
@@ -109,11 +162,10 @@ def cut_everywhere(
     return _modules(order, starts, names, model)
 
 
-def cut_graph(
-    graph: fx.Graph, places: Sequence[Place], attributes: dict[str, Any], model: nn.Module
+def _cut_at(
+    order: _Order, places: Sequence[_Place], model: nn.Module
 ) -> list[tuple[str, nn.Module]]:
     """A block begins at each place, and one at the beginning."""
-    order = _Order(graph, attributes)
     end = len(order.nodes) - 1
     begins: dict[int, str] = {}
     for name, node in places:
@@ -121,18 +173,42 @@ def cut_graph(
             node = node.next
         point = order.position[node]
         culprit = order.overwritten(point)
-        if point > 1 and culprit is not None:
+        if point > order.inputs and culprit is not None:
             raise UserError(
                 f"cuts: no block can begin at {name!r}: {culprit.name!r} after it works in place "
                 f"on a value from before it. Cut elsewhere, or compute it with inplace=False."
             )
         if point < end:
             begins.setdefault(point, name)
-    if begins and not order.weighs(1, min(begins)):
-        begins[1] = begins.pop(min(begins))  # functions before the first layer go with it
-    begins.setdefault(1, order.name(1, min(begins, default=end)))
+    first = order.inputs
+    if begins and not order.weighs(first, min(begins)):
+        begins[first] = begins.pop(min(begins))  # functions before the first layer go with it
+    begins.setdefault(first, order.name(first, min(begins, default=end)))
     starts = sorted(begins)
     return _modules(order, starts, [begins[point] for point in starts], model)
+
+
+def _place(cut: str, model: nn.Module, recording: Recording) -> _Place:
+    try:
+        module = model.get_submodule(cut)
+    except AttributeError:
+        names = [name for name, _ in model.named_modules() if name]
+        raise UserError(
+            f"cuts: the model has no submodule {cut!r}. {nearest(cut, names)}"
+        ) from None
+    if module in recording.starts:
+        return _Place(cut, recording.starts[module])
+    for name, outer in model.named_modules():
+        if outer in recording.whole and cut.startswith(f"{name}."):
+            raise UserError(
+                f"cuts: no block can begin at {cut!r}: {name!r} stays whole, for its forward "
+                f"cannot be traced: {recording.whole[outer]}."
+            )
+    called = {name for name, part in model.named_modules() if name and part in recording.starts}
+    raise UserError(
+        f"cuts: the model's forward does not call {cut!r} itself, so no block can begin there. "
+        f"{nearest(cut, called)}"
+    )
 
 
 def _modules(
@@ -141,19 +217,21 @@ def _modules(
     kept = set(model.state_dict())
     stops = [*starts[1:], len(order.nodes) - 1]
     return [
-        (name, _module(_subgraph(order, first, stop), order.attributes, kept, model))
+        (name, _module(_subgraph(order, first, stop), order, kept, model))
         for name, first, stop in zip(names, starts, stops, strict=True)
     ]
 
 
 def _subgraph(order: _Order, first: int, stop: int) -> fx.Graph:
     graph = fx.Graph()
-    value = graph.placeholder("value")
     entering = order.live(first)
     copies: dict[fx.Node, fx.Node] = {}
-    if len(entering) == 1:
-        copies[entering[0]] = value
+    if first == order.inputs:
+        copies |= {node: graph.placeholder(str(node.target)) for node in order.nodes[:first]}
+    elif len(entering) == 1:
+        copies[entering[0]] = graph.placeholder("value")
     else:
+        value = graph.placeholder("value")
         for index, node in enumerate(entering):
             copies[node] = graph.call_function(operator.getitem, (value, index))
 
@@ -174,13 +252,17 @@ def _subgraph(order: _Order, first: int, stop: int) -> fx.Graph:
     return graph
 
 
-def _module(
-    graph: fx.Graph, attributes: dict[str, Any], kept: set[str], model: nn.Module
-) -> nn.Module:
+def _module(graph: fx.Graph, order: _Order, kept: set[str], model: nn.Module) -> nn.Module:
+    attributes = order.attributes
     used = [str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")]
     module = fx.GraphModule({name: attributes[name] for name in used}, graph, type(model).__name__)
     if "training" not in used:
         module.training = model.training
+    module.meta[WHOLE] = {
+        name: order.whole[found]
+        for name in used
+        if isinstance(found := attributes[name], nn.Module) and found in order.whole
+    }
     for name in used:
         found = attributes[name]
         if isinstance(found, torch.Tensor) and not isinstance(found, nn.Parameter):

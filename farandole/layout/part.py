@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from farandole.layout.arguments import call
 from farandole.layout.blocks import Block
 
 
@@ -35,7 +36,8 @@ that runs again."""
 
 
 class Part(nn.Module):
-    """Blocks `first` … of a model; called with what the block before them returned."""
+    """Blocks `first` … of a model; called with what the block before them returned, or with the
+    model's arguments."""
 
     def __init__(self, blocks: Sequence[Block], first: int) -> None:
         super().__init__()
@@ -70,7 +72,7 @@ class Part(nn.Module):
     def _run(self, several: range, value: Any, moment: Moment | None) -> Any:
         for index in several:
             if moment is None or not self.training or self._draws.get(index) is False:
-                value = self.blocks[index](value)
+                value = call(self.blocks[index], value)
             else:
                 value = self._drawing(index, value, moment.seed_of(self.first + index))
         return value
@@ -81,7 +83,7 @@ class Part(nn.Module):
         torch.manual_seed(seed)
         inside = _random_states() if index not in self._draws else None
         try:
-            result = self.blocks[index](value)
+            result = call(self.blocks[index], value)
             if inside is not None:
                 self._draws[index] = any(
                     not torch.equal(before, after)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from farandole.layout.partition import cut_by_hand, find_cut
 from farandole.layout.partition_cost import BlockProfile, Cut
@@ -11,6 +11,10 @@ from farandole.layout.partition_network import Network
 
 _WORTH_SAYING = 1.1
 """How much slower a balance by hand must be before it is worth a line: times are measured."""
+
+
+_UNEVEN = 1.5
+"""How many times the mean the largest stage may have before it is worth a warning."""
 
 
 def describe(cut: Cut, profiles: Sequence[BlockProfile]) -> str:
@@ -39,6 +43,39 @@ def describe(cut: Cut, profiles: Sequence[BlockProfile]) -> str:
         for row in rows
     ]
     return "\n".join([*lines, _pace(cut)])
+
+
+def unevenness(
+    cut: Cut, profiles: Sequence[BlockProfile], whole: Sequence[Mapping[str, str]], measured: bool
+) -> str | None:
+    """A warning, if the largest stage has more than 1.5 times the mean of all.
+
+    `whole`: by block, what in it could not be recorded, and why: there it might have been cut.
+    """
+    loads = [stage.compute_seconds / stage.replicas for stage in cut.stages]
+    mean = sum(stage.compute_seconds for stage in cut.stages) / sum(cut.replicas)
+    if len(loads) == 1 or max(loads) <= _UNEVEN * mean:
+        return None
+    worst = loads.index(max(loads))
+    stage = cut.stages[worst]
+    blocks = range(stage.first, stage.stop)
+    largest = max(blocks, key=lambda each: _seconds(profiles[each]))
+    what = f"({1e3 * max(loads):.3g} ms)" if measured else "of the parameters"
+    lines = [
+        f"warning: an uneven cut. Stage {worst} has {max(loads) / mean:.2g} times the mean of all "
+        f"stages {what}, so the others wait for it. Its largest block is {profiles[largest].name}."
+    ]
+    lines += [
+        f"{name} stays whole, for its forward cannot be recorded: {why}."
+        for name, why in whole[largest].items()
+    ]
+    if not measured:
+        lines.append("A sample may find more blocks: pass run.trainer(…, sample=x).")
+    return " ".join(lines)
+
+
+def _seconds(profile: BlockProfile) -> float:
+    return profile.forward_seconds + profile.backward_seconds
 
 
 def suggestion(

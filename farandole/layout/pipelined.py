@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -17,10 +18,13 @@ from torch.optim import Optimizer
 from farandole.comm import Group
 from farandole.comm.mail import Mail
 from farandole.errors import CommError, FarandoleError, StageError, UserError
+from farandole.layout.arguments import arguments_of
 from farandole.layout.interpreter import Feed, Interpreter
 from farandole.layout.layout import Layout
+from farandole.layout.masked_means import MaskedMeans, compare
 from farandole.layout.memory import ActivationMeter
 from farandole.layout.micro import Micro, cut_batch
+from farandole.layout.objective import Objective
 from farandole.layout.part import Moment
 from farandole.layout.predict import predict
 from farandole.layout.scaling import LossScale
@@ -48,11 +52,13 @@ class Pipelined:
         stages: Mapping[int, Stage],
         mail: Mail,
         update: Update,
+        objective: Objective,
         *,
         seed: int,
         scale: LossScale | None = None,
         name: str,
         team: Group | None = None,
+        means: MaskedMeans | None = None,
     ) -> None:
         self.layout = layout
         self.pipe = pipe
@@ -63,6 +69,8 @@ class Pipelined:
         self.steps = 0
         self._mail = mail
         self._update = update
+        self._objective = objective
+        self._means = means
         self._seed = seed
         self._scale = scale
         self._name = name  # of this rank, in messages
@@ -83,7 +91,16 @@ class Pipelined:
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Trains on one batch; returns its loss. A stream returns that of the last batch that this
         rank is done with, and NaN before there is one."""
-        micros = cut_batch(inputs, targets, self.layout.microbatches, self.layout.reduction)
+        micros = [
+            micro._replace(inputs=self._objective.arguments(micro.inputs, micro.targets))
+            for micro in cut_batch(
+                inputs,
+                targets,
+                self.layout.microbatches,
+                self.layout.reduction,
+                self._objective.weight,
+            )
+        ]
         self._interpreter.loss_scale = 1.0 if self._scale is None else self._scale.value
         if self._stream is None:
             loss = self._whole_step(micros)
@@ -99,6 +116,7 @@ class Pipelined:
         self._feed(micros, 0)
         self._guarded(lambda: self._interpreter.run(pipeline.actions[self._place]))
         loss = self._loss_of_done()
+        self._compare_means()
         if self.team is not None:
             team, own = self.team, loss.to(self._mail.device, torch.float64)
             loss = self._guarded(lambda: team.all_reduce(own))
@@ -109,6 +127,16 @@ class Pipelined:
             loss = self._guarded(lambda: self._update.sum_over_holders(own))
         self._interpreter.feeds.clear()
         return loss
+
+    def _compare_means(self) -> None:
+        """Where several ranks have computed losses of one batch: each has compared its own."""
+        if self._means is None or not (self.layout.mirrored or self._takes_turns):
+            return
+        own = list(self._means.first or ())
+        told = self._guarded(lambda: self.pipe.gather_json(own))
+        known = [(micro, samples, divisors) for micro, samples, divisors in filter(None, told)]
+        for other in known[1:]:
+            self._guarded(partial(compare, known[0], other))
 
     def _turn(self, micros: Sequence[Micro]) -> None:
         assert self._stream is not None
@@ -141,7 +169,12 @@ class Pipelined:
     def predict(self, inputs: Any) -> Any:
         """What the whole model makes of `inputs`, in evaluation mode, on every rank."""
         self.drain()
-        micros = cut_batch(inputs, (), self.layout.microbatches, "mean")
+        # A model's own loss is of the whole batch, and cannot be put together from parts of it.
+        count = self.layout.microbatches if self._objective.loss is not None else 1
+        micros = [
+            micro._replace(inputs=arguments_of(micro.inputs))
+            for micro in cut_batch(inputs, (), count, "mean")
+        ]
         teams = Teams(self.layout.teams)
         return self._guarded(
             lambda: predict(self.pipe, self._mail, self.places, teams, self.stages, micros)

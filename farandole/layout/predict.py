@@ -13,6 +13,7 @@ from farandole.comm.mail import Mail
 from farandole.comm.parcel import Description, describe
 from farandole.errors import UserError
 from farandole.layout.micro import Micro
+from farandole.layout.replay import Unsent
 from farandole.layout.stage import Stage
 from farandole.layout.teams import Teams
 from farandole.layout.tiles.handoff import share_of
@@ -82,12 +83,26 @@ def _through(
             mail.expect(source)
             value = mail.take(source, (_PREDICTION, number, index, 0))
         result = stages[number].predict(value, micro.rows)
+        if number == places.stages - 1:
+            _check_all_there(result)
         if number < places.stages - 1:
             to = teams.rank(places.home(number + 1, index), lane)
             if to is not None:
                 mail.post(to, (_PREDICTION, number + 1, index, 0), result)
             result = None
     return result
+
+
+def _check_all_there(output: Any) -> None:
+    """Raises `UserError` for a model's output of which a part was not recorded."""
+    leaves = pytree.tree_leaves(output, is_leaf=lambda leaf: isinstance(leaf, Unsent))
+    for leaf in leaves:
+        if isinstance(leaf, Unsent):
+            raise UserError(
+                f"the model's output holds a {leaf.kind}, which cannot travel between workers. "
+                "Let the model return tensors, numbers, and nests of them alone; of Hugging Face's "
+                "models, set model.config.use_cache = False."
+            )
 
 
 def _told(pipe: Group, value: Any, source: int, device: torch.device) -> Any:

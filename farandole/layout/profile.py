@@ -7,21 +7,21 @@ one piece. The model is left as it was: buffers, gradients and the random state 
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
 from farandole.errors import UserError
+from farandole.layout.arguments import call
 from farandole.layout.blocks import Block
+from farandole.layout.left_alone import left_as_they_were
 from farandole.layout.partition_cost import BlockProfile
 
 _SECONDS_PER_PARAMETER = 1e-9
@@ -46,11 +46,11 @@ def profile_blocks(
         raise UserError(f"profile_blocks: repeats={repeats}; give at least 1.")
     profiles = []
     value, saved_before = sample, dict[int, int]()
-    with _left_as_they_were([block.module for block in blocks]):
+    with left_as_they_were([block.module for block in blocks]):
         for index, block in enumerate(blocks):
-            run: Callable[[Any], Any] = block.module
+            run: Callable[[Any], Any] = partial(call, block.module)
             if loss is not None and index == len(blocks) - 1:
-                run = _then(block.module, loss)
+                run = _then(run, loss)
             try:
                 measured = _measure(block.module, run, value, repeats)
             except Exception as error:
@@ -91,7 +91,7 @@ def parameters_only(blocks: Sequence[Block]) -> list[BlockProfile]:
     ]
 
 
-def _then(block: nn.Module, loss: Callable[[Any], Tensor]) -> Callable[[Any], Any]:
+def _then(block: Callable[[Any], Any], loss: Callable[[Any], Tensor]) -> Callable[[Any], Any]:
     return lambda value: loss(block(value))
 
 
@@ -147,34 +147,6 @@ def _clock(tensors: Sequence[Tensor]) -> Callable[[], float]:
         return time.perf_counter()
 
     return now
-
-
-@contextmanager
-def _left_as_they_were(modules: Sequence[nn.Module]) -> Iterator[None]:
-    parts = {part for module in modules for part in module.modules()}
-    buffers = [
-        (part, name, buffer, buffer.clone())
-        for part in parts
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    ]
-    gradients = {weight: weight.grad for module in modules for weight in module.parameters()}
-    drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    for weight in gradients:
-        weight.grad = None
-    try:
-        with torch.random.fork_rng(devices), torch.enable_grad():
-            yield
-    finally:
-        random.setstate(drawn)
-        np.random.set_state(drawn_by_numpy)
-        for weight, gradient in gradients.items():
-            weight.grad = gradient
-        with torch.no_grad():
-            for part, name, buffer, copy in buffers:
-                part._buffers[name] = buffer
-                buffer.copy_(copy)
 
 
 def _cut_off(value: Any) -> Any:

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from farandole.errors import UserError
+from farandole.layout.masked_means import MaskedMeans
 from farandole.layout.memory import ActivationMeter
+from farandole.layout.objective import LossFunction, one_number
 from farandole.layout.part import Moment, Part
 from farandole.layout.recompute import recomputed
 from farandole.layout.tiles.tiling import Tiling
@@ -32,7 +33,6 @@ Gradients = list[torch.Tensor | None]
 """One for each tensor that travelled, in order; None where there is none."""
 Key = tuple[int, int]
 """A micro-batch: the replica of the model that computes it, and its number."""
-LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
 @dataclass
@@ -58,6 +58,7 @@ class Stage:
         offload: bool = False,
         lowered: Callable[[], AbstractContextManager[object]] = nullcontext,
         tiling: Tiling | None = None,
+        means: MaskedMeans | None = None,
     ) -> None:
         self.number = number
         self.weights = weights
@@ -66,6 +67,7 @@ class Stage:
         self._offload = offload
         self._lowered = lowered
         self._tiling = tiling
+        self._means = means  # who sees to it that micro-batches are weighed right
         self.meter: ActivationMeter | None = None  # while activations are measured
         self._kept: dict[Key, Kept] = {}
 
@@ -97,16 +99,22 @@ class Stage:
         def run(value: Any) -> Any:
             if self._tiling is None:
                 result = layers(value)
-                return result if self._loss is None else _scalar(self._loss(result, target))
+                return result if self._loss is None else one_number(self._loss(result, target))
             if self._loss is None:
                 return self._tiling.forward(layers, value, samples)
-            return _scalar(self._tiling.loss(layers, value, samples, self._loss, target))
+            return one_number(self._tiling.loss(layers, value, samples, self._loss, target))
 
-        with self._lowered(), self._metered(key, inputs, version), self._away():
+        watched = self._watched(moment, samples)
+        with self._lowered(), self._metered(key, inputs, version), self._away(), watched:
             result = self._recomputed(run, value) if self._recompute else run(value)
         outputs = _tensors(result)
         self._kept[key] = Kept(inputs, outputs, version)
         return result
+
+    def _watched(self, moment: Moment, samples: int) -> AbstractContextManager[object]:
+        if self._means is None or self._loss is None:
+            return nullcontext()
+        return self._means.of(moment.step, moment.micro, samples)
 
     def _recomputed(self, run: Callable[[Any], Any], value: Any) -> Any:
         tiled = self._tiling is not None
@@ -198,13 +206,6 @@ def _finish(weights: Sequence[torch.Tensor], groups: list[dict[str, Any]]) -> No
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def _scalar(loss: Any) -> torch.Tensor:
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        told = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise UserError(f"the loss must be a tensor with one element, not {told}.")
-    return loss.reshape(())
 
 
 def _roots(

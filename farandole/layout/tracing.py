@@ -14,17 +14,16 @@ a word, so they are taken care of here:
 from __future__ import annotations
 
 import random
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx, nn
 
-from farandole.errors import UserError, nearest
-from farandole.layout.cut_graph import Place, cut_everywhere, cut_graph
+from farandole.errors import UserError
+from farandole.layout.cut_graph import Recording, cut_recording
+from farandole.layout.reasons import short
 
 # They do not look at what their arguments are, so fx alone cannot record them.
 _CREATORS = ("arange", "empty", "full", "ones", "rand", "randn", "zeros")
@@ -32,18 +31,15 @@ _CREATORS = ("arange", "empty", "full", "ones", "rand", "randn", "zeros")
 
 def traced(model: nn.Module, cuts: Sequence[str]) -> list[tuple[str, nn.Module]]:
     """Name and module of each block. The parameters keep the names they have in the model."""
-    recording = _record(model, cuts)
-    if not cuts:
-        return cut_everywhere(recording.graph, recording.attributes, model)
-    places = [_place(cut, model, recording) for cut in cuts]
-    return cut_graph(recording.graph, places, recording.attributes, model)
+    return cut_recording(_record(model, cuts), cuts, model)
 
 
-class _Recording(NamedTuple):
-    graph: fx.Graph
-    attributes: dict[str, Any]  # what the names in the graph stand for
-    starts: dict[nn.Module, fx.Node]  # by submodule, the first node of its first call
-    whole: dict[nn.Module, str]  # submodules that could not be recorded, and why
+def is_traced(block: nn.Module) -> bool:
+    """Whether a block is the first of a model that was traced here: it takes one argument."""
+    if not isinstance(block, fx.GraphModule):
+        return False
+    inputs = [node.target for node in block.graph.nodes if node.op == "placeholder"]
+    return inputs == ["value"]
 
 
 class _OneArgument(nn.Module):
@@ -57,7 +53,7 @@ class _OneArgument(nn.Module):
         return self.model(value)
 
 
-def _record(model: nn.Module, cuts: Sequence[str]) -> _Recording:
+def _record(model: nn.Module, cuts: Sequence[str]) -> Recording:
     recorder = _Recorder(model, cuts)
     root = _OneArgument(model)
     try:
@@ -66,7 +62,7 @@ def _record(model: nn.Module, cuts: Sequence[str]) -> _Recording:
     except Exception as error:
         raise UserError(
             f"{type(model).__name__} cannot be cut into stages, for its forward cannot be traced: "
-            f"{_short(error)}. Pass an nn.Sequential, a list of blocks, or a model whose own "
+            f"{short(error)}. Pass an nn.Sequential, a list of blocks, or a model whose own "
             f"forward does not depend on values; its submodules may."
         ) from error
     attributes = {}
@@ -78,7 +74,7 @@ def _record(model: nn.Module, cuts: Sequence[str]) -> _Recording:
                 found = getattr(found, part)
             node.target = name.removeprefix("model.")
             attributes[node.target] = found
-    return _Recording(graph, attributes, recorder.starts, recorder.whole)
+    return Recording(graph, attributes, recorder.starts, recorder.whole)
 
 
 class _Recorder(fx.Tracer):
@@ -132,7 +128,7 @@ class _Recorder(fx.Tracer):
             random.setstate(drawn[1])
             if m is self.model:
                 raise
-            self.whole[m] = _short(error)
+            self.whole[m] = short(error)
             nodes = list(self.graph.nodes)
             gone = nodes[nodes.index(before) + 1 :]
             for node in reversed(gone):
@@ -165,39 +161,5 @@ class _Recorder(fx.Tracer):
                 setattr(torch, name, create)
 
 
-def _place(cut: str, model: nn.Module, recording: _Recording) -> Place:
-    try:
-        module = model.get_submodule(cut)
-    except AttributeError:
-        names = [name for name, _ in model.named_modules() if name]
-        raise UserError(
-            f"cuts: the model has no submodule {cut!r}. {nearest(cut, names)}"
-        ) from None
-    if module in recording.starts:
-        return Place(cut, recording.starts[module])
-    for name, outer in model.named_modules():
-        if outer in recording.whole and cut.startswith(f"{name}."):
-            raise UserError(
-                f"cuts: no block can begin at {cut!r}: {name!r} stays whole, for its forward "
-                f"cannot be traced: {recording.whole[outer]}."
-            )
-    called = {name for name, part in model.named_modules() if name and part in recording.starts}
-    raise UserError(
-        f"cuts: the model's forward does not call {cut!r} itself, so no block can begin there. "
-        f"{nearest(cut, called)}"
-    )
-
-
 def _random_state() -> tuple[bytes, Any]:
     return torch.get_rng_state().numpy().tobytes(), random.getstate()
-
-
-def _short(error: Exception) -> str:
-    """The first sentence of a message of fx, which may go on for a page, and where it came from."""
-    text = str(error).strip() or type(error).__name__
-    text = text.splitlines()[0].split(". ")[0].rstrip(".")
-    ours = (Path(torch.__file__).parent, Path(__file__))
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not any(Path(frame.filename).is_relative_to(place) for place in ours):
-            return f"{text} ({Path(frame.filename).name}, line {frame.lineno})"
-    return text

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from farandole.layout.arguments import arguments_of, call
 from farandole.sync import Strategy
 from farandole.train.recipe import Recipe
 
@@ -53,8 +54,9 @@ class Whole(Engine):
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
         self.optimizer.zero_grad()
+        given = self._recipe.objective.arguments(inputs, targets)
         with self._lowered():
-            loss = self._recipe.loss(self.model(inputs), targets)
+            loss = self._recipe.objective.of(call(self.model, given), targets)
         self._scaler.scale(loss).backward()
         self._run.report(loss)
         if self._recipe.clip is not None:
@@ -70,7 +72,7 @@ class Whole(Engine):
         model.eval()
         try:
             with torch.no_grad(), self._lowered():
-                return model(inputs)
+                return call(model, arguments_of(inputs))
         finally:
             model.train(training)
 

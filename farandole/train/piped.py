@@ -19,15 +19,18 @@ from torch import nn
 from farandole.data.tile_source import TileSource, TileView
 from farandole.errors import UserError
 from farandole.layout import Layout
+from farandole.layout.arguments import Arguments, arguments_of
 from farandole.layout.assemble import Numbers, assemble
-from farandole.layout.blocks import Block, blocks_of
+from farandole.layout.blocks import Block, Sample, blocks_of
 from farandole.layout.choose import choose
 from farandole.layout.gate import Gate
 from farandole.layout.memory import ActivationMeter, describe_memory
+from farandole.layout.micro import cut_batch
 from farandole.layout.part import shared_names
 from farandole.layout.pipelined import Pipelined
 from farandole.layout.teams import Teams, describe_teams
 from farandole.layout.tiles.planning import plan_halos
+from farandole.layout.tracing import is_traced
 from farandole.sync import AllReduce, Strategy, Synchronizer
 from farandole.sync.alignment import check_same_model, spread_from_first
 from farandole.topology import Topology
@@ -55,13 +58,17 @@ class Piped(Engine):
         sample: Any,
     ) -> None:
         self._run = run
+        self._objective = recipe.objective
         strategy = run.settings.sync or sync or AllReduce()
         _check(run, layout, strategy, recipe)
         # 1. One model, the same on all ranks; a layout without open questions.
         check_same_model(model, run.group)
         spread_from_first(model, None, run.group)
-        blocks = _blocks(model, layout)
-        choice = choose(layout, blocks, run.group, sample, run.device)
+        given = None if sample is None else arguments_of(sample)
+        blocks = _blocks(model, layout, recipe, given, run.device)
+        # What was traced without a sample takes one argument; what else a model takes is not known.
+        self._one_argument = given is None and is_traced(blocks[0].module)
+        choice = choose(layout, blocks, run.group, given, run.device)
         layout = choice.layout
         run.print(f"layout {layout}" + (f"\n{choice.text}" if choice.text else ""))
         # 2. Who sits where.
@@ -83,7 +90,7 @@ class Piped(Engine):
             blocks,
             layout,
             pipe,
-            recipe.loss,
+            recipe.objective,
             # Replicas see different data, and so draw different random numbers too.
             Numbers(
                 run.seed + _FAR_APART * replicas.rank, run.device, recipe.precision, recipe.clip
@@ -121,6 +128,8 @@ class Piped(Engine):
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
         self._tell_memory()
+        inputs = _plain(inputs)
+        self._check_arguments(self._objective.arguments(inputs, targets))
         loss = self._pipelined.step(inputs, targets)
         self._steps_to_measure -= 1
         self._tell_memory()
@@ -129,7 +138,17 @@ class Piped(Engine):
         return loss
 
     def predict(self, inputs: Any) -> Any:
+        inputs = _plain(inputs)
+        self._check_arguments(arguments_of(inputs))
         return self._pipelined.predict(inputs)
+
+    def _check_arguments(self, given: Arguments) -> None:
+        if self._one_argument and (len(given.positional) != 1 or given.named):
+            names = [*map(str, range(len(given.positional))), *given.named]
+            raise UserError(
+                f"the model was cut without a sample, so that it takes one argument, and is given "
+                f"{', '.join(names)}. Pass run.trainer(…, sample=…), all arguments of a batch."
+            )
 
     def reading(self, source: Any) -> tuple[Any, Callable[[Any], Any] | None]:
         tiling = next(iter(self._tilings.values()), None)
@@ -190,10 +209,25 @@ def _exchange(gate: Gate, synchronizer: Synchronizer) -> Callable[[], None] | No
     return exchange
 
 
-def _blocks(model: nn.Module, layout: Layout) -> list[Block]:
+def _plain(inputs: Any) -> Any:
+    """A batch may be any mapping, such as a tokenizer's; torch's trees know dictionaries."""
+    return dict(inputs) if isinstance(inputs, Mapping) else inputs
+
+
+def _blocks(
+    model: nn.Module,
+    layout: Layout,
+    recipe: Recipe,
+    given: Arguments | None,
+    device: torch.device,
+) -> list[Block]:
     """Of a model that stays in one stage, one block if there is no way to find more."""
+    sample = None
+    if given is not None:
+        micro = cut_batch(given, (), layout.microbatches, "mean")[0]
+        sample = Sample(micro.inputs, device, recipe.precision)
     try:
-        return blocks_of(model, layout.cuts)
+        return blocks_of(model, layout.cuts, sample)
     except UserError:
         if layout.stages != 1 or layout.cuts:
             raise
@@ -211,6 +245,11 @@ def _check(run: Run, layout: Layout, strategy: Strategy, recipe: Recipe) -> None
         raise UserError(
             f"precision=torch.float16 skips an update on all stages when one overflows, and "
             f"{layout.schedule} updates stage by stage. Take torch.bfloat16, or schedule=1f1b."
+        )
+    if recipe.loss is None and layout.lanes > 1:
+        raise UserError(
+            f"loss=None: the model computes its own loss, and layout {layout} cuts its images: of "
+            "a tile it would be another. Let the model return its output, and pass a loss function."
         )
     if recipe.clip is not None and layout.streams:
         raise UserError(

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from farandole.errors import UserError
+from farandole.layout.objective import LossFunction, LossWeight, Objective
 
-LossFunction = Callable[[Any, Any], torch.Tensor]
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], Optimizer]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`loss(model(x), y)` by `make_optimizer(parameters)`."""
+    """`loss(model(x), y)`, or the model's own loss, by `make_optimizer(parameters)`."""
 
-    loss: LossFunction
+    loss: LossFunction | None
     make_optimizer: MakeOptimizer
     clip: float | None = None  # the largest norm that a gradient may have
     precision: torch.dtype | None = None  # of what autocast lowers
+    loss_weight: LossWeight | None = None  # what a micro-batch counts by; None: its samples
+
+    @property
+    def objective(self) -> Objective:
+        return Objective(self.loss, self.loss_weight)
 
     def __post_init__(self) -> None:
         if self.clip is not None and not self.clip > 0:

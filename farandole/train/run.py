@@ -23,6 +23,7 @@ from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
 from farandole.errors import UserError
 from farandole.launch.environment import hide_seat
 from farandole.layout import Layout
+from farandole.layout.objective import LossFunction, LossWeight
 from farandole.report.metrics import MetricsLog
 from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
 from farandole.sync.alignment import require_in_step
@@ -30,7 +31,7 @@ from farandole.sync.wrappers import refuse_wrapped, refuse_wrapper_around
 from farandole.topology import Topology
 from farandole.train.numbers import T, double, like, plain, short
 from farandole.train.progress import EpochProgress
-from farandole.train.recipe import LossFunction, MakeOptimizer, Recipe
+from farandole.train.recipe import MakeOptimizer, Recipe
 from farandole.train.resume import RunState
 from farandole.train.saver import Saver, WholeSaver
 from farandole.train.settings import (
@@ -176,7 +177,7 @@ class Run:
     def trainer(
         self,
         model: nn.Module | Sequence[nn.Module],
-        loss: LossFunction,
+        loss: LossFunction | None,
         make_optimizer: MakeOptimizer,
         *,
         layout: Layout | str | None = None,
@@ -184,13 +185,17 @@ class Run:
         sample: Any = None,
         clip: float | None = None,
         precision: torch.dtype | None = None,
+        loss_weight: LossWeight | None = None,
     ) -> Trainer:
         """*Together.* As `distribute`, but the step is ours: `trainer.step(x, y)`.
 
-        `loss(model(x), y)` is what is minimised, by `make_optimizer(parameters)`. `layout` says
+        `loss(model(x), y)` is what is minimised, by `make_optimizer(parameters)`; with None the
+        model computes its own loss, of `model(x, y)` or of keyword arguments. `layout` says
         where one replica of the model lives; the command line's `--layout` wins over it. `sample`,
-        the inputs of a batch, lets it measure where to cut. Gradients are clipped to the norm
-        `clip`; `precision`, `torch.bfloat16` or `torch.float16`, is for what autocast lowers.
+        the model's arguments for a batch, lets it see and measure where to cut. Gradients are
+        clipped to the norm `clip`; `precision`, `torch.bfloat16` or `torch.float16`, is for what
+        autocast lowers. `loss_weight(x, y)` is what a mean loss is divided by, where that is not
+        the number of samples: micro-batches count by it.
         """
         chosen = self.settings.layout or layout
         if isinstance(chosen, str):
@@ -198,7 +203,7 @@ class Run:
         return Trainer(
             self,
             model,
-            Recipe(loss, make_optimizer, clip, precision),
+            Recipe(loss, make_optimizer, clip, precision, loss_weight),
             layout=None if chosen == Layout() else chosen,
             sync=sync,
             sample=sample,

@@ -70,8 +70,12 @@ class Trainer:
             loader.finish = finish
         return loader
 
-    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+    def step(self, inputs: Any, targets: Any = None) -> torch.Tensor:
         """Trains on one batch; returns its loss, of this replica, before the step.
+
+        A tuple or a list of inputs are the positional arguments of the model's forward, a
+        dictionary its keyword arguments; anything else is its one argument. With `loss=None`, when
+        the model computes its own loss, the targets are one more argument, the last.
 
         Under pipedream and 2bw, where several batches are under way, it is the loss of the last one
         that this rank is done with, and NaN before there is one.
@@ -79,7 +83,10 @@ class Trainer:
         return self._engine.step(inputs, targets)
 
     def predict(self, inputs: Any) -> Any:
-        """The model's output in evaluation mode, without gradients, on every rank of a replica."""
+        """The model's output in evaluation mode, without gradients, on every rank of a replica.
+
+        `inputs` are all arguments of the model's forward, as in `step`.
+        """
         return self._engine.predict(inputs)
 
     def save(self, path: str | Path | None = None, **state: Any) -> Path:

@@ -35,6 +35,7 @@ def test_every_example_is_tested():
         "digits.py",
         "downpour.py",
         "fashion_mnist.py",
+        "gpt.py",
         "large_images.py",
         "matrix_factorisation.py",
         "pipeline.py",
@@ -90,6 +91,17 @@ def test_pipeline_goes_on_alone(sandbox):
     assert "going on from" in second.stdout
     assert len(accuracies(sandbox)) == 3
     assert accuracies(sandbox)[-1] > 0.5 > accuracies(sandbox)[0] > 0.1
+
+
+def test_gpt_with_its_own_loss_is_cut_at_its_layers(sandbox):
+    sizes = ["--characters", "12000", "--width", "32", "--epochs", "2"]
+    script = [str(EXAMPLES / "gpt.py"), *sizes]
+    done = run(sandbox, "--layout", "stages=2,microbatches=2", *script)
+    assert done.returncode == 0, done.stderr
+    blocks = numbers(r"microbatches=2,balance=(\d+)\+(\d+)", done.stdout)
+    assert sum(blocks) == 12  # two of each layer; words, places, the norm and the head
+    first, last = (record["metrics"]["loss"] for record in records(sandbox, "log"))
+    assert last < first < 4.6  # by chance: the logarithm of about 95 characters
 
 
 def test_large_images_are_read_in_tiles(sandbox):

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from farandole import Layout
 from farandole.layout import parse_layout
+from farandole.layout.arguments import arguments_of, call
 from farandole.layout.blocks import blocks_of
 from farandole.layout.part import Part
 from farandole.sync import Strategy
@@ -325,7 +326,7 @@ def plainly(
     losses = []
     for x, y in batches:
         optimizer.zero_grad()
-        value = loss(model(x), y)
+        value = loss(call(model, arguments_of(x)), y)
         value.backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -333,7 +334,7 @@ def plainly(
         losses.append(value.item())
     model.eval()
     with torch.no_grad():
-        prediction = model(batches[-1][0])
+        prediction = call(model, arguments_of(batches[-1][0]))
     return Outcome(losses, recorder.steps, tensors_of(model), prediction)
 
 

@@ -14,7 +14,7 @@ from farandole import UserError
 from farandole.layout.partition import cut_by_hand, find_cut
 from farandole.layout.partition_cost import BlockProfile
 from farandole.layout.partition_network import Component, Network
-from farandole.layout.partition_text import describe, suggestion
+from farandole.layout.partition_text import describe, suggestion, unevenness
 
 small = st.integers(0, 20)
 profiles_of_blocks = st.lists(
@@ -225,6 +225,26 @@ def test_a_bad_balance_gets_a_better_one() -> None:
     # With a slow network the small output matters more than the even load.
     narrow = [profiles[0]._replace(output_bytes=10), *blocks(0.001, 0.002, output=10**6)]
     assert "balance=1+2 " in str(suggestion(narrow, (2, 1), Network(1e6)))
+
+
+def test_an_uneven_cut_is_warned_of() -> None:
+    profiles = blocks(0.001, 0.009, 0.001)
+    cut = cut_by_hand(profiles, (2, 1), Network(math.inf))
+    whole = [{}, {"layer1.inner": "its code depends on the values of a tensor"}, {}]
+    said = unevenness(cut, profiles, whole, measured=True)
+    assert said == (
+        "warning: an uneven cut. Stage 0 has 1.8 times the mean of all stages (10 ms), so the "
+        "others wait for it. Its largest block is layer1. layer1.inner stays whole, for its "
+        "forward cannot be recorded: its code depends on the values of a tensor."
+    )
+    guessed = str(unevenness(cut, profiles, [{}] * 3, measured=False))
+    assert "times the mean of all stages of the parameters" in guessed
+    assert "pass run.trainer(…, sample=x)" in guessed
+    even = blocks(0.003, 0.002, 0.002)
+    assert unevenness(cut_by_hand(even, (2, 1), Network(1e9)), even, [{}] * 3, True) is None
+    # Ranks that take turns share the load.
+    turns = cut_by_hand(profiles, (2, 1), Network(math.inf), replicas=(10, 1))
+    assert unevenness(turns, profiles, whole, measured=True) is None
 
 
 @pytest.mark.parametrize(
