@@ -43,6 +43,7 @@ class _Worker:
     rank: int | None = None  # in the current generation
     newborn: bool = False  # it has had a seat, perhaps, but has not got the state from the others
     dismissed: bool = False
+    killed: bool = False
 
 
 class Troupe:
@@ -287,7 +288,8 @@ class Troupe:
             worker = self._running[member.worker]
             since = worker.since if worker.rank is None else self._asked_since
             late = since is not None and now - since > self._job.start_timeout_seconds
-            if late and worker.number not in asking:
+            if late and worker.number not in asking and not worker.killed:
+                worker.killed = True  # its end may take a moment, and is told of once
                 tell(
                     f"worker {worker.number} on {worker.host} did not ask for its seat within "
                     f"{self._job.start_timeout_seconds:g} s, and is ended"
