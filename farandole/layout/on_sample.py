@@ -45,6 +45,11 @@ def cut_on_sample(
     `device`: where the blocks will run. `precision`: of what autocast lowers then. The model is
     left as it was. Raises `UserError` if its own forward cannot be recorded.
     """
+    if "_orig_mod" in dict(model.named_children()):
+        raise UserError(
+            "the model is what torch.compile returned, and code that is compiled cannot be cut. "
+            "Pass the model itself; its submodules may be compiled, with layer.compile()."
+        )
     home = next(model.parameters(), torch.empty(0)).device
     sample = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(home), sample)
 

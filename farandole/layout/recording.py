@@ -83,6 +83,7 @@ class Recorder(TorchFunctionMode):
         self._names = {id(tensor): name for name, tensor in reversed(tensors)}
         self._constants: list[torch.Tensor] = []  # kept, so that no other gets their identity
         self._stack: list[nn.Module] = []
+        self._compiled: set[nn.Module] = set()
         self._paused = False
         self._around = _surroundings()
         self._drawn = _drawn_elsewhere()
@@ -127,10 +128,11 @@ class Recorder(TorchFunctionMode):
         """Inside, calls of the model's modules come here: of these objects only, not of their
         classes, for other threads may be at work with other models."""
         compiled = {module: vars(module).get("_compiled_call_impl") for module in self._modules}
+        self._compiled = {module for module, known in compiled.items() if known is not None}
         try:
-            for module, known in compiled.items():
-                run = known or module._call_impl
-                vars(module)["_compiled_call_impl"] = partial(self._call, module, run)
+            for module in self._modules:
+                run = partial(self._call, module, module._call_impl)
+                vars(module)["_compiled_call_impl"] = run
             yield
         finally:
             for module, known in compiled.items():
@@ -158,7 +160,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _stays_whole(self, module: nn.Module) -> bool:
-        if module in self.whole:
+        if module in self.whole or module in self._compiled:
             return True
         if self._cuts:  # no more than needed: what is not opened cannot be recorded wrongly
             name = self._modules[module]
