@@ -26,8 +26,9 @@ from farandole.layout.arguments import Arguments, call
 from farandole.layout.cut_graph import Recording, cut_recording
 from farandole.layout.left_alone import left_as_they_were
 from farandole.layout.reasons import short
-from farandole.layout.recording import Recorder, forget, is_no_nest, recall
+from farandole.layout.recording import Recorder, is_no_nest
 from farandole.layout.replay import by_mode, require
+from farandole.layout.surroundings import forget, recall
 
 _SEED = 1  # of the random numbers that are drawn for the sample
 _BY_MODE = "its forward does something else in evaluation than in training"
