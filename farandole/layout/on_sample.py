@@ -26,8 +26,9 @@ from farandole.layout.arguments import Arguments, call
 from farandole.layout.cut_graph import Recording, cut_recording
 from farandole.layout.left_alone import left_as_they_were
 from farandole.layout.reasons import short
-from farandole.layout.recording import Recorder, forget, is_no_nest, recall
+from farandole.layout.recording import Recorder, is_no_nest
 from farandole.layout.replay import by_mode, require
+from farandole.layout.surroundings import forget, recall
 
 _SEED = 1  # of the random numbers that are drawn for the sample
 _BY_MODE = "its forward does something else in evaluation than in training"
@@ -45,6 +46,11 @@ def cut_on_sample(
     `device`: where the blocks will run. `precision`: of what autocast lowers then. The model is
     left as it was. Raises `UserError` if its own forward cannot be recorded.
     """
+    if "_orig_mod" in dict(model.named_children()):
+        raise UserError(
+            "the model is what torch.compile returned, and code that is compiled cannot be cut. "
+            "Pass the model itself; its submodules may be compiled, with layer.compile()."
+        )
     home = next(model.parameters(), torch.empty(0)).device
     sample = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(home), sample)
 

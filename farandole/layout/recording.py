@@ -19,14 +19,12 @@ blocks, as `nn.TransformerEncoder` does.
 from __future__ import annotations
 
 import operator
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch import fx, nn
@@ -37,6 +35,15 @@ from farandole.layout.arguments import Arguments
 from farandole.layout.cut_graph import Recording
 from farandole.layout.reasons import caller, short
 from farandole.layout.replay import Output, Unsent, applied, checked, rebuilt, require, signature_of
+from farandole.layout.surroundings import (
+    CannotRecordError,
+    as_if_compiling,
+    attributes_of,
+    drawn_elsewhere,
+    forget,
+    recall,
+    surroundings,
+)
 from farandole.layout.symbols import Symbol, plain, symbol
 
 _SAME_FOR_ALL_BATCHES = {
@@ -55,10 +62,6 @@ _BY_VALUE = {
 _PLAIN = (bool, int, float, complex, str, type(None), type(Ellipsis), range)
 _PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _TAG = "_farandole_recorded"
-
-
-class CannotRecordError(Exception):
-    """The code does something that may be different for another batch."""
 
 
 class Recorder(TorchFunctionMode):
@@ -83,14 +86,15 @@ class Recorder(TorchFunctionMode):
         self._names = {id(tensor): name for name, tensor in reversed(tensors)}
         self._constants: list[torch.Tensor] = []  # kept, so that no other gets their identity
         self._stack: list[nn.Module] = []
+        self._compiled: set[nn.Module] = set()
         self._paused = False
-        self._around = _surroundings()
-        self._drawn = _drawn_elsewhere()
+        self._around = surroundings()
+        self._drawn = drawn_elsewhere()
 
     def record(self, sample: Arguments) -> Recording:
         positional, named = self._placeholders(sample)
         watched = self._watching_modules()
-        with _as_if_compiling(), watched, saved_tensors_hooks(forget, recall), self:
+        with as_if_compiling(), watched, saved_tensors_hooks(forget, recall), self:
             output = self._model(*positional, **named)
         leaves, spec = pytree.tree_flatten(output, is_leaf=is_no_nest)
         found = [self._argument(leaf) for leaf in leaves if _is_computed(leaf)]
@@ -127,10 +131,11 @@ class Recorder(TorchFunctionMode):
         """Inside, calls of the model's modules come here: of these objects only, not of their
         classes, for other threads may be at work with other models."""
         compiled = {module: vars(module).get("_compiled_call_impl") for module in self._modules}
+        self._compiled = {module for module, known in compiled.items() if known is not None}
         try:
-            for module, known in compiled.items():
-                run = known or module._call_impl
-                vars(module)["_compiled_call_impl"] = partial(self._call, module, run)
+            for module in self._modules:
+                run = partial(self._call, module, module._call_impl)
+                vars(module)["_compiled_call_impl"] = run
             yield
         finally:
             for module, known in compiled.items():
@@ -158,7 +163,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _stays_whole(self, module: nn.Module) -> bool:
-        if module in self.whole:
+        if module in self.whole or module in self._compiled:
             return True
         if self._cuts:  # no more than needed: what is not opened cannot be recorded wrongly
             name = self._modules[module]
@@ -177,13 +182,13 @@ class Recorder(TorchFunctionMode):
         """Records what is inside of a module."""
         if module._backward_hooks or module._backward_pre_hooks:
             raise CannotRecordError("it has hooks for the backward pass")
-        before = _attributes(module)
+        before = attributes_of(module)
         self._stack.append(module)
         try:
             result = run(*args, **kwargs)
         finally:
             self._stack.pop()
-        after = _attributes(module)
+        after = attributes_of(module)
         changed = [name for name in after if after[name] != before.get(name)]
         if changed:
             raise CannotRecordError(f"its forward changes self.{changed[0]}")
@@ -200,7 +205,7 @@ class Recorder(TorchFunctionMode):
         """Records a call of a module as one operation."""
         name = self._modules[module]
         self.attributes[name] = module
-        self._check_surroundings()
+        self._checksurroundings()
         node = self._node("call_module", name, self._argument(args), self._argument(kwargs))
         node.meta["module"] = name
         self._paused = True
@@ -208,7 +213,7 @@ class Recorder(TorchFunctionMode):
             result = run(*_values(args), **_values(kwargs))
         finally:
             self._paused = False
-        self._drawn = _drawn_elsewhere()  # it may: it will draw again whenever it runs
+        self._drawn = drawn_elsewhere()  # it may: it will draw again whenever it runs
         return self._result(result, node)
 
     def _take_back(self, before: fx.Node) -> None:
@@ -239,7 +244,7 @@ class Recorder(TorchFunctionMode):
         self, func: Any, name: str, reads: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Records a call, and makes it. `reads`: it is the look-up of an attribute."""
-        self._check_surroundings()
+        self._checksurroundings()
         positional, named = self._argument(args), self._argument(kwargs)
         if reads:
             node = self._node("call_function", getattr, (positional[0], name), {})
@@ -276,14 +281,14 @@ class Recorder(TorchFunctionMode):
     def _size(self, node: fx.Node, axis: int, sizes: Sequence[int]) -> Any:
         return symbol(sizes[axis], self._node("call_method", "size", (node, axis), {}), self)
 
-    def _check_surroundings(self) -> None:
+    def _checksurroundings(self) -> None:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise CannotRecordError("its code uses vmap or another transform of torch.func")
-        if _surroundings() != self._around:
+        if surroundings() != self._around:
             raise CannotRecordError("its code changes autocast, or whether gradients are computed")
 
     def _check_draws(self) -> None:
-        if _drawn_elsewhere() != self._drawn:
+        if drawn_elsewhere() != self._drawn:
             raise CannotRecordError("its code draws random numbers of Python or NumPy")
 
     # Nodes
@@ -366,42 +371,6 @@ class Recorder(TorchFunctionMode):
                 made.fixed()
 
 
-@contextmanager
-def _as_if_compiling() -> Iterator[None]:
-    """Inside, `torch.compiler.is_compiling()` is true: libraries ask it before they look at values
-    to save work, as Hugging Face's masks do, and then go the way that is right for all values."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
-
-
-def _surroundings() -> tuple[Any, ...]:
-    """What decides how an operation is computed, beside its arguments."""
-    kinds = ("cpu", "cuda")
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds),
-    )
-
-
-def _drawn_elsewhere() -> tuple[Any, ...]:
-    """Random states that a recording does not see."""
-    _, keys, *rest = np.random.get_state()
-    return random.getstate(), np.asarray(keys).tobytes(), rest
-
-
-def forget(tensor: torch.Tensor) -> None:
-    """Nothing is kept for a backward that never comes."""
-
-
-def recall(nothing: None) -> torch.Tensor:
-    raise CannotRecordError("its code computes gradients")
-
-
 def _values(value: Any) -> Any:
     """The same with the sample's numbers in place of symbols."""
     if isinstance(value, (tuple, list)) and type(value) in (tuple, torch.Size, list):
@@ -426,23 +395,6 @@ def _can_be_named(func: Any, name: str) -> bool:
     """Whether the code that fx makes of a graph finds it by its name."""
     places = (sys.modules.get(getattr(func, "__module__", None) or ""), torch, torch.nn.functional)
     return any(getattr(place, name, None) is func for place in places if place is not None)
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """What a module has, by identity: what must not change in its forward."""
-    found: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        if name == "_compiled_call_impl":
-            continue
-        held: Any = ()
-        if isinstance(value, dict):
-            held = tuple((key, id(each)) for key, each in value.items())
-        elif isinstance(value, (list, tuple, set)):
-            held = tuple(map(id, value))
-        # Small numbers and strings may be made anew, and are the same.
-        same = value if type(value) in (bool, int, float, str) else id(value)
-        found[name] = (same, held)
-    return found
 
 
 def is_no_nest(value: Any) -> bool:

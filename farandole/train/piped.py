@@ -65,7 +65,9 @@ class Piped(Engine):
         check_same_model(model, run.group)
         spread_from_first(model, None, run.group)
         given = None if sample is None else arguments_of(sample)
-        blocks = _blocks(model, layout, recipe, given, run.device)
+        blocks = _agreed(
+            run, lambda: _blocks(model, layout, recipe, given, run.device), sample is not None
+        )
         # What was traced without a sample takes one argument; what else a model takes is not known.
         self._one_argument = given is None and is_traced(blocks[0].module)
         choice = choose(layout, blocks, run.group, given, run.device)
@@ -207,6 +209,29 @@ def _exchange(gate: Gate, synchronizer: Synchronizer) -> Callable[[], None] | No
             synchronizer.listen(False)
 
     return exchange
+
+
+def _agreed(run: Run, find: Callable[[], list[Block]], recorded: bool) -> list[Block]:
+    """*Together.* The blocks, if they are the same on all ranks; what stops one stops all."""
+    if not recorded:
+        return find()
+    blocks: list[Block] = []
+    reason = ""
+    try:
+        blocks = find()
+    except UserError as error:
+        reason = str(error)
+    told = run.group.gather_json([reason, [block.name for block in blocks]])
+    for rank, (reason, names) in enumerate(told):
+        if reason:
+            raise UserError(reason)
+        if names != told[0][1]:
+            raise UserError(
+                f"rank {rank} cuts the model into {len(names)} blocks, {', '.join(names)}, and "
+                f"rank 0 into {len(told[0][1])}, {', '.join(told[0][1])}. Give all ranks the same "
+                "sample."
+            )
+    return blocks
 
 
 def _plain(inputs: Any) -> Any:

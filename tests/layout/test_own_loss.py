@@ -399,6 +399,27 @@ def test_several_inputs_without_a_sample(tmp_path: Path) -> None:
     assert "given 0, 1" in said
 
 
+def test_ranks_with_samples_that_are_cut_differently(tmp_path: Path) -> None:
+    class Unrolled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(x.shape[1]):
+                x = self.two(self.one(x).tanh())
+            return x
+
+    def body(run: Run) -> None:
+        sample = torch.ones(2, 2 + run.rank, 4)
+        with pytest.raises(
+            UserError, match=r"rank 1 cuts .* 6 blocks.* rank 0 into 4.* same sample"
+        ):
+            run.trainer(Unrolled(), F.mse_loss, sgd, layout="stages=2", sample=sample)
+
+    run_world(2, body, folder=tmp_path)
+
+
 def test_its_own_loss_on_tiles(tmp_path: Path) -> None:
     assert "of a tile it would be another" in refused("tiles=2x1", GPT(), tmp_path)
 

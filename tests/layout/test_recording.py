@@ -226,6 +226,27 @@ def test_a_submodule_that_cannot_be_recorded_stays_whole(name: str) -> None:
         assert_same(twin, model, blocks, torch.randn(shape))
 
 
+def test_compiled_submodules_stay_so_and_a_compiled_model_is_refused() -> None:
+    model = Around(Made(sizes, {}))
+    ran: list[int] = []
+
+    def compiled(x: Tensor) -> Tensor:  # in place of what model.inner.compile() makes
+        ran.append(1)
+        return model.inner._call_impl(x)
+
+    model.inner._compiled_call_impl = compiled
+    sample = Sample(arguments_of(torch.randn(SHAPES[0])))
+    blocks = blocks_of(model, sample=sample)
+    assert model.inner._compiled_call_impl is compiled
+    ran.clear()
+    x = torch.randn(SHAPES[1])
+    found = in_order(blocks, x)
+    assert ran == [1]
+    assert torch.equal(found, model(x))
+    with pytest.raises(UserError, match=r"what torch.compile returned"):
+        blocks_of(torch.compile(model, backend="eager"), sample=sample)
+
+
 def test_hooks_of_the_backward_pass_keep_a_module_whole() -> None:
     model = Around(Made(sizes, {}))
     seen: list[int] = []
