@@ -552,8 +552,14 @@ def test_synchronizing_twice_is_told() -> None:
         F.mse_loss(model(x), y).backward()
         optimizer.synchronize()
         before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        with pytest.warns(UserWarning, match=r"with optimizer.skip_synchronize\(\)"):
+        with pytest.warns(UserWarning, match="slowdown") as told:
             optimizer.step()
+        assert [str(one.message) for one in told] == [
+            "optimizer.step() called without optimizer.skip_synchronize() context after "
+            "optimizer.synchronize(). This can cause training slowdown. You may want to consider "
+            "using optimizer.skip_synchronize() context if you use optimizer.synchronize() in your "
+            "code."
+        ]
         close([p.grad for p in model.parameters() if p.grad is not None], before)
         return parameters(model)
 
