@@ -185,6 +185,8 @@ class Engine:
                 self._carry_out(response)
             self._last_round = time.monotonic()
             self._conclude(decision)
+            if decision.responses:
+                self._wake_sleepers()
         except CommError as error:
             self._end(str(error).rstrip("."))
             return True
@@ -269,6 +271,12 @@ class Engine:
         assert work is not None
         work.last_joined = last
         work.end()
+        self._wake_sleepers()
+
+    def _wake_sleepers(self) -> None:
+        """Threads that sleep until the next round, and whose work another one has done."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _pause(self, work: Work) -> None:
         """After a round in which nobody had anything to say. Others may ask for more meanwhile."""

@@ -277,6 +277,33 @@ def test_state_of_a_root_that_has_none_leaves_none() -> None:
     assert run_horovod(2, body) == [0, 0]
 
 
+@SIZES
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_what_is_trained_has_zeros_for_gradients_afterwards(ranks: int, is_wrapped: bool) -> None:
+    """On every rank; a gradient that is there stays, and what is not trained has none."""
+
+    def body() -> None:
+        frozen = nn.Parameter(torch.arange(3), requires_grad=False)
+        trained = [nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(3))]
+        optimizer: Any = torch.optim.SGD([frozen, *trained], lr=0.1, momentum=0.9)
+        if is_wrapped:
+            optimizer = DistributedOptimizer(optimizer)
+        trained[1].grad = torch.full((3,), 7.0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        assert frozen.grad is None
+        assert trained[0].grad is not None
+        assert torch.equal(trained[0].grad, torch.zeros(2, 2))
+        assert trained[1].grad.tolist() == [7.0] * 3
+        assert torch.equal(trained[0].detach(), torch.ones(2, 2))
+        words = nn.Embedding(4, 2, sparse=True)
+        sparse = torch.optim.SparseAdam(list(words.parameters()))
+        hvd.broadcast_optimizer_state(sparse, root_rank=0)
+        words(torch.tensor([1])).sum().backward()
+        sparse.step()  # which refuses dense gradients
+
+    run_horovod(ranks, body)
+
+
 def test_state_of_several_groups_and_of_odd_kinds() -> None:
     """Precision of its own, numbers and nests in the state, entries of no parameter."""
 
