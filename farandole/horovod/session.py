@@ -198,8 +198,9 @@ class Session:
     # The timeline
 
     def start_timeline(self, target: Path, mark_cycles: bool) -> None:
-        if self._timeline is not None:
-            raise UserError("a timeline is being recorded; call hvd.stop_timeline() before.")
+        if self._timeline is not None and self._timeline.target == target.absolute():
+            return  # as in Horovod: it goes on
+        self.stop_timeline()  # and a new one takes the place of one that is recorded
         self._timeline = Timeline(
             target,
             list(self._engines.values()),

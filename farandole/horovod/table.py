@@ -86,7 +86,7 @@ class Table:
     def __init__(self, size: int, fusion_bytes: int, names: Sequence[int] | None = None) -> None:
         self.size = size
         self.fusion_bytes = fusion_bytes
-        self.names = names if names is not None else range(size)
+        self.names = names or range(size)
         self.joined: list[int] = []  # in the order in which they did
         self._wanted: dict[str, _Wanted] = {}
 
@@ -166,9 +166,9 @@ class Table:
         return tuple(one if isinstance(one, Response) else Response(tuple(one)) for one in done)
 
 
-def problem_with(item: Item, names: Sequence[int]) -> str:
+def problem_with(item: Item, names: Sequence[int] | None = None) -> str:
     """Why this cannot be done: what two ranks want does not fit together. Empty if it can."""
-    pairs = zip(names, item.requests, strict=True)
+    pairs = list(zip(names or range(len(item.requests)), item.requests, strict=True))
     asked = [(rank, request) for rank, request in pairs if request is not None]
     first_rank, first = asked[0]
     for rank, request in asked[1:]:
@@ -180,9 +180,7 @@ def problem_with(item: Item, names: Sequence[int]) -> str:
             "names."
         )
     if len(asked) < len(item.requests):
-        absent = [
-            rank for rank, request in zip(names, item.requests, strict=True) if request is None
-        ]
+        absent = [rank for rank, request in pairs if request is None]
         return _problem_with_joined(first, absent)
     return ""
 

@@ -209,19 +209,21 @@ def test_poll_is_true_only_when_all_have_asked() -> None:
 
 def test_who_sleeps_between_rounds_is_woken_by_whoever_has_done_its_work() -> None:
     """Else ranks leave an all-reduce or a barrier some milliseconds after one another."""
-    asleep = threading.Event()
+    asleep, woken = threading.Event(), threading.Event()
 
     def body() -> None:
         if hvd.rank() == 1:
             wait_for(asleep)
             hvd.allreduce(torch.ones(2), name="x")
+            wait_for(woken)  # when this rank leaves, that wakes everybody
             return
         handle = hvd.allreduce_async(torch.ones(2), name="x")
         changed = current().engine(hvd.global_process_set)._changed
         with changed:
             asleep.set()
-            assert changed.wait(PATIENCE_SECONDS)  # not when the time was over
+            assert changed.wait(PATIENCE_SECONDS / 2)  # not when the time was over
         assert hvd.poll(handle)
+        woken.set()
 
     run_horovod(2, body)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -390,6 +391,21 @@ def test_two_joins_of_a_rank_are_a_wrong_call() -> None:
         require_that_all_goes_on()
 
     run_horovod(SIZE, body)
+
+
+def test_a_timeline_may_be_started_over_another_and_stopped_without_one(tmp_path: Path) -> None:
+    def body() -> None:
+        hvd.stop_timeline()
+        for name in ("one.json", "one.json", "two.json"):
+            hvd.start_timeline(tmp_path / name)
+            hvd.allreduce(rows(), name=f"in {name}")
+        hvd.stop_timeline()
+        require_that_all_goes_on()
+
+    run_horovod(SIZE, body)
+    for name in ("one.json", "two.json"):
+        text = (tmp_path / name).read_text()
+        assert [other for other in ("one.json", "two.json") if f"in {other}" in text] == [name]
 
 
 # Optimizers: what is called in the wrong order is an AssertionError

@@ -227,7 +227,17 @@ def test_one_mismatch_does_not_spoil_the_rest() -> None:
     good, bad = reduce("good"), reduce("bad")
     responses = one_round(asks(bad, good), asks(good, bad._replace(op="max")))
     assert {r.items[0].name: bool(r.error) for r in responses} == {"bad": True, "good": False}
-    assert problem_with(next(r for r in responses if not r.error).items[0], (0, 1)) == ""
+    assert problem_with(next(r for r in responses if not r.error).items[0]) == ""
+
+
+def test_the_ranks_of_a_set_are_called_by_their_numbers_among_all() -> None:
+    table = Table(2, 64, [3, 7])
+    (response,) = table.hear([asks(reduce()), asks(reduce(op="max"))], now=1.0).responses
+    assert "rank 3 for " in response.error
+    assert "rank 7 for " in response.error
+    decision = table.hear([asks(reduce("y")), Announcement(leaves="is tired")], now=1.0)
+    assert decision.leaving == ((7, "is tired"),)
+    assert table.overdue(2.0) == [("y", [3], [7])]
 
 
 # Leaving, and what is overdue
