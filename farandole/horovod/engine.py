@@ -5,7 +5,7 @@ thereby become ready; `table` decides. Who drives the rounds?
 
     a caller who waits      drives them himself: no other thread has to be woken, which would take
                             longer than a small collective
-    the engine's thread     drives them otherwise: at once when something was asked for that nobody
+    the engine's thread     drives them otherwise: a cycle after something was asked for that nobody
                             waits for yet, and once a second for a rank that has nothing to ask for
 
 A rank that waits for another one sleeps in a round until that one comes to it. When all are there
@@ -147,8 +147,8 @@ class Engine:
         self._rounds.record(trace, mark_cycles)
 
     def leave(self, reason: str) -> None:
-        """Tells the others in the next round, which ends the engine on all ranks. Waits for
-        nobody."""
+        """Asks for nothing more, and tells the others in the next round, which ends the engine on
+        all ranks. Waits for nobody."""
         with self._changed:
             if self._ended is None:
                 self._leaving = reason
@@ -299,6 +299,12 @@ class Engine:
                     return
                 if not self._is_due():
                     continue
+                if self._news:
+                    # Nobody waits for it yet, and more may follow: told together it takes fewer
+                    # rounds, and a name that follows at once is still found in flight.
+                    self._changed.wait_for(
+                        lambda: bool(self._ended or self._leaving), self._cycle_seconds
+                    )
             if not self._driving.acquire(timeout=_TICK_SECONDS):
                 continue  # a caller drives
             try:
@@ -334,10 +340,11 @@ class Engine:
                 f"hvd was initialized in process {self._pid}, and this is process {os.getpid()}, "
                 "which was forked off: a DataLoader's worker, say. Collectives are for the former."
             )
-        if self._ended is not None:
+        ended = self._ended or (f"this rank {self._leaving}" if self._leaving else "")
+        if ended:
             raise HorovodInternalError(
-                f"this group of ranks has ended: {self._ended}. Call hvd.shutdown() and hvd.init() "
-                "to form a new one."
+                f"this group of ranks has ended: {ended}. Call hvd.shutdown() and hvd.init() to "
+                "form a new one."
             )
 
     def _fail(self, reason: str) -> None:
@@ -359,7 +366,7 @@ class Engine:
             self._news.clear()
             self._joining = None
             self._changed.notify_all()
+        self._on_end(reason)  # before anybody who waits here goes on, to a process set perhaps
         for work in works:
             work.end(HorovodInternalError(f"{work.request.name!r} was not done: {reason}."))
-        self._on_end(reason)
         return True

@@ -24,6 +24,7 @@ from torch import nn
 import farandole.horovod.torch as hvd
 from farandole.horovod.common.exceptions import HorovodInternalError
 from farandole.horovod.session import current
+from farandole.horovod.settings import Settings
 from farandole.testing.horovod import run_horovod
 
 PATIENCE_SECONDS = 20.0
@@ -226,6 +227,24 @@ def test_a_name_in_flight_is_refused_at_once_and_the_first_goes_on(what: str) ->
         require_that_all_goes_on()
 
     run_horovod(SIZE, body)
+
+
+def test_a_name_that_follows_at_once_is_in_flight_also_where_all_others_have_asked() -> None:
+    """What nobody waits for is done a cycle later, here a long one."""
+
+    def body() -> None:
+        if hvd.rank() == 0:
+            handle = hvd.allgather_async(rows(), name="d")
+        hvd.barrier()
+        if hvd.rank() > 0:
+            handle = hvd.allgather_async(rows(), name="d")
+            with pytest.raises(ValueError, match="was asked for again"):
+                hvd.allgather_async(rows(), name="d")
+        hvd.barrier()
+        assert len(hvd.synchronize(handle)) == SIZE**2
+        require_that_all_goes_on()
+
+    run_horovod(SIZE, body, settings=Settings(cycle_seconds=0.2))
 
 
 def test_the_same_name_is_free_for_another_operation_and_another_set() -> None:
