@@ -2,7 +2,8 @@
 
 In a ring, rank 0 waits for rank 3, which waits for rank 2, which was stopped. Rank 0 must not blame
 rank 3. So a rank that fails first writes down whom it waited for, where all can read it, and then
-follows the trail: whoever is waited for and has written nothing is the one that is missing.
+follows the trail: whoever is waited for and has written nothing is the one that is missing. A rank
+that leaves and cannot tell the others otherwise writes that it waits for itself.
 """
 
 from __future__ import annotations
@@ -62,13 +63,20 @@ def who_is_missing(
         board.write(waited_for)
         deadline = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < deadline:
-            missing = trail_ends(rank, board.read())
-            if all(map(has_ended, missing)):  # also when all we know of have spoken: a circle
+            statements = board.read()
+            left = who_have_left(statements)
+            missing = left or trail_ends(rank, statements)
+            if left or all(map(has_ended, missing)):  # also when all have spoken: a circle
                 break
             time.sleep(_PAUSE_SECONDS)  # those who fail with us write now
     except RuntimeError:
         pass  # the board is gone too
     return missing or list(waited_for)
+
+
+def who_have_left(statements: Mapping[int, Sequence[int]]) -> list[int]:
+    """Those who say so: no trail need be followed."""
+    return sorted(rank for rank, waited_for in statements.items() if rank in waited_for)
 
 
 def trail_ends(start: int, statements: Mapping[int, Sequence[int]]) -> list[int]:

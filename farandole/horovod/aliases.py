@@ -80,7 +80,8 @@ class _Aliases(MetaPathFinder):
         if found is None:
             raise ModuleNotFoundError(
                 f"{fullname} is not here. Farandole has what Horovod documents for PyTorch: "
-                "horovod.torch, horovod.torch.elastic, horovod.run and horovod.common.exceptions.",
+                "horovod.torch, horovod.torch.elastic, horovod.run and horovod.common.exceptions; "
+                "and of its inner parts horovod.common.util and horovod.runner.util.threads.",
                 name=fullname,
             )
         is_package = found.submodule_search_locations is not None

@@ -5,7 +5,7 @@ thereby become ready; `table` decides. Who drives the rounds?
 
     a caller who waits      drives them himself: no other thread has to be woken, which would take
                             longer than a small collective
-    the engine's thread     drives them otherwise: at once when something was asked for that nobody
+    the engine's thread     drives them otherwise: a cycle after something was asked for that nobody
                             waits for yet, and once a second for a rank that has nothing to ask for
 
 A rank that waits for another one sleeps in a round until that one comes to it. When all are there
@@ -19,13 +19,13 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from farandole.comm.group import Group
 from farandole.comm.helper import start_helper
 from farandole.comm.trace import NO_TRACE, Trace
 from farandole.comm.transport import PeerLost
-from farandole.errors import CommError
+from farandole.errors import CommError, UserError
 from farandole.horovod.common.exceptions import HorovodInternalError
 from farandole.horovod.gpus import GpuLinks
 from farandole.horovod.rounds import Rounds
@@ -44,17 +44,27 @@ _DONE = Decision(is_news=True)
 class Engine:
     """One rank's end, of one process set. The group is the engine's alone from here on."""
 
-    def __init__(self, group: Group, settings: Settings, gpus: GpuLinks | None = None) -> None:
+    def __init__(
+        self,
+        group: Group,
+        settings: Settings,
+        gpus: GpuLinks | None = None,
+        *,
+        names: Sequence[int] | None = None,
+        on_end: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """`names` are what the ranks of a process set are called among all. `on_end` is told why
+        the engine has ended, by whichever thread finds out."""
         self.group = group
+        self._on_end = on_end
         self._pid = os.getpid()
         self._trace: Trace = NO_TRACE
         self._cycle_seconds = settings.cycle_seconds
-        self._rounds = Rounds(group, settings, gpus)
+        self._rounds = Rounds(group, settings, gpus, names)
         self._driving = threading.Lock()  # held in a round
         self._changed = threading.Condition()  # over all that follows
         self._works: dict[str, Work] = {}  # in flight, by name
         self._news: list[Work] = []  # those of them that the others have not been told of
-        self._duplicates: list[str] = []
         self._quiet_bytes = 0
         self._joining: Work | None = None
         self._join_is_told = False
@@ -76,14 +86,15 @@ class Engine:
 
         `quiet`: the caller will wait for it, or for something after it; so the thread need not be
         woken for it until a good deal has come together.
+
+        A name that is in flight is refused here. The others never hear of it, and the first request
+        stays as it is.
         """
         name = work.request.name
         with self._changed:
             self._require_alive()
             if name in self._works:
-                self._duplicates.append(name)
-                self._call()
-                raise HorovodInternalError(
+                raise UserError(
                     f"{name!r} was asked for again before it was done. Give each tensor in flight "
                     "a name of its own, or synchronize the first one before."
                 )
@@ -125,7 +136,7 @@ class Engine:
         with self._changed:
             self._require_alive()
             if self._joining is not None:
-                raise HorovodInternalError("hvd.join() is under way on this rank already.")
+                raise UserError("hvd.join() is under way on this rank already. Wait for it.")
             self._joining = work
             self._join_is_told = False
             self._call()
@@ -135,14 +146,20 @@ class Engine:
         self._trace = trace
         self._rounds.record(trace, mark_cycles)
 
-    def close(self, reason: str) -> None:
-        """Tells the others that this rank leaves, which ends the engine on all of them."""
+    def leave(self, reason: str) -> None:
+        """Asks for nothing more, and tells the others in the next round, which ends the engine on
+        all ranks. Waits for nobody."""
         with self._changed:
             if self._ended is None:
                 self._leaving = reason
                 self._call()
+
+    def close(self, reason: str) -> None:
+        """Leaves, and gives back what the engine holds."""
+        self.leave(reason)
         self._thread.join(_LEAVING_SECONDS)  # longer only if a rank does not answer at all
-        self._end(f"this rank {reason}")
+        # Whoever has not come to a round meanwhile comes later, and must not wait for this rank.
+        self._fail(f"this rank {reason}")
         self._rounds.close()
 
     # Rounds
@@ -166,6 +183,10 @@ class Engine:
                 decision = _DONE
             for response in decision.responses:
                 self._carry_out(response)
+            self._last_round = time.monotonic()
+            self._conclude(decision)
+            if decision.responses:
+                self._wake_sleepers()
         except CommError as error:
             self._end(str(error).rstrip("."))
             return True
@@ -175,7 +196,10 @@ class Engine:
         except BaseException:  # Ctrl-C in the middle of it: the round cannot be taken up again
             self._fail("was interrupted")
             raise
-        self._last_round = time.monotonic()
+        return decision.is_news
+
+    def _conclude(self, decision: Decision) -> None:
+        """What follows for this rank when everything that was ready has been done."""
         if decision.last_joined is not None:
             self._end_join(decision.last_joined)
         if decision.leaving:
@@ -186,18 +210,14 @@ class Engine:
             fatal = self._rounds.look_for_stalls()
             if fatal:
                 self._leaving = f"ended the job: {fatal}"
-        return decision.is_news
 
     def _next_announcement(self) -> Announcement:
         joins = self._joining is not None and not self._join_is_told
         requests = tuple(work.request for work in self._news)
-        said = Announcement(
-            requests, tuple(self._duplicates), joins, self._leaving, self._to_be_tuned
-        )
+        said = Announcement(requests, joins, self._leaving, self._to_be_tuned)
         self._to_be_tuned = ()
         self._join_is_told |= joins
         self._news = []
-        self._duplicates = []
         self._quiet_bytes = 0
         self._called = False
         return said
@@ -251,6 +271,12 @@ class Engine:
         assert work is not None
         work.last_joined = last
         work.end()
+        self._wake_sleepers()
+
+    def _wake_sleepers(self) -> None:
+        """Threads that sleep until the next round, and whose work another one has done."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _pause(self, work: Work) -> None:
         """After a round in which nobody had anything to say. Others may ask for more meanwhile."""
@@ -273,6 +299,12 @@ class Engine:
                     return
                 if not self._is_due():
                     continue
+                if self._news:
+                    # Nobody waits for it yet, and more may follow: told together it takes fewer
+                    # rounds, and a name that follows at once is still found in flight.
+                    self._changed.wait_for(
+                        lambda: bool(self._ended or self._leaving), self._cycle_seconds
+                    )
             if not self._driving.acquire(timeout=_TICK_SECONDS):
                 continue  # a caller drives
             try:
@@ -308,23 +340,24 @@ class Engine:
                 f"hvd was initialized in process {self._pid}, and this is process {os.getpid()}, "
                 "which was forked off: a DataLoader's worker, say. Collectives are for the former."
             )
-        if self._ended is not None:
+        ended = self._ended or (f"this rank {self._leaving}" if self._leaving else "")
+        if ended:
             raise HorovodInternalError(
-                f"this group of ranks has ended: {self._ended}. Call hvd.shutdown() and hvd.init() "
-                "to form a new one."
+                f"this group of ranks has ended: {ended}. Call hvd.shutdown() and hvd.init() to "
+                "form a new one."
             )
 
     def _fail(self, reason: str) -> None:
-        """This rank cannot go on, and the others must not wait for it."""
-        self._end(reason)
-        with contextlib.suppress(Exception):  # they notice later by themselves
-            self.group.transport.blame(PeerLost([self.group.rank], reason))
+        """This rank cannot go on, and the others must not wait for it, unless they know already."""
+        if self._end(reason):
+            with contextlib.suppress(Exception):  # they notice later by themselves
+                self.group.transport.blame(PeerLost([self.group.rank], reason))
 
-    def _end(self, reason: str) -> None:
-        """Whoever waits is told."""
+    def _end(self, reason: str) -> bool:
+        """Whoever waits is told. Returns False where it has ended before."""
         with self._changed:
             if self._ended is not None:
-                return
+                return False
             self._ended = reason
             works = [*self._works.values()]
             if self._joining is not None:
@@ -333,5 +366,7 @@ class Engine:
             self._news.clear()
             self._joining = None
             self._changed.notify_all()
+        self._on_end(reason)  # before anybody who waits here goes on, to a process set perhaps
         for work in works:
             work.end(HorovodInternalError(f"{work.request.name!r} was not done: {reason}."))
+        return True

@@ -1,7 +1,8 @@
 """Carries out what the ranks have agreed on: the tensors of a response, over one transport.
 
 Small tensors are reduced together, in a buffer that all ranks of a host can reach. A rank that has
-joined takes part in everything with what changes nothing, and keeps nothing.
+joined takes part in all-reduces with what changes nothing, and keeps nothing; nothing else is
+agreed on while there is one.
 """
 
 from __future__ import annotations
@@ -177,23 +178,22 @@ class Executor:
             self._buffers[like.dtype] = found
         return found[0][:length]
 
-    # The others. Their tensors go one by one.
+    # The others. Their tensors go one by one, and every rank is there.
 
     def _allgather(self, response: Response, works: Sequence[Work | None]) -> None:
-        (item,), (work,) = response.items, works
+        item, work = _only(response, works)
         for index, mine in enumerate(_inputs(item, work)):
             like = item.like.shapes[index]
-            rows = [request.shapes[index][0] if request else 0 for request in item.requests]
+            rows = [request.shapes[index][0] for request in item.requests if request]
             width = _width(like)
             flat = self._transport.all_gather(
                 flat_view(self._carried(mine)), [count * width for count in rows]
             )
-            if work is not None:
-                gathered = flat.view(sum(rows), *like[1:])
-                work.outputs.append(gathered.to(mine.device))
+            gathered = flat.view(sum(rows), *like[1:])
+            work.outputs.append(gathered.to(mine.device))
 
     def _broadcast(self, response: Response, works: Sequence[Work | None]) -> None:
-        (item,), (work,) = response.items, works
+        item, work = _only(response, works)
         root = item.like.root
         inputs = _inputs(item, work)
         for mine, target in zip(inputs, _outputs(work, inputs), strict=True):
@@ -207,22 +207,18 @@ class Executor:
                 target.copy_(carried)
 
     def _alltoall(self, response: Response, works: Sequence[Work | None]) -> None:
-        (item,), (work,) = response.items, works
+        item, work = _only(response, works)
         (mine,) = _inputs(item, work)
-        rank, size = self._transport.rank, self._transport.size
-        given = work.request.splits if work is not None else (0,) * size
-        # Also at a rank that has joined: what the others send it is not kept, but has to arrive.
-        taken = [request.splits[rank] if request else 0 for request in item.requests]
+        taken = [request.splits[self._transport.rank] for request in item.requests if request]
         carried = self._carried(mine)
         row = tuple(item.like.shapes[0][1:])
-        sends = [flat_view(part) for part in carried.split(list(given))]
+        sends = [flat_view(part) for part in carried.split(list(work.request.splits))]
         received = carried.new_empty((sum(taken), *row))
         self._transport.all_to_all(sends, [flat_view(part) for part in received.split(taken)])
-        if work is not None:
-            work.outputs += [received.to(mine.device), torch.tensor(taken, dtype=torch.int32)]
+        work.outputs += [received.to(mine.device), torch.tensor(taken, dtype=torch.int32)]
 
     def _reducescatter(self, response: Response, works: Sequence[Work | None]) -> None:
-        (item,), (work,) = response.items, works
+        item, work = _only(response, works)
         like = item.like
         for index, mine in enumerate(_inputs(item, work)):
             shape = like.shapes[index]
@@ -240,9 +236,8 @@ class Executor:
                 op = _op_for(like.op, flat.dtype)
                 result = self._transport.reduce_scatter(flat, counts, op)
             scale_(result, like.postscale)
-            if work is not None:
-                own = result.view(rows[self._transport.rank], *shape[1:])
-                work.outputs.append(own.to(mine.device))
+            own = result.view(rows[self._transport.rank], *shape[1:])
+            work.outputs.append(own.to(mine.device))
 
     def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu() if self._staged and tensor.is_cuda else tensor
@@ -274,6 +269,13 @@ def is_whole_average(op: str, dtype: torch.dtype) -> bool:
     return op == "average" and not (dtype.is_floating_point or dtype.is_complex)
 
 
+def _only(response: Response, works: Sequence[Work | None]) -> tuple[Item, Work]:
+    """Of what is done one by one, by every rank."""
+    (item,), (work,) = response.items, works
+    assert work is not None
+    return item, work
+
+
 def _inputs(item: Item, work: Work | None) -> list[torch.Tensor]:
     """This rank's tensors, or such that change nothing."""
     if work is not None:
@@ -282,16 +284,9 @@ def _inputs(item: Item, work: Work | None) -> list[torch.Tensor]:
         return [tensor.detach() for tensor in work.inputs]
     like = item.like
     dtypes = [cast(torch.dtype, getattr(torch, name)) for name in like.dtypes]
-    pairs = zip(like.shapes, dtypes, strict=True)
-    if like.kind in (ALLGATHER, ALLTOALL):
-        rows = ((0, *shape[1:]) for shape in like.shapes)
-        return [
-            torch.empty(shape, dtype=dtype, device=like.device)
-            for shape, dtype in zip(rows, dtypes, strict=True)
-        ]
     return [
         torch.full(shape, _neutral(like.op, dtype), dtype=dtype, device=like.device)
-        for shape, dtype in pairs
+        for shape, dtype in zip(like.shapes, dtypes, strict=True)
     ]
 
 

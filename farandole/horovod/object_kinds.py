@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from farandole.errors import UserError
+from farandole.horovod.sparse_tensors import checked_sparse
 
 
 class CannotTravel(Exception):  # noqa: N818  (a reason on its way to a UserError, not an error)
@@ -109,9 +110,7 @@ def _tensor_together(how: Any, inside: Any) -> torch.Tensor:
     layout, differentiable, shape, detail = how
     if layout == "sparse":
         indices, values = inside
-        tensor = torch.sparse_coo_tensor(
-            indices, values, shape, check_invariants=True, is_coalesced=detail
-        )
+        tensor = checked_sparse(indices, values, shape, is_coalesced=detail)
     else:
         _check_bytes(inside, shape, detail.itemsize)
         row = torch.empty(len(inside), dtype=torch.uint8)

@@ -28,14 +28,21 @@ _BEGIN_BYTES = 25 * 2**20  # as much as a bucket of DDP
 class Rounds:
     """One rank's end. One thread at a time may use it; all ranks make the same calls."""
 
-    def __init__(self, group: Group, settings: Settings, gpus: GpuLinks | None) -> None:
+    def __init__(
+        self,
+        group: Group,
+        settings: Settings,
+        gpus: GpuLinks | None,
+        names: Sequence[int] | None = None,
+    ) -> None:
+        """`names`: see `Table`."""
         self.begin_bytes = _BEGIN_BYTES
         """So much of what nobody waits for yet is worth a round of its own."""
         self._group = group
         self._speaker = Speaker(settings.cache_capacity)
         self._listeners = [Listener(settings.cache_capacity) for _ in range(group.size)]
         self._common: set[str] = set()  # numbers by which all ranks mean the same
-        self._table = Table(group.size, settings.fusion_bytes)
+        self._table = Table(group.size, settings.fusion_bytes, names)
         self._stall = StallWatch(
             self._table, settings.stall_warning_seconds, settings.stall_shutdown_seconds
         )

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -57,7 +58,8 @@ class Session:
         self.topology = topology
         self.settings = settings
         self.counters: Counter[tuple[int, str]] = Counter()  # of names that were not given
-        self._engines: dict[int, Engine] = {0: Engine(group, settings, gpus)}
+        self._engines: dict[int, Engine] = {}
+        self._engines[0] = Engine(group, settings, gpus, on_end=self._leave_sets)
         self._gpus = gpus
         self._sets: dict[int, ProcessSet] = {}
         self._next_set = 1
@@ -155,8 +157,8 @@ class Session:
             self._next_set += 1
             if self.rank in ranks:
                 gpus = self._gpus.of(f"set-{number}") if self._gpus is not None else None
-                engine = Engine(world.group.subgroup(ranks), self.settings, gpus)
-                self._engines[number] = engine
+                group = world.group.subgroup(ranks)
+                self._engines[number] = Engine(group, self.settings, gpus, names=ranks)
             process_set.process_set_id = number
             self._sets[number] = process_set
 
@@ -177,6 +179,13 @@ class Session:
         process_set._invalidate()
         return True
 
+    def _leave_sets(self, reason: str) -> None:
+        """All ranks together have ended, and so do the sets: also those without the rank that left,
+        whose members hear of it here."""
+        for number, engine in list(self._engines.items()):
+            if number != 0:
+                engine.leave(f"heard that {reason}")
+
     def _perform(
         self, kind: str, name: str, ranks: Sequence[int], make: Callable[[], None]
     ) -> None:
@@ -189,8 +198,9 @@ class Session:
     # The timeline
 
     def start_timeline(self, target: Path, mark_cycles: bool) -> None:
-        if self._timeline is not None:
-            raise UserError("a timeline is being recorded; call hvd.stop_timeline() before.")
+        if self._timeline is not None and self._timeline.target == target.absolute():
+            return  # as in Horovod: it goes on
+        self.stop_timeline()  # and a new one takes the place of one that is recorded
         self._timeline = Timeline(
             target,
             list(self._engines.values()),
@@ -205,11 +215,14 @@ class Session:
             timeline.stop()
 
     def close(self, reason: str) -> None:
-        self.stop_timeline()
-        for number, engine in sorted(self._engines.items(), reverse=True):
-            engine.close(reason if number == 0 else "removed the process set")
-        for process_set in self._sets.values():
-            process_set._invalidate()
+        """The process sets go first, and all engines before anything that may take its time or
+        fail: ranks that wait for this one hear of it at once."""
+        with ExitStack() as last_first:
+            last_first.callback(self.stop_timeline)
+            for process_set in self._sets.values():
+                last_first.callback(process_set._invalidate)
+            for _, engine in sorted(self._engines.items()):
+                last_first.callback(engine.close, reason)
 
 
 class Holder:

@@ -11,16 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from farandole.horovod.requests import (
-    ADD_SET,
-    ALLGATHER,
-    ALLREDUCE,
-    ALLTOALL,
-    BARRIER,
-    BROADCAST,
-    REMOVE_SET,
-    Request,
-)
+from farandole.comm.transport import name_ranks
+from farandole.horovod.requests import ALLGATHER, ALLREDUCE, ALLTOALL, Request
 
 ADASUM = "adasum"
 
@@ -29,7 +21,6 @@ class Announcement(NamedTuple):
     """What one rank says in one round."""
 
     requests: tuple[Request, ...] = ()
-    duplicates: tuple[str, ...] = ()  # names it has asked for again before they were done
     joins: bool = False  # it has no more data: from now on it takes part with nothing
     leaves: str = ""  # why it will not come any more; this round is the last
     tuned: tuple[int, ...] = ()  # of rank 0: what all shall use from the next round on
@@ -41,7 +32,7 @@ class Announcement(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether it asks for something and says nothing else."""
-        return self == (self.requests, (), False, "", ())
+        return self == (self.requests, False, "", ())
 
 
 NOTHING = Announcement()
@@ -85,16 +76,17 @@ class _Wanted:
     """A name for which ranks are still missing."""
 
     requests: dict[int, Request] = field(default_factory=dict)
-    asked_twice: set[int] = field(default_factory=set)
     since: float = 0.0
 
 
 class Table:
-    """`fusion_bytes`: up to so much is reduced in one go."""
+    """`fusion_bytes`: up to so much is reduced in one go. `names`: what the ranks of a process set
+    are called among all; what is said of them uses these numbers."""
 
-    def __init__(self, size: int, fusion_bytes: int) -> None:
+    def __init__(self, size: int, fusion_bytes: int, names: Sequence[int] | None = None) -> None:
         self.size = size
         self.fusion_bytes = fusion_bytes
+        self.names = names or range(size)
         self.joined: list[int] = []  # in the order in which they did
         self._wanted: dict[str, _Wanted] = {}
 
@@ -108,15 +100,13 @@ class Table:
                 wanted = self._wanted.setdefault(request.name, _Wanted(since=now))
                 wanted.requests[rank] = request
                 touched[request.name] = None
-            for name in one.duplicates:
-                again = self._wanted.get(name)
-                if again is not None and rank in again.requests:  # else it was done before
-                    again.asked_twice.add(rank)
         newly = [rank for rank, one in enumerate(said) if one.joins]
         if newly:
             self.joined += newly
             touched = dict.fromkeys(self._wanted)  # for all of them fewer are missing now
-        leaving = tuple((rank, one.leaves) for rank, one in enumerate(said) if one.leaves)
+        leaving = tuple(
+            (self.names[rank], one.leaves) for rank, one in enumerate(said) if one.leaves
+        )
         ready = [name for name in touched if self._is_ready(name)]
         responses = self._responses([self._take(name) for name in ready])
         last = None
@@ -128,10 +118,13 @@ class Table:
     def overdue(self, before: float) -> list[tuple[str, list[int], list[int]]]:
         """What was first asked for before then: the name, who has asked, and who has not."""
         return [
-            (name, sorted(wanted.requests), self._missing(wanted))
+            (name, self._called(sorted(wanted.requests)), self._called(self._missing(wanted)))
             for name, wanted in self._wanted.items()
             if wanted.since < before
         ]
+
+    def _called(self, ranks: Sequence[int]) -> list[int]:
+        return [self.names[rank] for rank in ranks]
 
     def _missing(self, wanted: _Wanted) -> list[int]:
         return [
@@ -149,13 +142,7 @@ class Table:
     def _take(self, name: str) -> tuple[Item, str]:
         wanted = self._wanted.pop(name)
         item = Item(tuple(wanted.requests.get(rank) for rank in range(self.size)))
-        if wanted.asked_twice:
-            ranks = ", ".join(map(str, sorted(wanted.asked_twice)))
-            return item, (
-                f"rank {ranks} asked for {name!r} again before it was done. Give each tensor in "
-                "flight a name of its own, or synchronize the first one before."
-            )
-        return item, problem_with(item)
+        return item, problem_with(item, self.names)
 
     def _responses(self, taken: Sequence[tuple[Item, str]]) -> tuple[Response, ...]:
         """All-reduces of one kind together, as many as fit; each where its first one stands."""
@@ -179,9 +166,10 @@ class Table:
         return tuple(one if isinstance(one, Response) else Response(tuple(one)) for one in done)
 
 
-def problem_with(item: Item) -> str:
+def problem_with(item: Item, names: Sequence[int] | None = None) -> str:
     """Why this cannot be done: what two ranks want does not fit together. Empty if it can."""
-    asked = [(rank, request) for rank, request in enumerate(item.requests) if request is not None]
+    pairs = list(zip(names or range(len(item.requests)), item.requests, strict=True))
+    asked = [(rank, request) for rank, request in pairs if request is not None]
     first_rank, first = asked[0]
     for rank, request in asked[1:]:
         if request == first or _alike(first, request):
@@ -192,7 +180,8 @@ def problem_with(item: Item) -> str:
             "names."
         )
     if len(asked) < len(item.requests):
-        return _problem_with_joined(item, first)
+        absent = [rank for rank, request in pairs if request is None]
+        return _problem_with_joined(first, absent)
     return ""
 
 
@@ -206,12 +195,13 @@ def _alike(one: Request, other: Request) -> bool:
     return same and rows[0] == rows[1] and ranks[0] == ranks[1]
 
 
-def _problem_with_joined(item: Item, first: Request) -> str:
-    absent = [rank for rank, request in enumerate(item.requests) if request is None]
-    if first.kind == BROADCAST and first.root in absent:
-        return f"{first.name!r}: root rank {first.root} of the broadcast has joined."
-    if first.op == ADASUM or first.kind in (ADD_SET, REMOVE_SET, BARRIER):
-        what = "Adasum" if first.op == ADASUM else first.kind
-        ranks = ", ".join(map(str, absent))
-        return f"{first.name!r}: {what} needs every rank, and rank {ranks} has joined."
-    return ""
+def _problem_with_joined(first: Request, absent: Sequence[int]) -> str:
+    """Who has joined can add nothing to a reduction. What all others do needs what it has."""
+    if first.kind == ALLREDUCE and first.op != ADASUM:
+        return ""
+    what = "Adasum" if first.op == ADASUM else first.kind
+    verb = "has" if len(absent) == 1 else "have"
+    return (
+        f"{first.name!r}: {what} needs every rank, and {name_ranks(absent)} {verb} joined. Until "
+        "all have, only all-reduces can be done (of sparse gradients with sparse_as_dense=True)."
+    )

@@ -34,10 +34,10 @@ class Timeline:
         mark_cycles: bool,
         clock: Offset | None,
     ) -> None:
-        self._target = target.absolute()
+        self.target = target.absolute()
         self._engines = engines
         self._rank, self._size = engines[0].group.rank, engines[0].group.size
-        parts = parts_folder(self._target)
+        parts = parts_folder(self.target)
         header = {"rank": self._rank, "size": self._size, "host": host, "pid": os.getpid()}
         try:
             parts.mkdir(parents=True, exist_ok=True)
@@ -58,13 +58,13 @@ class Timeline:
         self._recorder.close()
         if self._rank != 0:
             return
-        parts = parts_folder(self._target)
+        parts = parts_folder(self.target)
         recorded = [rank for rank in range(self._size) if part_file(parts, rank).exists()]
         wait_for_ends(parts, recorded, _PATIENCE_SECONDS)
         try:
-            merged = merge(self._target)
+            merged = merge(self.target)
         except FarandoleError as error:  # must not hide how the script ended; the parts stay
             print(f"farandole: {error}", file=sys.stderr)
             return
-        remove_parts(self._target)
+        remove_parts(self.target)
         print(f"farandole: {merged}", file=sys.stderr)

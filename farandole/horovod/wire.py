@@ -69,13 +69,13 @@ class Listener:
             return NOTHING
         if not text.startswith("["):
             return Announcement(tuple(map(self._known.__getitem__, _numbers(text))))
-        ranges, written, duplicates, joins, leaves, tuned = json.loads(text)
+        ranges, written, joins, leaves, tuned = json.loads(text)
         before = [self._known[number] for number in _numbers(ranges)]
         fresh = [Request.read(value) for value in written]
         for request in fresh:
             if request.is_lasting and len(self._known) < self._capacity:
                 self._known.append(request)
-        return Announcement((*before, *fresh), tuple(duplicates), joins, leaves, tuple(tuned))
+        return Announcement((*before, *fresh), joins, leaves, tuple(tuned))
 
 
 def exchange(

@@ -49,9 +49,11 @@ class Meeting:
         try:
             if self._store is None:
                 self._store = find_store(seat, timeout)
-            self._times[job] += 1
-            store = PrefixStore(f"horovod/{job}/{self._times[job]}", self._store)
+            # Counted only when all have come: a rank that gave up, and comes again, must not look
+            # for the others where they will be the next time.
+            store = PrefixStore(f"horovod/{job}/{self._times[job] + 1}", self._store)
             roll_call(PrefixStore("roll", store), seat, timeout, "hvd.init()")
+            self._times[job] += 1
         finally:
             forget_port_file(seat)
         group = Group(carrier(seat, store, timeout), more_time=_MORE_TIME)

@@ -101,3 +101,10 @@ def test_those_who_have_ended_are_given_no_more_time() -> None:
 def test_without_a_board_one_names_what_one_knows() -> None:
     assert who_is_missing(Counting(reads=0), 0, [1]) == [1]
     assert who_is_missing(Counting(reads=3), 0, [1]) == [2]
+
+
+def test_who_has_said_that_it_leaves_is_blamed_at_once() -> None:
+    store = HashStore()
+    boards = [StoreBoard(store, rank, 3) for rank in range(3)]
+    assert who_is_missing(boards[0], 0, [0]) == [0]
+    assert who_is_missing(boards[1], 1, [2]) == [0]  # who may be waiting for 0, and is not asked

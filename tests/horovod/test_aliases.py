@@ -33,7 +33,8 @@ def train():
     hvd.init()
     assert (ours.rank(), ours.size()) == (0, 1)
     names = ("elastic", "mpi_ops", "compression")
-    print(same("runner", "common.process_sets", *(f"torch.{name}" for name in names)))
+    inner = ("common.process_sets", "common.util", "runner.util.threads")
+    print(same("runner", *inner, *(f"torch.{name}" for name in names)))
     import horovod
     assert horovod.torch.mpi_ops is sys.modules["farandole.horovod.torch.mpi_ops"]
     assert horovod.run is horovod.runner.run

@@ -354,6 +354,42 @@ def test_an_embedding_that_a_rank_does_not_use_in_some_step() -> None:
     run_horovod(2, body)
 
 
+@SIZES
+@pytest.mark.parametrize("sparse_as_dense", [True, False])
+@pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16])
+def test_an_optimizer_that_takes_sparse_gradients_alone(
+    size: int, sparse_as_dense: bool, compression: Any
+) -> None:
+    """Also on a rank that does not use its words in the first step."""
+    batches = torch.tensor([[1, 2, 4], [4, 3, 5], [1, 1, 4], [5, 2, 0]])
+
+    def body() -> Params:
+        words = fill(nn.Embedding(6, 3, sparse=True))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SparseAdam(list(words.parameters()), lr=0.1),
+            sparse_as_dense=sparse_as_dense,
+            compression=compression if sparse_as_dense else hvd.Compression.none,
+        )
+        for step in range(3):
+            optimizer.zero_grad()
+            if step > 0 or hvd.rank() == 0:
+                words(batches[hvd.rank()]).square().sum().backward()
+            optimizer.step()
+            assert words.weight.grad is not None
+            assert words.weight.grad.is_sparse
+        return parameters(words)
+
+    words = fill(nn.Embedding(6, 3, sparse=True))
+    optimizer = torch.optim.SparseAdam(list(words.parameters()), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        used = batches[: size if step else 1]
+        (words(used).square().sum() / size).backward()
+        optimizer.step()
+    is_rounded = sparse_as_dense and compression is hvd.Compression.fp16
+    check(size, body, parameters(words), 1e-2 if is_rounded else 1e-12)
+
+
 # Models that do not use all they have, or not in one order
 
 
@@ -552,8 +588,14 @@ def test_synchronizing_twice_is_told() -> None:
         F.mse_loss(model(x), y).backward()
         optimizer.synchronize()
         before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        with pytest.warns(UserWarning, match=r"with optimizer.skip_synchronize\(\)"):
+        with pytest.warns(UserWarning, match="slowdown") as told:
             optimizer.step()
+        assert [str(one.message) for one in told] == [
+            "optimizer.step() called without optimizer.skip_synchronize() context after "
+            "optimizer.synchronize(). This can cause training slowdown. You may want to consider "
+            "using optimizer.skip_synchronize() context if you use optimizer.synchronize() in your "
+            "code."
+        ]
         close([p.grad for p in model.parameters() if p.grad is not None], before)
         return parameters(model)
 
@@ -888,3 +930,26 @@ def test_gradients_under_way_are_not_to_be_touched(size: int) -> None:
         optimizer.step()  # without a warning
 
     run_horovod(size, body)
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_parameters_have_names_of_their_own_also_when_none_are_given(op: str) -> None:
+    def body() -> set[str]:
+        layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        layers[1].bias.requires_grad_(False)
+        groups = [{"params": layer.parameters()} for layer in layers]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1), op=op)
+        names = optimizer._parameter_names
+        assert names.keys() == set(layers.parameters())
+        assert len(set(names.values())) == 4
+        more = nn.Parameter(torch.ones(1))
+        optimizer.add_param_group({"params": [more]})
+        assert len(set(optimizer._parameter_names.values())) == 5
+        named = hvd.DistributedOptimizer(
+            torch.optim.SGD(layers.parameters(), lr=0.1), layers.named_parameters(), op=op
+        )
+        assert named._parameter_names == {p: name for name, p in layers.named_parameters()}
+        return set(names.values())
+
+    first, second = run_horovod(2, body)
+    assert first == second

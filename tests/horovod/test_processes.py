@@ -184,3 +184,135 @@ def test_mpirun(sandbox: Sandbox, mpirun: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
     assert list((sandbox.temporary / f"farandole-{os.getuid()}").iterdir()) == []
+
+
+HEARD = """
+import sys, time
+from pathlib import Path
+import torch
+import farandole.horovod.torch as hvd
+from farandole.horovod import engine
+from farandole.horovod.session import current
+
+def until(condition):
+    while not condition():
+        time.sleep(0.01)
+
+how, wait = sys.argv[1:]
+hvd.init()
+rank, some = hvd.rank(), hvd.add_process_set([1, 2])
+waits = {"join": hvd.join, "barrier": hvd.barrier, "set": lambda: hvd.barrier(some)}
+driving = current().engine(hvd.global_process_set)._driving
+if rank == 0:
+    if how == "unnoticed":  # its thread is in a round, to which rank 1 does not come in time
+        until(Path("busy").exists)
+        until(driving.locked)
+        engine._LEAVING_SECONDS = 0.2
+    hvd.shutdown()
+    Path("left").touch()
+elif rank == 1:
+    if how == "unnoticed":
+        with driving:
+            Path("busy").touch()
+            until(Path("left").exists)
+    try:
+        waits[wait]()
+    except hvd.HorovodInternalError as error:
+        print(error)
+    Path("heard").touch()
+else:
+    until(Path("heard").exists)
+hvd.shutdown()
+hvd.init()
+assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == 3.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "wait"),
+    [("told", "join"), ("told", "barrier"), ("told", "set"), ("unnoticed", "join")],
+)
+def test_a_rank_that_waits_hears_of_one_that_has_left_and_begun_anew(
+    sandbox: Sandbox, free_port: str, how: str, wait: str
+) -> None:
+    """In seconds, not after the time for which a silent rank is waited for: here it is endless."""
+    endless = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3600"}
+    ranks = [variables | endless for variables in ranks_of(3, free_port)]
+    ends = sandbox.by_hand(ranks, sandbox.script("heard.py", HEARD), how, wait)
+    assert [end.returncode for end in ends] == [0, 0, 0], ends
+    left = "rank 0 has called hvd.shutdown()" if how == "told" else "rank 0 has left"
+    assert left in ends[1].stdout
+
+
+AGAIN = """
+import time
+from pathlib import Path
+import torch
+import farandole.horovod.torch as hvd
+from farandole.errors import JoinError
+
+hvd.init()
+rank = hvd.rank()
+hvd.shutdown()
+if rank == 0:
+    for _ in range(2):
+        try:
+            hvd.init()
+        except JoinError as error:
+            print(error)
+    Path("gave up").touch()
+else:
+    while not Path("gave up").exists():
+        time.sleep(0.01)
+hvd.init()
+assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == 2.0
+"""
+
+
+def test_a_rank_that_gave_up_meets_the_others_the_next_time(
+    sandbox: Sandbox, two_ranks: list[dict[str, str]]
+) -> None:
+    ranks = [
+        variables | {"HOROVOD_GLOO_TIMEOUT_SECONDS": seconds}
+        for variables, seconds in zip(two_ranks, ("1", "60"), strict=True)
+    ]
+    first, second = sandbox.by_hand(ranks, sandbox.script("again.py", AGAIN))
+    assert (first.returncode, second.returncode) == (0, 0), (first.stderr, second.stderr)
+    assert first.stdout.count("waited 1 s for rank(s) [1] of 2 to call hvd.init()") == 2
+
+
+BARRIERS = """
+import json, random, time
+import farandole.horovod.torch as hvd
+
+hvd.init()
+rank, some = hvd.rank(), hvd.add_process_set([0, 2])
+pauses = random.Random(rank)
+seen = []
+for turn in range(60):
+    whose = some if turn % 3 == 2 else hvd.global_process_set
+    if not whose.included():
+        continue
+    time.sleep(pauses.choice([0.0, 0.0, 0.001, 0.01, 0.05]))
+    came = time.monotonic_ns()  # one clock for all processes of a host
+    hvd.barrier(whose)
+    seen.append([turn, came, time.monotonic_ns()])
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("transport", ["auto", "c10d"])
+def test_nobody_passes_a_barrier_before_the_last_one_has_come(
+    sandbox: Sandbox, free_port: str, transport: str
+) -> None:
+    """By the order of what happened, whoever is how late."""
+    ranks = [variables | {"FARANDOLE_TRANSPORT": transport} for variables in ranks_of(3, free_port)]
+    ends = sandbox.by_hand(ranks, sandbox.script("barriers.py", BARRIERS))
+    assert [end.returncode for end in ends] == [0, 0, 0], ends
+    turns: dict[int, list[tuple[int, int]]] = {}
+    for end in ends:
+        for turn, came, passed in json.loads(end.stdout):
+            turns.setdefault(turn, []).append((came, passed))
+    assert sorted(map(len, turns.values())) == [2] * 20 + [3] * 40
+    for times in turns.values():
+        assert max(came for came, _ in times) <= min(passed for _, passed in times)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,24 +152,31 @@ def test_what_a_joined_rank_had_asked_for_is_still_its_own() -> None:
     assert response.items[0].requests == (reduce(), reduce())
 
 
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (Request("b", BROADCAST, ("int8",), ((1,),), root=1), "root rank 1 .* has joined"),
-        (reduce(op="adasum"), "Adasum needs every rank, and rank 1 has joined"),
-        (Request("m", BARRIER), "barrier needs every rank, and rank 1 has joined"),
-        (Request("s", ADD_SET, splits=(0,)), "add_process_set needs every rank"),
-    ],
-)
-def test_what_cannot_be_done_without_those_who_joined(request_: Request, message: str) -> None:
-    (response,) = one_round(asks(request_), Announcement(joins=True))
-    assert re.search(message, response.error)
+NEEDS_ALL = {
+    "broadcast": Request("b", BROADCAST, ("int8",), ((1,),), root=1),
+    "broadcast from one who is there": Request("b", BROADCAST, ("int8",), ((1,),), root=0),
+    "allgather": Request("g", ALLGATHER, ("int8",), ((1,),)),
+    "alltoall": Request("t", ALLTOALL, ("int8",), ((2,),), splits=(1, 1)),
+    "reducescatter": Request("r", REDUCESCATTER, ("int8",), ((2,),), op="sum"),
+    "Adasum": reduce(op="adasum"),
+    "barrier": Request("m", BARRIER),
+    "add_process_set": Request("s", ADD_SET, splits=(0,)),
+}
 
 
-def test_a_broadcast_from_one_who_is_there_goes_on_without_the_others() -> None:
-    from_me = Request("b", BROADCAST, ("int8",), ((1,),), root=0)
-    (response,) = one_round(asks(from_me), Announcement(joins=True))
+@pytest.mark.parametrize("what", NEEDS_ALL)
+def test_what_cannot_be_done_without_those_who_joined(what: str) -> None:
+    (response,) = one_round(asks(NEEDS_ALL[what]), Announcement(joins=True))
+    kind = what.split()[0]
+    assert f"{kind} needs every rank, and rank 1 has joined" in response.error
+
+
+def test_a_sum_is_done_without_those_who_joined() -> None:
+    (response,) = one_round(asks(reduce()), Announcement(joins=True), Announcement(joins=True))
     assert not response.error
+    asked = asks(NEEDS_ALL["allgather"])
+    (response,) = one_round(asked, Announcement(joins=True), Announcement(joins=True))
+    assert "ranks 1, 2 have joined" in response.error
 
 
 # What does not fit together
@@ -225,32 +230,14 @@ def test_one_mismatch_does_not_spoil_the_rest() -> None:
     assert problem_with(next(r for r in responses if not r.error).items[0]) == ""
 
 
-# Asked twice
-
-
-def test_a_duplicate_is_an_error_for_all_who_asked() -> None:
-    table = Table(2, 64)
-    table.hear([asks(reduce()), NOTHING])
-    assert table.hear([Announcement(duplicates=("x",)), NOTHING]).responses == ()
-    (response,) = table.hear([NOTHING, asks(reduce())]).responses
-    assert "rank 0 asked for 'x' again before it was done" in response.error
-    (again,) = table.hear([asks(reduce()), asks(reduce())]).responses
-    assert not again.error  # the next time it is an honest request
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_duplicate_of_what_is_done_already_harms_nobody(rank: int) -> None:
-    """It was asked for a second time while the first was being done: the caller has been told."""
-    table = Table(2, 64)
-    (first,) = table.hear([asks(reduce()), asks(reduce())]).responses
-    assert not first.error
-    said = [asks(reduce()), asks(reduce())]
-    said[rank] = Announcement(duplicates=("x",))
-    table.hear(said)
-    said = [NOTHING, NOTHING]
-    said[rank] = asks(reduce())
-    (second,) = table.hear(said).responses
-    assert not second.error
+def test_the_ranks_of_a_set_are_called_by_their_numbers_among_all() -> None:
+    table = Table(2, 64, [3, 7])
+    (response,) = table.hear([asks(reduce()), asks(reduce(op="max"))], now=1.0).responses
+    assert "rank 3 for " in response.error
+    assert "rank 7 for " in response.error
+    decision = table.hear([asks(reduce("y")), Announcement(leaves="is tired")], now=1.0)
+    assert decision.leaving == ((7, "is tired"),)
+    assert table.overdue(2.0) == [("y", [3], [7])]
 
 
 # Leaving, and what is overdue

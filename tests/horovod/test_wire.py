@@ -38,7 +38,6 @@ REQUESTS = st.builds(
 ANNOUNCEMENTS = st.builds(
     Announcement,
     st.lists(REQUESTS, max_size=6, unique=True).map(tuple),
-    st.lists(st.text(max_size=4), max_size=2).map(tuple),
     st.booleans(),
     st.sampled_from(["", "has ended", "a\nb"]),
 )

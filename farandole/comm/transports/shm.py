@@ -53,7 +53,7 @@ from farandole.comm.transports.segment import (
     Statements,
 )
 from farandole.comm.transports.subset import Subset
-from farandole.comm.witness import who_is_missing
+from farandole.comm.witness import who_have_left, who_is_missing
 from farandole.schedule import piece
 
 _SMALL_BYTES = 2**20  # divided by the ranks: up to there one round, in which all add up all, pays
@@ -158,6 +158,8 @@ class SharedMemory(Transport):
         ended = [rank for rank in missing if has_ended(rank)]
         if ended:
             return PeerLost(ended, "has ended" if len(ended) == 1 else "have ended")
+        if missing == who_have_left(self._statements.read()):
+            return PeerLost(missing, "has left" if len(missing) == 1 else "have left")
         return PeerLost(missing, f"did not answer within {self.timeout.total_seconds():g} s")
 
     def close(self) -> None:

@@ -21,8 +21,12 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818  (Horovod's name)
         self.skip_sync = skip_sync
 
 
-class NotInitialisedError(ValueError):
-    """`hvd.init()` has not been called, or `hvd.shutdown()` has."""
+class NotInitialisedError(HorovodInternalError, ValueError):
+    """`hvd.init()` has not been called, or `hvd.shutdown()` has.
+
+    In Horovod it is a `ValueError` where one asks for a rank or a size, and where one asks for a
+    collective a `HorovodInternalError`. This is both.
+    """
 
     def __init__(self) -> None:
         super().__init__("Horovod has not been initialized; use hvd.init().")

@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch.cuda
-import torch.distributed as dist
-import torch.version
 
 from farandole.errors import UserError
 from farandole.horovod import session
+from farandole.horovod.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    mpi_built,
+    nccl_built,
+    rocm_built,
+)
 from farandole.horovod.common.process_sets import ProcessSet
+
+__all__ = [
+    "add_process_set",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
 
 _MPI_LAUNCHERS = ("openmpi", "mpich", "mvapich")
 
@@ -111,7 +141,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return session.current().remove_set(process_set)
 
 
-# What there is. Nothing of Farandole is built, so these say what can be used.
+# How the ranks meet. What there is to do it with is in `built`.
 
 
 def mpi_threads_supported() -> bool:
@@ -125,45 +155,6 @@ def mpi_enabled() -> bool:
     return session.current().seat.launcher in _MPI_LAUNCHERS
 
 
-def mpi_built() -> bool:
-    """Whether mpi4py is installed."""
-    return importlib.util.find_spec("mpi4py") is not None
-
-
 def gloo_enabled() -> bool:
     """Whether the ranks find each other without MPI: always."""
     return True
-
-
-def gloo_built() -> bool:
-    """Whether PyTorch has gloo."""
-    return dist.is_available() and dist.is_gloo_available()
-
-
-def nccl_built() -> int:
-    """NCCL's version as Horovod numbers it, such as 22304; 0 where PyTorch has none."""
-    if not (dist.is_available() and dist.is_nccl_available()):
-        return 0
-    major, minor, patch = torch.cuda.nccl.version()[:3]
-    return int(major * 10000 + minor * 100 + patch)
-
-
-def ddl_built() -> bool:
-    """IBM's library: never."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Intel's library: never."""
-    return False
-
-
-def cuda_built() -> bool:
-    """Whether PyTorch is built for CUDA."""
-    return torch.version.cuda is not None
-
-
-def rocm_built() -> bool:
-    """Whether PyTorch is built for ROCm."""
-    hip: Any = torch.version.hip
-    return hip is not None

@@ -84,11 +84,11 @@ def _broadcast_by_name(
     """Where the ranks have other tensors, or in another order. Whatever does not fit is an error
     that names it, on every rank; all the others are asked for and waited for first."""
     handles: list[Handle] = []
-    failures: list[HorovodInternalError] = []
+    failures: list[HorovodInternalError | UserError] = []
     for name, tensor in zip(names, tensors, strict=True):
         try:
             handles.append(broadcast_async_(tensor, root_rank, name, process_set))
-        except HorovodInternalError as error:
+        except (HorovodInternalError, UserError) as error:
             failures.append(error)
     for handle in handles:
         try:
@@ -136,7 +136,9 @@ def broadcast_optimizer_state(
     """Gives every rank's optimizer the state and the options (learning rate, …) of `root_rank`'s.
 
     The others need have no state yet. What they have is replaced; parameters are not touched.
-    `model` gives names to parameters that an error is about.
+    Where a parameter that is trained has no gradient yet it gets zeros, on every rank: Horovod
+    makes a state by stepping with such, and scripts find them there. (Not for `SparseAdam`, which
+    takes no dense ones.) `model` gives names to parameters that an error is about.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UserError(
@@ -149,12 +151,21 @@ def broadcast_optimizer_state(
     assert plan is not None
     if is_root:
         broadcast_parameters(_numbered(tensors), root_rank, process_set)
-        return
-    content, tensors = plan.filled(optimizer)
-    # Also when the optimizers differ: the others wait for this rank to take part.
-    broadcast_parameters(_numbered(tensors), root_rank, process_set)
-    plan.check(optimizer, root_rank, model)
-    content.give_to(optimizer)
+    else:
+        content, tensors = plan.filled(optimizer)
+        # Also when the optimizers differ: the others wait for this rank to take part.
+        broadcast_parameters(_numbered(tensors), root_rank, process_set)
+        plan.check(optimizer, root_rank, model)
+        content.give_to(optimizer)
+    if not isinstance(optimizer, torch.optim.SparseAdam):
+        _make_gradients(optimizer)
+
+
+def _make_gradients(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.requires_grad and p.grad is None:
+                p.grad = torch.zeros_like(p)
 
 
 def _numbered(tensors: Iterable[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:

@@ -24,6 +24,7 @@ from farandole.horovod.common.exceptions import HorovodInternalError
 from farandole.horovod.common.process_sets import ProcessSet
 from farandole.horovod.engine import Engine
 from farandole.horovod.requests import ALLREDUCE, Request
+from farandole.horovod.sparse_tensors import checked_sparse
 from farandole.horovod.torch.compression import Compressor, NoneCompressor
 from farandole.horovod.torch.operations import ReduceOp
 from farandole.horovod.torch.reductions import allreduce_async_
@@ -49,16 +50,16 @@ class _Flight:
     """A batch under way."""
 
     def __init__(
-        self, engine: Engine | None, work: Work | None, finish: Callable[[], None] | None
+        self, engine: Engine | None, work: Work | None, finishes: Sequence[Callable[[], None]]
     ) -> None:
-        self._engine, self._work, self._finish = engine, work, finish
+        self._engine, self._work, self._finishes = engine, work, finishes
 
     def wait(self) -> None:
         if self._work is not None:
             assert self._engine is not None
             self._engine.wait(self._work)
-        if self._finish is not None:
-            self._finish()
+        for finish in self._finishes:
+            finish()
 
 
 class Gradients:
@@ -74,12 +75,16 @@ class Gradients:
         op: ReduceOp,
         predivide: float,
         sparse_as_dense: bool,
+        steps_by_sparse: bool,
         process_set: ProcessSet,
     ) -> None:
+        """`steps_by_sparse`: the optimizer takes no others, so those that travel as dense ones must
+        be sparse again when they are there."""
         self._compression = compression
         self._op = op
         self._predivide = predivide
         self._sparse_as_dense = sparse_as_dense
+        self._steps_by_sparse = steps_by_sparse
         self._process_set = process_set
         self._passes = passes
         self._batches: list[_Batch] = []
@@ -165,36 +170,41 @@ class Gradients:
         for p in batch.params:
             if p.grad is None:
                 p.grad = self._zeros(p)
-            elif p.grad.is_sparse and self._sparse_as_dense:
-                p.grad = p.grad.to_dense()
-            elif p.grad.is_sparse:
+            if p.grad.is_sparse:
                 self._sparse[p] = p.grad.sparse_dim()
+                p.grad = p.grad.to_dense() if self._sparse_as_dense else p.grad
+        again = self._sparse_as_dense and self._steps_by_sparse
+        finishes = [partial(self._make_sparse_again, batch)] if again else []
         here = session.current()
         if self._process_set.process_set_id == 0 and here.size == 1:
-            batch.flight = _Flight(None, None, None)
+            batch.flight = _Flight(None, None, finishes)
             return
         grads = [p.grad for p in batch.params if p.grad is not None]
         if any(grad.is_sparse for grad in grads):
             batch.flight = self._send_sparse(here, batch)
             return
         engine = here.engine(self._process_set)
-        finish = None
         if self._compression is not NoneCompressor:
             pairs = [self._compression.compress(grad) for grad in grads]
-            finish = partial(self._put_back, grads, pairs)
+            finishes.insert(0, partial(self._put_back, grads, pairs))
             grads = [small for small, _ in pairs]
         work = Work(self._request(here, batch, grads), grads, grads)
         engine.submit(work, quiet=True)
-        batch.flight = _Flight(engine, work, finish)
+        batch.flight = _Flight(engine, work, finishes)
 
     def _zeros(self, p: nn.Parameter) -> torch.Tensor:
         """What no backward pass has made, in the form that other ranks' have, as far as known."""
-        dims = self._sparse.get(p)
+        dims = self._sparse.get(p, 1 if self._steps_by_sparse else None)
         if dims is None:
             return torch.zeros_like(p)
         nowhere = torch.empty((dims, 0), dtype=torch.int64, device=p.device)
         nothing = p.detach().new_empty((0, *p.shape[dims:]))
-        return torch.sparse_coo_tensor(nowhere, nothing, p.shape, check_invariants=True)
+        return checked_sparse(nowhere, nothing, p.shape)
+
+    def _make_sparse_again(self, batch: _Batch) -> None:
+        for p in batch.params:
+            if p.grad is not None and p in self._sparse:
+                p.grad = p.grad.to_sparse(self._sparse[p])
 
     def _request(
         self, here: session.Session, batch: _Batch, grads: Sequence[torch.Tensor]
@@ -245,7 +255,7 @@ class Gradients:
             for p, waits in finishes:
                 p.grad = waits()
 
-        return _Flight(None, None, finish)
+        return _Flight(None, None, [finish])
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:

@@ -69,13 +69,17 @@ def submit(
     finish: Finish,
     *,
     quiet: bool,
+    grouped: bool = False,
     op: str = "",
     root: int = -1,
     prescale: float = 1.0,
     postscale: float = 1.0,
     splits: tuple[int, ...] = (),
 ) -> Handle:
-    """Asks for a collective of this kind. `quiet`: the caller is about to wait for it."""
+    """Asks for a collective of this kind. `quiet`: the caller is about to wait for it.
+
+    What is `grouped` has names of its own: it may be in flight beside a tensor of the same name.
+    """
     here = session.current()
     engine = here.engine(process_set)
     for tensor in tensors:
@@ -85,8 +89,9 @@ def submit(
             )
     for output in outputs or ():
         _require_room(output, kind)
+    label = f"grouped_{kind}" if grouped else kind
     request = Request(
-        f"{kind}.{name}" if name is not None else _counted(here, process_set, kind),
+        f"{label}.{name}" if name is not None else _counted(here, process_set, label),
         kind,
         tuple(kind_of(tensor.dtype) for tensor in tensors),
         tuple(tuple(tensor.shape) for tensor in tensors),
@@ -102,11 +107,11 @@ def submit(
     return Handle(engine, work, finish)
 
 
-def _counted(here: session.Session, process_set: ProcessSet, kind: str) -> str:
+def _counted(here: session.Session, process_set: ProcessSet, label: str) -> str:
     """A name for what has none: the ranks must then ask in the same order."""
-    key = (process_set.process_set_id or 0, kind)
+    key = (process_set.process_set_id or 0, label)
     here.counters[key] += 1
-    return f"{kind}.noname.{here.counters[key]}"
+    return f"{label}.noname.{here.counters[key]}"
 
 
 def _require_room(output: torch.Tensor, kind: str) -> None:

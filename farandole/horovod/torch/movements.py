@@ -39,11 +39,12 @@ def _allgather_async(
     process_set: ProcessSet,
     finish: Finish,
     *,
+    grouped: bool = False,
     quiet: bool = False,
 ) -> Handle:
     found = tensors_or_error(tensors, "allgather")
     rows = [tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in found]
-    return submit(ALLGATHER, name, rows, None, process_set, finish, quiet=quiet)
+    return submit(ALLGATHER, name, rows, None, process_set, finish, quiet=quiet, grouped=grouped)
 
 
 def allgather(
@@ -53,7 +54,7 @@ def allgather(
 
     Differentiable: a rank's gradient is the average, over the ranks, of that of its own rows.
     """
-    (result,) = grouped_allgather([tensor], name, process_set)
+    (result,) = _allgather([tensor], name, process_set, grouped=False)
     return result
 
 
@@ -63,7 +64,7 @@ def grouped_allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Starts `grouped_allgather` and returns a handle."""
-    return _allgather_async(tensors, name, process_set, list)
+    return _allgather_async(tensors, name, process_set, list, grouped=True)
 
 
 def grouped_allgather(
@@ -72,12 +73,18 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """`allgather` of each tensor, in one go. Differentiable."""
+    return _allgather(tensors, name, process_set, grouped=True)
+
+
+def _allgather(
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, *, grouped: bool
+) -> list[torch.Tensor]:
     found = tensors_or_error(tensors, "allgather")
     shapes = [tensor.shape for tensor in found]
 
     def gather(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         result: list[torch.Tensor] = _allgather_async(
-            given, name, process_set, list, quiet=True
+            given, name, process_set, list, grouped=grouped, quiet=True
         ).wait()
         return result
 

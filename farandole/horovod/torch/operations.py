@@ -69,6 +69,7 @@ def reduce_async(
     finish: Any,
     *,
     quiet: bool = False,
+    grouped: bool = False,
 ) -> Handle:
     _check(tensors, op)
     return submit(
@@ -79,6 +80,7 @@ def reduce_async(
         process_set,
         finish,
         quiet=quiet,
+        grouped=grouped,
         op=op.value,
         prescale=float(scales[0]),
         postscale=float(scales[1]),

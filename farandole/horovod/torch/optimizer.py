@@ -26,11 +26,18 @@ from farandole.horovod.torch.compression import Compression, Compressor
 from farandole.horovod.torch.gradients import Gradients
 from farandole.horovod.torch.operations import Adasum, Average, ReduceOp, chosen_op
 
+_SYNCHRONIZED_TWICE = (  # in Horovod's words, since scripts filter it by them
+    "optimizer.step() called without optimizer.skip_synchronize() context after "
+    "optimizer.synchronize(). This can cause training slowdown. You may want to consider using "
+    "optimizer.skip_synchronize() context if you use optimizer.synchronize() in your code."
+)
+
 
 class _Distributed:
     """What is added to the optimizer's own class."""
 
     _gradients: Gradients
+    _parameter_names: dict[nn.Parameter, str]
     _synchronized: bool
     _should_synchronize: bool
 
@@ -55,11 +62,7 @@ class _Distributed:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if self._should_synchronize:
             if self._synchronized:
-                warnings.warn(
-                    "optimizer.step() synchronizes once more what optimizer.synchronize() has "
-                    "already: write `with optimizer.skip_synchronize(): optimizer.step()`.",
-                    stacklevel=2,
-                )
+                warnings.warn(_SYNCHRONIZED_TWICE, stacklevel=2)
             if closure is None:
                 self._gradients.wait()
             else:
@@ -90,7 +93,9 @@ class _Distributed:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)  # type: ignore[misc]
-        self._gradients.add(_last_group(self))
+        added = _last_group(self)
+        self._parameter_names.update(added)
+        self._gradients.add(_trained(added))
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Also forgets gradients under way, of a step that failed."""
@@ -103,6 +108,7 @@ class _DistributedAdasum:
     """The same for Adasum, which combines the steps that the ranks have taken."""
 
     _steps: AdasumSteps
+    _parameter_names: dict[nn.Parameter, str]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """The gradients of so many backward passes add up, on this rank, until `step` is called."""
@@ -116,7 +122,9 @@ class _DistributedAdasum:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)  # type: ignore[misc]
-        self._steps.add(_last_group(self))
+        added = _last_group(self)
+        self._parameter_names.update(added)
+        self._steps.add(_trained(added))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         with self._steps.combined():
@@ -141,8 +149,9 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     `backward_passes_per_step` backward passes add up before they are sent. They are divided by
     `gradient_predivide_factor` before they are summed, and by the rest of what makes an average
     after. `groups` (lists of parameters, or a number of them) are sent together, each in one go.
-    Gradients that are sparse are sent as such, or with `sparse_as_dense` as dense ones. With
-    `op=hvd.Adasum` the ranks' steps are combined, not their gradients.
+    Gradients that are sparse are sent as such, or with `sparse_as_dense` as dense ones, which they
+    stay unless the optimizer is `SparseAdam`. With `op=hvd.Adasum` the ranks' steps are combined,
+    not their gradients.
     """
     chosen = chosen_op(None, op)
     _check_arguments(
@@ -153,14 +162,17 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
             "num_groups is Horovod's old name; use groups=…", DeprecationWarning, stacklevel=2
         )
         groups = num_groups if groups is None else groups
-    names = _names(optimizer, named_parameters)
+    all_names = _names(optimizer, named_parameters)
+    names = _trained(all_names)
     if chosen == Adasum:
         if groups is not None:
             raise UserError("groups are for gradients; Adasum sends steps, each by itself.")
         own = _as_subclass(optimizer, _DistributedAdasum)
         own._steps = AdasumSteps(names, compression, process_set)
+        own._parameter_names = all_names
         return own
     own = _as_subclass(optimizer, _Distributed)
+    own._parameter_names = all_names  # by Horovod's name: scripts look into it
     own._synchronized, own._should_synchronize = False, True
     own._gradients = Gradients(
         names,
@@ -170,6 +182,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         op=chosen,
         predivide=gradient_predivide_factor,
         sparse_as_dense=sparse_as_dense,
+        steps_by_sparse=isinstance(optimizer, torch.optim.SparseAdam),
         process_set=process_set,
     )
     return own
@@ -190,7 +203,11 @@ def _last_group(optimizer: Any) -> dict[nn.Parameter, str]:
     """The parameters of a group that was added later: they go by numbers."""
     number = len(optimizer.param_groups) - 1
     params = optimizer.param_groups[number]["params"]
-    return {p: f"added.{number}.{j}" for j, p in enumerate(params) if p.requires_grad}
+    return {p: f"added.{number}.{j}" for j, p in enumerate(params)}
+
+
+def _trained(names: dict[nn.Parameter, str]) -> dict[nn.Parameter, str]:
+    return {p: name for p, name in names.items() if p.requires_grad}
 
 
 def _check_passes(passes: int) -> None:
@@ -218,15 +235,14 @@ def _check_arguments(
 def _names(
     optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor]] | None
 ) -> dict[nn.Parameter, str]:
-    """Every parameter that is trained, by name."""
+    """Every parameter's name, which no other one has."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if named is None:
-        numbered = (
-            (f"parameter.{i}.{j}", p)
+        return {
+            p: f"parameter.{i}.{j}"
             for i, group in enumerate(optimizer.param_groups)
             for j, p in enumerate(group["params"])
-        )
-        return {p: name for name, p in numbered if p.requires_grad}
+        }
     pairs = list(named)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise UserError(
@@ -244,7 +260,7 @@ def _names(
             f"parameters are not in it; the first has the shape {tuple(unnamed[0].shape)}. Name "
             "all of them, or leave named_parameters out."
         )
-    return {p: by_parameter[id(p)] for p in params if p.requires_grad}
+    return {p: by_parameter[id(p)] for p in params}
 
 
 def _groups(

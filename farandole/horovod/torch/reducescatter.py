@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from farandole.errors import UserError
+from farandole.horovod.common.exceptions import HorovodInternalError
 from farandole.horovod.common.process_sets import ProcessSet, global_process_set
 from farandole.horovod.requests import REDUCESCATTER
 from farandole.horovod.torch.compression import Compression, Compressor
@@ -45,17 +46,28 @@ def _reducescatter_async(
     process_set: ProcessSet,
     finish: Any,
     *,
+    grouped: bool = False,
     quiet: bool = False,
 ) -> Handle:
     chosen = chosen_op(None, op)
     found = tensors_or_error(tensors, "reducescatter")
     if chosen == Adasum:
-        raise UserError("Adasum needs whole tensors: use allreduce.")
+        # As in Horovod: not as a wrong argument, but as something that the operation cannot do.
+        raise HorovodInternalError("reducescatter: Adasum needs whole tensors. Use allreduce.")
     for tensor in found:
         if tensor.dim() == 0:
             raise UserError("reducescatter divides rows; a tensor without dimensions has none.")
     return reduce_async(
-        REDUCESCATTER, found, None, name, chosen, scales, process_set, finish, quiet=quiet
+        REDUCESCATTER,
+        found,
+        None,
+        name,
+        chosen,
+        scales,
+        process_set,
+        finish,
+        quiet=quiet,
+        grouped=grouped,
     )
 
 
@@ -72,9 +84,8 @@ def reducescatter(
 
     If the rows cannot be shared evenly, the first ranks get one more. Differentiable.
     """
-    (result,) = grouped_reducescatter(
-        [tensor], name, compression, op, process_set, prescale_factor, postscale_factor
-    )
+    scales = (prescale_factor, postscale_factor)
+    (result,) = _reducescatter([tensor], name, compression, op, process_set, scales, grouped=False)
     return result
 
 
@@ -88,7 +99,7 @@ def grouped_reducescatter_async(
 ) -> Handle:
     """Starts `grouped_reducescatter` and returns a handle."""
     scales = (prescale_factor, postscale_factor)
-    return _reducescatter_async(tensors, name, op, scales, process_set, list)
+    return _reducescatter_async(tensors, name, op, scales, process_set, list, grouped=True)
 
 
 def grouped_reducescatter(
@@ -102,11 +113,26 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """`reducescatter` of each tensor, in one go. Differentiable."""
     scales = (prescale_factor, postscale_factor)
+    return _reducescatter(tensors, name, compression, op, process_set, scales, grouped=True)
+
+
+def _reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    compression: type[Compressor],
+    op: str,
+    process_set: ProcessSet,
+    scales: tuple[float, float],
+    *,
+    grouped: bool,
+) -> list[torch.Tensor]:
     found = tensors_or_error(tensors, "reducescatter")
     pairs = [compression.compress(tensor) for tensor in found]
 
     def reduce(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        handle = _reducescatter_async(given, name, op, scales, process_set, list, quiet=True)
+        handle = _reducescatter_async(
+            given, name, op, scales, process_set, list, grouped=grouped, quiet=True
+        )
         result: list[torch.Tensor] = handle.wait()
         return result
 

@@ -177,7 +177,16 @@ def _grouped_allreduce_async(
     found = tensors_or_error(tensors, "grouped_allreduce")
     outputs = found if in_place else [_room_for(tensor) for tensor in found]
     return reduce_async(
-        ALLREDUCE, found, list(outputs), name, op, scales, process_set, list, quiet=quiet
+        ALLREDUCE,
+        found,
+        list(outputs),
+        name,
+        op,
+        scales,
+        process_set,
+        list,
+        quiet=quiet,
+        grouped=True,
     )
 
 

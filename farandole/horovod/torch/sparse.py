@@ -8,6 +8,7 @@ import torch
 
 from farandole.errors import UserError
 from farandole.horovod.common.process_sets import ProcessSet, global_process_set
+from farandole.horovod.sparse_tensors import checked_sparse
 from farandole.horovod.torch.handles import synchronize, tensor_or_error
 from farandole.horovod.torch.movements import allgather_async
 from farandole.horovod.torch.operations import LINEAR, Average, ReduceOp, chosen_op
@@ -40,9 +41,7 @@ def sparse_allreduce_async(
     def finish() -> torch.Tensor:
         all_values, all_indices = synchronize(values), synchronize(indices)
         # Checked, since nobody has compared the ranks' shapes: only what was gathered has one.
-        whole = torch.sparse_coo_tensor(
-            all_indices.t(), all_values, tensor.shape, check_invariants=True
-        ).coalesce()
+        whole = checked_sparse(all_indices.t(), all_values, tensor.shape).coalesce()
         if chosen == Average:
             floats = all_values.is_floating_point() or all_values.is_complex()
             whole.values().div_(process_set.size() or 1, rounding_mode=None if floats else "trunc")
