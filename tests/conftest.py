@@ -33,6 +33,7 @@ import psutil
 import pytest
 
 from farandole.errors import UserError
+from farandole.launch.one_host_mpi import one_host_variables
 from farandole.testing import namespaces
 
 # Hypothesis' own limit of time per example would be a timed test: the first one loads torch.
@@ -307,7 +308,9 @@ def mpirun() -> list[str]:
         if os.environ.get("FARANDOLE_TEST_REQUIRE") == "all":
             pytest.fail(message)
         pytest.skip(message)
-    return [found, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    variables = [f"{name}={value}" for name, value in one_host_variables({}).items()]
+    words = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    return ["env", *variables, found, *words]
 
 
 @pytest.fixture(scope="session")

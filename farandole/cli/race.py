@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +88,10 @@ def race(
     check_script(script)
 
     from farandole.launch.race import Course, Entry
+    from farandole.launch.signals import exit_code_of, signals_raised
     from farandole.report import Target
+    from farandole.train.claim import claim
+    from farandole.train.settings import default_name
 
     goal = Target.parse(target) if target else None
     entries = _entries(layout, sync, workers)
@@ -102,12 +103,15 @@ def race(
             "a race needs runners: give --sync once for each strategy, --layout once for each "
             "layout, or --serial."
         )
-    name = f"race-{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    course = Course((script, *arguments), runs / name, seed, hosts, servers, replicas)
-    lanes, stopped = _run_all(course, entries, goal)
+    folder = claim(runs, f"race-{default_name(script)}")
+    course = Course(
+        (script, *arguments), folder.parent / folder.name, seed, hosts, servers, replicas
+    )
+    with signals_raised():
+        lanes, stopped_by = _run_all(course, entries, goal)
     _finish(course, lanes, goal)
-    if stopped:
-        sys.exit(130)
+    if stopped_by is not None:
+        sys.exit(exit_code_of(stopped_by))
     sys.exit(0 if all(lane.outcome == "ok" for lane in lanes) else 1)
 
 
@@ -151,17 +155,17 @@ def _check_servers(entries: list[Entry], servers: int | None, replicas: int | No
 
 def _run_all(
     course: Course, entries: list[Entry], target: Target | None
-) -> tuple[list[Lane], bool]:
-    """All lanes in turn; the second value says whether the user stopped the race."""
+) -> tuple[list[Lane], str | None]:
+    """All lanes in turn; the second value is the signal that stopped the race, if one did."""
     from rich.console import Console
     from rich.live import Live
 
     from farandole.launch.race import interrupted, run_lane
+    from farandole.launch.signals import Stopped
     from farandole.report import require_metric, table
 
     lanes = [course.lane(entry) for entry in entries]
     console = Console()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a race as Ctrl-C does
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     at = 0
     try:
@@ -179,13 +183,13 @@ def _run_all(
             if target is not None and lanes[at].outcome == "ok":
                 # Checked at the first chance: no lane will log what this one did not.
                 require_metric(target, [lanes[at].history])
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         lanes[at] = interrupted(lanes[at])
-        return lanes, True
+        return lanes, stop.name if isinstance(stop, Stopped) else "SIGINT"
     finally:
         if live:
             live.stop()
-    return lanes, False
+    return lanes, None
 
 
 def _tell(lane: Lane, target: Target | None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from farandole.errors import UserError
 from farandole.launch.failure import Failure
+from farandole.launch.signals import exit_code_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         if self.stopped_by is not None:
-            return 130
+            return exit_code_of(self.stopped_by)
         if self.failure is None:
             return 0
         code = self.failure.exit_code

@@ -24,6 +24,7 @@ from farandole.layout import Layout
 from farandole.report.metrics import MetricsLog
 from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
 from farandole.topology import Topology
+from farandole.train.claim import Claim, claim
 from farandole.train.numbers import T, double, like, plain, short
 from farandole.train.progress import EpochProgress
 from farandole.train.recipe import LossFunction, MakeOptimizer, Recipe
@@ -63,9 +64,16 @@ class Run:
         self.device = device
         self.seed = seed
         self.settings = settings
-        chosen = settings.name or name or default_name(settings.script or "run")
+        place = settings.folder or folder
+        chosen = settings.name or name
+        self._claim: Claim | None = None  # of a folder that nobody named
+        if chosen is None:
+            chosen = default_name(settings.script or "run")
+            if group.rank == 0:
+                self._claim = claim(place, chosen)
+                chosen = self._claim.name
         self.name = group.broadcast_json(check_name(chosen))
-        self.folder = (settings.folder or folder) / self.name
+        self.folder = place / self.name
         self.samples = 0  # trained on so far, by all ranks together
         self.steps = 0
         self.epoch = 0
@@ -454,6 +462,8 @@ class Run:
                 self._metrics.close(self._counters())
             except OSError as error:  # must not hide the error that ended the script
                 warnings.warn(f"the end of {self.folder} is not written: {error}", stacklevel=2)
+        if self._claim is not None:
+            self._claim.release()
 
     def __enter__(self) -> Run:
         return self
