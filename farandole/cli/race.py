@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,7 +109,10 @@ def race(
         (script, *arguments), folder.parent / folder.name, seed, hosts, servers, replicas
     )
     with signals_raised():
-        lanes, stopped_by = _run_all(course, entries, goal)
+        try:
+            lanes, stopped_by = _run_all(course, entries, goal)
+        finally:
+            course.warm.close()
     _finish(course, lanes, goal)
     if stopped_by is not None:
         sys.exit(exit_code_of(stopped_by))
@@ -169,6 +173,9 @@ def _run_all(
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     at = 0
     try:
+        begin = time.perf_counter()
+        if course.warm.prepare({entry.workers for entry in entries}):
+            click.echo(f"torch is imported once for all lanes: {time.perf_counter() - begin:.1f} s")
         if live:
             live.start()
         for at, entry in enumerate(entries):
@@ -200,7 +207,9 @@ def _tell(lane: Lane, target: Target | None) -> None:
     told = "" if target is None else ", target not reached"
     if reached is not None:
         told = f", {target} after {reached:.1f} s"
-    click.echo(f"  {lane.total_seconds:.1f} s in all{told}")
+    startup = lane.startup_seconds
+    before = "" if startup is None else f", after {startup:.1f} s until fd.init() was done"
+    click.echo(f"  {lane.total_seconds:.1f} s in all{told}{before}")
 
 
 def _finish(course: Course, lanes: list[Lane], target: Target | None) -> None:

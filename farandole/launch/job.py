@@ -61,6 +61,7 @@ class Outcome:
     stopped_by: str | None = None  # the signal that the launcher was stopped with
     logs: Path | None = None  # kept only when a worker failed or was lost
     lost: tuple[int, ...] = ()
+    joined: bool = True  # some worker took part, as far as the launcher can tell
 
     @property
     def exit_code(self) -> int:

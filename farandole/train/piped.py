@@ -60,6 +60,8 @@ class Piped(Engine):
         check_same_model(model, run.group)
         spread_from_first(model, None, run.group)
         blocks = _blocks(model, layout)
+        if sample is not None:
+            run.print(f"measuring the model's {len(blocks)} blocks, to find out where to cut it …")
         choice = choose(layout, blocks, run.group, sample, run.device)
         layout = choice.layout
         run.print(f"layout {layout}" + (f"\n{choice.text}" if choice.text else ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 import warnings
@@ -25,6 +26,7 @@ from farandole.report.metrics import MetricsLog
 from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
 from farandole.topology import Topology
 from farandole.train.claim import Claim, claim
+from farandole.train.compiling import NOTE, is_compiled
 from farandole.train.numbers import T, double, like, plain, short
 from farandole.train.progress import EpochProgress
 from farandole.train.recipe import LossFunction, MakeOptimizer, Recipe
@@ -40,6 +42,7 @@ from farandole.train.settings import (
 )
 from farandole.train.trainer import Trainer
 from farandole.train.watch import Watch, WatchedLoader
+from farandole.variables import STARTED
 
 
 class Run:
@@ -96,6 +99,8 @@ class Run:
         self._watch = Watch(group.trace) if group.trace is not NO_TRACE else None
         group.meter.go_on_from(waited_seconds=0.0, bytes_sent=0)  # from here on, like the clock
         self._began = time.perf_counter()
+        started = os.environ.get(STARTED)
+        self._startup_seconds = time.monotonic() - float(started) if started else None
 
     # Who am I?
 
@@ -152,6 +157,8 @@ class Run:
                 f"--layout {self.settings.layout} cuts the model, and this script calls it whole. "
                 "Let Farandole own the step: run.trainer(model, loss, make_optimizer)."
             )
+        if is_compiled(model):
+            self.print(NOTE)
         model = model.to(self.device)
         if optimizer is not None:
             _move_state(optimizer, self.device)
@@ -409,6 +416,7 @@ class Run:
                 "hosts": len(self.topology.hosts),
                 "device": str(self.device),
                 "script": self.settings.script,
+                "startup_seconds": self._startup_seconds,
                 "seed": self.seed,
                 "versions": versions(),
             }

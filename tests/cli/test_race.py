@@ -62,6 +62,17 @@ def test_lanes_that_crash_and_say_nothing_are_shown_and_the_rest_go_on(sandbox, 
     assert "report.html" in done.stdout
 
 
+def test_a_script_that_never_joins_is_named_as_the_cause(sandbox):
+    script = sandbox.script("alone.py", "print('trained')")
+    done = sandbox.farandole("race", "-n", "2", "--sync", "allreduce", script.name, COLUMNS="200")
+    assert done.returncode == 1
+    assert "the script never called fd.init()" in done.stdout
+    assert "did it call run.log(" not in done.stdout
+    (output,) = sandbox.folder.glob("runs/race-alone-*/1-allreduce/output.log")
+    assert "none of the 2 workers joined the others" in output.read_text()
+    assert not list(output.parent.glob(".joined"))
+
+
 def test_a_target_that_is_never_logged_ends_the_race_after_one_lane(sandbox, script):
     done = sandbox.farandole(
         "race", "-n", "1", "--serial", "--sync", "allreduce", "--target", "acuracy=1", script.name
