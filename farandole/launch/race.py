@@ -100,14 +100,11 @@ class WarmProcesses:
 
     def prepare(self, workers: Collection[int]) -> bool:
         """Starts them side by side, and waits until they are ready. False: lanes start afresh."""
-        begun = {
-            count: Forks.begin({**os.environ, **worker_defaults(count, alone=True)})
-            for count in workers
-        }
-        for count, server in begun.items():
-            if server is None:
-                continue
-            self._servers[count] = server
+        for count in workers:
+            server = Forks.begin({**os.environ, **worker_defaults(count, alone=True)})
+            if server is not None:
+                self._servers[count] = server
+        for count, server in list(self._servers.items()):
             if not server.wait():
                 self._servers.pop(count).close()
         return bool(self._servers)

@@ -56,8 +56,8 @@ class Workplace:
         self.identity = uuid.uuid4().hex
         self.forks = Forks.inherited()  # if this launcher was forked itself
         self.in_one_file = not self._output and _is_one_file(sys.stdout, sys.stderr)
-        remove_old_logs()
         try:
+            remove_old_logs()
             self._logs = LogFolder()
         except OSError as error:
             raise LaunchError(

@@ -1,6 +1,7 @@
 """`farandole race`, with real runs of a tiny script."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -110,6 +111,7 @@ def test_stopping_a_race_leaves_no_process(script, sent):
         [sys.executable, "-m", "farandole", "race", "-n", "2", "--sync", "allreduce", script.name,
          "--slow"],
         cwd=script.parent,
+        env={name: value for name, value in os.environ.items() if name != "FARANDOLE_FORK"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -29,7 +29,9 @@ RANDOM = ("random", "torch_seed")
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    server = Forks.begin(VARIABLES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("FARANDOLE_FORK", raising=False)
+        server = Forks.begin(VARIABLES)
     if server is None:
         pytest.skip("no fork server here: it needs Linux without accelerators")
     assert server.wait()
@@ -195,7 +197,8 @@ def test_its_launcher_is_its_parent_and_finds_it_and_its_children(place: Place) 
 
 
 def test_a_server_that_has_ended_says_so(monkeypatch: pytest.MonkeyPatch, forks: Forks) -> None:
-    server = Forks.begin(VARIABLES | {"PYTHONPATH": "/nowhere", "PYTHONNOUSERSITE": "1"})
+    monkeypatch.delenv("FARANDOLE_FORK", raising=False)
+    server = Forks.begin(VARIABLES)
     assert server is not None
     os.kill(server._server.pid, signal.SIGKILL)
     assert not server.wait()
