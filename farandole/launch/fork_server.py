@@ -79,9 +79,11 @@ def main() -> None:
     request = _serve(connection)
     while request is not None:
         checked = None if request.serves else imported_under
-        if not forked.can_run(request.command, checked, modules):
+        if not (
+            forked.can_run(request.command, checked, modules)
+            and forked.show_variables(RESERVED, reserved_bytes, request.shown)
+        ):
             forked.execute(request.command)
-        forked.show_variables(RESERVED, reserved_bytes, request.shown)
         forked.show_command(request.command)
         if not request.serves:
             Preloaded.hide(before, imported_under)

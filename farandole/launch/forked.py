@@ -83,21 +83,22 @@ def forget_the_server(folder: str, variables: Mapping[str, str]) -> None:
         torch.default_generator.seed()
 
 
-def show_variables(reserved: str, size: int, variables: Mapping[str, str]) -> None:
+def show_variables(reserved: str, size: int, variables: Mapping[str, str]) -> bool:
     """Makes the system show `variables` as this process's own, in place of a `reserved` one.
 
     What it shows are the bytes that the process was started with, wherever the variables are now;
-    and by these the processes of a job are found.
+    and by these the processes of a job are found. False: there is no room for them.
     """
     start, end = _stat_numbers(50, 51)
     block = ctypes.string_at(start, end - start)
     mark = f"{reserved}=".encode()
     at = block.find(mark)
-    shown = b"".join(f"{name}={value}".encode() + b"\0" for name, value in variables.items())
+    shown = b"".join(os.fsencode(f"{name}={value}\0") for name, value in variables.items())
     rest = size + len(mark) - len(shown)
     if at < 0 or rest < len(mark):
-        return
+        return False
     ctypes.memmove(start + at, shown + mark + b"." * (rest - len(mark)), size + len(mark))
+    return True
 
 
 def show_command(command: Sequence[str]) -> None:
@@ -106,7 +107,7 @@ def show_command(command: Sequence[str]) -> None:
     The system reads up to the first zero where the last byte is none.
     """
     start, end = _stat_numbers(48, 49)
-    text = shlex.join(command).encode()[: end - start - 2]
+    text = os.fsencode(shlex.join(command))[: end - start - 2]
     ctypes.memmove(start, text.ljust(end - start - 1, b"\0") + b".", end - start)
 
 

@@ -131,6 +131,7 @@ class Forks:
             self._connection.sendall(request)
             answer = self._connection.recv(STARTED.size, socket.MSG_WAITALL)
         except OSError as error:
+            self.close()  # or it might fork the process later, beside another that takes its place
             raise ForkError(f"the fork server does not answer: {error}") from error
         pid = STARTED.unpack(answer)[0] if len(answer) == STARTED.size else NOBODY
         if pid == NOBODY:

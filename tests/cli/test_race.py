@@ -55,6 +55,9 @@ def test_lanes_that_crash_and_say_nothing_are_shown_and_the_rest_go_on(sandbox, 
         "allreduce:unused": "failed",
         "allreduce:bucket_mib=2": "ok",
     }
+    (ok,) = (lane for lane in summary(script)["lanes"] if lane["outcome"] == "ok")
+    assert ok["startup_seconds"] > 0
+    assert "until fd.init() was done" in done.stdout
     (folder,) = script.parent.glob("runs/race-tiny-*")
     assert {p.name for p in folder.iterdir()} >= {"report.html", "report.png", "summary.json"}
     outputs = {p.parent.name: p.read_text() for p in folder.glob("*/output.log")}
