@@ -20,6 +20,14 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
+def adopt_orphans() -> bool:
+    """Makes this process the parent of its descendants whose parent has ended; False: it cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    set_child_subreaper = 36  # PR_SET_CHILD_SUBREAPER
+    return bool(ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0) == 0)
+
+
 def end_with_launcher(environ: Mapping[str, str]) -> None:
     """In a worker, or in a process that a worker started to do its work.
 

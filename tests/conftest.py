@@ -28,12 +28,15 @@ from pathlib import Path
 # These tests run side by side, one a core: further threads in each only wait for their turn, and
 # burn time while they do. Said before torch is there to hear it; what a sandbox starts is not told.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A race inside of a test forks nothing from a further process. A sandbox is not told that either.
+os.environ["FARANDOLE_FORK"] = "0"
 
 import hypothesis
 import psutil
 import pytest
 
 from farandole.errors import UserError
+from farandole.launch.one_host_mpi import one_host_variables
 from farandole.testing import namespaces
 
 # Hypothesis' own limit of time per example would be a timed test: the first one loads torch.
@@ -330,7 +333,9 @@ def mpirun() -> list[str]:
     require("mpirun")
     found = shutil.which("mpirun")
     assert found is not None
-    return [found, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    variables = [f"{name}={value}" for name, value in one_host_variables({}).items()]
+    words = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    return ["env", *variables, found, *words]
 
 
 @pytest.fixture(scope="session")

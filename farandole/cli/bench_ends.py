@@ -42,5 +42,7 @@ def finish(outcome: Outcome) -> None:
 
 
 def stopped(signal_name: str) -> None:
+    from farandole.launch.signals import exit_code_of
+
     click.echo(f"farandole: stopped by {signal_name}; no worker is left", err=True)
-    sys.exit(130)
+    sys.exit(exit_code_of(signal_name))

@@ -97,7 +97,7 @@ def _clean(command: Sequence[str]) -> None:
 def _run(cluster: Cluster, commands: Sequence[Sequence[str]]) -> int:
     """Runs them all to their end and returns the exit code. The cluster is gone afterwards."""
     from farandole.launch.output import Relay, Source
-    from farandole.launch.signals import signals_noted
+    from farandole.launch.signals import exit_code_of, signals_noted
 
     with ExitStack() as stack:
         received = stack.enter_context(signals_noted())
@@ -125,7 +125,7 @@ def _run(cluster: Cluster, commands: Sequence[Sequence[str]]) -> int:
         _stop(processes)
     if received:
         click.echo(f"farandole: stopped by {received[0]}; no host is left", err=True)
-        return 130
+        return exit_code_of(received[0])
     if failed is None:
         return 0
     code = processes[failed].returncode

@@ -25,6 +25,14 @@ def tell_end(outcome: Outcome, workers: int, who: str = "rank") -> None:
         click.echo(f"farandole: {kept}", err=True)
     elif lost:
         click.secho(f"farandole: done, but without {lost}; {kept}", fg="yellow", err=True)
+    elif workers > 1 and not outcome.joined:
+        click.secho(
+            f"farandole: note: none of the {workers} workers joined the others (no fd.init(), no "
+            "hvd.init(), no torch.distributed), so each ran the whole script by itself. Write "
+            "`run = fd.init()` at its top, then `model, opt = run.distribute(model, opt)`.",
+            fg="yellow",
+            err=True,
+        )
 
 
 def _explain(failure: Failure, workers: int, who: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -93,7 +92,10 @@ def race(
 
     from farandole.cli.race_checks import check_entries, check_servers
     from farandole.launch.race import Course, Entry
+    from farandole.launch.signals import exit_code_of, signals_raised
     from farandole.report import Target
+    from farandole.train.claim import claim
+    from farandole.train.settings import default_name
 
     goal = Target.parse(target) if target else None
     entries = _entries(layout, sync, workers)
@@ -106,12 +108,18 @@ def race(
             "layout, or --serial."
         )
     check_entries(entries, hosts, "cuda" if torch.cuda.device_count() else "cpu", os.environ)
-    name = f"race-{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    course = Course((script, *arguments), runs / name, seed, hosts, servers, replicas)
-    lanes, stopped = _run_all(course, entries, goal)
+    folder = claim(runs, f"race-{default_name(script)}")
+    course = Course(
+        (script, *arguments), folder.parent / folder.name, seed, hosts, servers, replicas
+    )
+    with signals_raised():
+        try:
+            lanes, stopped_by = _run_all(course, entries, goal)
+        finally:
+            course.warm.close()
     _finish(course, lanes, goal)
-    if stopped:
-        sys.exit(130)
+    if stopped_by is not None:
+        sys.exit(exit_code_of(stopped_by))
     sys.exit(0 if all(lane.outcome == "ok" for lane in lanes) else 1)
 
 
@@ -136,21 +144,24 @@ def _entries(layouts: Sequence[str], syncs: Sequence[str], workers: int) -> list
 
 def _run_all(
     course: Course, entries: list[Entry], target: Target | None
-) -> tuple[list[Lane], bool]:
-    """All lanes in turn; the second value says whether the user stopped the race."""
+) -> tuple[list[Lane], str | None]:
+    """All lanes in turn; the second value is the signal that stopped the race, if one did."""
     from rich.console import Console
     from rich.live import Live
 
     from farandole.launch.race import interrupted, run_lane
+    from farandole.launch.signals import Stopped
     from farandole.report import TargetNotice, require_metric, table
 
     notice = TargetNotice(target)
     lanes = [course.lane(entry) for entry in entries]
     console = Console()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a race as Ctrl-C does
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     at = 0
     try:
+        begin = time.perf_counter()
+        if course.warm.prepare({entry.workers for entry in entries}):
+            click.echo(f"torch is imported once for all lanes: {time.perf_counter() - begin:.1f} s")
         if live:
             live.start()
         for at, entry in enumerate(entries):
@@ -167,13 +178,13 @@ def _run_all(
             if target is not None and lanes[at].outcome == "ok":
                 # Certain now: no lane will log what this one did not.
                 require_metric(target, [lanes[at].history])
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         lanes[at] = interrupted(lanes[at])
-        return lanes, True
+        return lanes, stop.name if isinstance(stop, Stopped) else "SIGINT"
     finally:
         if live:
             live.stop()
-    return lanes, False
+    return lanes, None
 
 
 def _tell(lane: Lane, target: Target | None) -> None:
@@ -184,7 +195,9 @@ def _tell(lane: Lane, target: Target | None) -> None:
     told = "" if target is None else ", target not reached"
     if reached is not None:
         told = f", {target} after {reached:.1f} s"
-    click.echo(f"  {lane.total_seconds:.1f} s in all{told}")
+    startup = lane.startup_seconds
+    before = "" if startup is None else f", after {startup:.1f} s until fd.init() was done"
+    click.echo(f"  {lane.total_seconds:.1f} s in all{told}{before}")
 
 
 def _finish(course: Course, lanes: list[Lane], target: Target | None) -> None:

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="In the workers, `import horovod` is Farandole's: for scripts written for Horovod.",
 )
+@click.option("--joined-file", hidden=True, type=click.Path(path_type=Path))  # for `race`
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -100,6 +101,7 @@ def run(
     key_file: Path | None,
     restarts: int,
     horovod: bool,
+    joined_file: Path | None,
     module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -199,6 +201,8 @@ def run(
         if trace is not None:
             _merge(trace)
     tell_end(outcome, count)
+    if joined_file is not None and outcome.joined:
+        joined_file.touch()
     sys.exit(outcome.exit_code)
 
 

@@ -33,6 +33,7 @@ from farandole.horovod.work import Work
 from farandole.horovod.world import Meeting
 from farandole.launch.environment import Seat
 from farandole.launch.failure import record_leaving, record_uncaught
+from farandole.launch.joined import record_joined
 from farandole.launch.threads import share_cores
 from farandole.orphans import end_with_launcher
 from farandole.topology import Topology
@@ -240,6 +241,7 @@ class Holder:
         if self._pid is None:
             self._pid = os.getpid()
             if seat.launcher == "farandole":
+                record_joined()
                 record_uncaught()
                 end_with_launcher(os.environ)
             share_cores(seat, os.environ)

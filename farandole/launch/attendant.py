@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -49,6 +49,7 @@ class Order:
     command: tuple[str, ...]
     folder: str
     variables: dict[str, str]
+    in_one_stream: bool = False  # its errors among its output, so that their order stays
 
     def line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -90,7 +91,7 @@ def _start(order: Order, error_file: Path) -> subprocess.Popen[bytes]:
         env={**defaults, **environment, **own},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.STDOUT if order.in_one_stream else subprocess.PIPE,
         start_new_session=True,
         preexec_fn=end_with_parent,
     )
@@ -142,8 +143,10 @@ def _pass_on_the_rest(worker: subprocess.Popen[bytes]) -> None:
 
 def _streams(worker: subprocess.Popen[bytes]) -> dict[int, bytes]:
     assert worker.stdout is not None
-    assert worker.stderr is not None
-    return {worker.stdout.fileno(): OUTPUT, worker.stderr.fileno(): ERRORS}
+    streams = {worker.stdout.fileno(): OUTPUT}
+    if worker.stderr is not None:
+        streams[worker.stderr.fileno()] = ERRORS
+    return streams
 
 
 def _send(kind: bytes, content: bytes | str) -> bool:
@@ -178,7 +181,8 @@ def _main() -> None:
             sys.exit("the launcher went before it said what to run")
         said += found
     asked = json.loads(said)
-    attend(Order(tuple(asked["command"]), asked["folder"], asked["variables"]))
+    order = Order(tuple(asked["command"]), asked["folder"], asked["variables"])
+    attend(replace(order, in_one_stream=asked["in_one_stream"]))
 
 
 if __name__ == "__main__":

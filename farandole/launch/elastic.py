@@ -122,8 +122,7 @@ def launch_elastic(job: ElasticJob) -> Outcome:
             troupe.stop()
             place.reap()
             relay.stop()
-            if not kept:
-                place.remove()
+            place.close(keep_logs=kept)
     return Outcome(
         troupe.failure,
         (troupe.failure.rank,) if troupe.failure else (),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from farandole.errors import UserError
 from farandole.launch.failure import Failure
+from farandole.launch.signals import exit_code_of
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,12 @@ class Outcome:
     stopped_by: str | None = None  # the signal that the launcher was stopped with
     logs: Path | None = None  # kept only when a worker failed or was lost
     lost: tuple[int, ...] = ()
+    joined: bool = True  # some worker took part, as far as the launcher can tell
 
     @property
     def exit_code(self) -> int:
         if self.stopped_by is not None:
-            return 130
+            return exit_code_of(self.stopped_by)
         if self.failure is None:
             return 0
         code = self.failure.exit_code

@@ -10,27 +10,47 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
+from farandole.launch.forks import ForkError
 from farandole.launch.workplace import Workplace
 from farandole.orphans import end_with_parent
 
 _GRACE_SECONDS = 30.0  # TorchElastic's: a worker may save something when it is told to stop
 
 
+class Process(Protocol):
+    """A worker of this host, in a session of its own."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The same when it has ended. Raises `subprocess.TimeoutExpired`."""
+
+
 def start_process(
     place: Workplace, worker: int, command: Sequence[str], environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+) -> Process:
     """Starts a worker of this host in a session of its own. Raises `OSError` where it cannot."""
     place.error_file(worker).unlink(missing_ok=True)  # an earlier life's
     with contextlib.ExitStack() as files:
         out = err = None  # the launcher's own
         if not place.is_shown_by_itself(worker):
             out = files.enter_context(_log(place.stdout_file(worker)))
-            err = files.enter_context(_log(place.stderr_file(worker)))
+            err = out if place.in_one_file else files.enter_context(_log(place.stderr_file(worker)))
+        variables = {**os.environ, **environment, **place.environment(worker)}
+        if place.forks is not None:
+            streams = [0, 1 if out is None else out.fileno(), 2 if err is None else err.fileno()]
+            with contextlib.suppress(ForkError):  # a fresh process does as well
+                return place.forks.start(
+                    command, variables, streams=streams, shown=place.identification(worker)
+                )
         return subprocess.Popen(
             command,
-            env={**os.environ, **environment, **place.environment(worker)},
+            env=variables,
             stdout=out,
             stderr=err,
             start_new_session=True,  # Ctrl-C reaches the launcher alone
@@ -38,7 +58,7 @@ def start_process(
         )
 
 
-def stop_processes(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+def stop_processes(processes: Iterable[Process]) -> None:
     """Asks those that still run to end, with their children; `Workplace.reap` does the rest."""
     running = [process for process in processes if process.poll() is None]
     for process in running:

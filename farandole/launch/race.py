@@ -6,19 +6,27 @@ nothing carries over from one to the next. The race only reads the metrics that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
+from farandole.launch.forks import Forked, ForkError, Forks
+from farandole.launch.workplace import worker_defaults
 from farandole.orphans import end_with_parent
 from farandole.report import Follower, History, Lane, outcome_of
 from farandole.report.metrics import FILE_NAME
+from farandole.variables import STARTED
+
+LaneProcess = Forked | subprocess.Popen[bytes]
 
 _POLL_SECONDS = 0.25
 _PATIENCE_SECONDS = 40.0  # how long a lane that was told to stop may take
@@ -61,6 +69,7 @@ class Course:
     hosts: str | None = None  # as the workers are said to sit
     servers: int | None = None  # for the entries that need them
     replicas: int | None = None
+    warm: WarmProcesses = field(default_factory=lambda: WarmProcesses(), compare=False)
 
     def arguments(self, entry: Entry) -> list[str]:
         """What to type after `farandole` to run one entry alone."""
@@ -88,6 +97,52 @@ class Course:
         )
 
 
+class WarmProcesses:
+    """Processes that have imported torch, from which all lanes are forked.
+
+    One for each number of workers: the cores are divided by it, and libraries of threads read their
+    share when they are loaded.
+    """
+
+    def __init__(self) -> None:
+        self._servers: dict[int, Forks] = {}
+
+    def prepare(self, workers: Collection[int]) -> bool:
+        """Starts them side by side, and waits until they are ready. False: lanes start afresh."""
+        for count in workers:
+            server = Forks.begin({**os.environ, **worker_defaults(count, alone=True)})
+            if server is not None:
+                self._servers[count] = server
+        for count, server in list(self._servers.items()):
+            if not server.wait():
+                self._servers.pop(count).close()
+        return bool(self._servers)
+
+    def start(self, command: Sequence[str], workers: int, sink: BinaryIO) -> LaneProcess:
+        """A lane, in a session of its own: Ctrl-C reaches the race alone, which then stops it."""
+        variables = {**os.environ, STARTED: repr(time.monotonic())}
+        if workers in self._servers:
+            with Path(os.devnull).open("rb") as nothing, contextlib.suppress(ForkError):
+                streams = [nothing.fileno(), sink.fileno(), sink.fileno()]
+                return self._servers[workers].start(
+                    command, variables, streams=streams, serves=True
+                )
+        return subprocess.Popen(
+            command,
+            env=variables,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()
+
+
 def run_lane(course: Course, entry: Entry, number: int) -> Iterator[Lane]:
     """Runs one entry; yields the lane as it stands, about four times a second, then at its end.
 
@@ -100,18 +155,11 @@ def run_lane(course: Course, entry: Entry, number: int) -> Iterator[Lane]:
     output = place / "output.log"
     _, *rest = course.arguments(entry)
     command = [sys.executable, "-m", "farandole", "run", "--name", name]
-    command += ["--runs", str(course.folder), *rest]
+    joined = place / ".joined"
+    command += ["--runs", str(course.folder), "--joined-file", str(joined), *rest]
     follower = Follower(place / FILE_NAME)
     with output.open("wb") as sink:
-        # A session of its own: Ctrl-C reaches the race alone, which then stops the lane in order.
-        process = subprocess.Popen(
-            command,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=end_with_parent,
-        )
+        process = course.warm.start(command, entry.workers, sink)
     try:
         while True:
             try:
@@ -123,9 +171,10 @@ def run_lane(course: Course, entry: Entry, number: int) -> Iterator[Lane]:
             if code is not None:
                 break
             yield lane
-        problem = "" if lane.outcome == "ok" else _problem(output, code)
+        problem = "" if lane.outcome == "ok" else _problem(output, code, joined.exists())
         yield replace(lane, problem=problem)
     finally:
+        joined.unlink(missing_ok=True)
         if process.poll() is None:
             _stop(process)
 
@@ -145,7 +194,7 @@ def output_of(course: Course, number: int) -> Path | None:
     return next(course.folder.glob(f"{number}-*/output.log"), None)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: LaneProcess) -> None:
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(_PATIENCE_SECONDS)
@@ -154,10 +203,15 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _problem(output: Path, code: int) -> str:
+def _problem(output: Path, code: int, joined: bool) -> str:
     """One line on why a lane failed: the last line of the cause's traceback."""
     lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith(("farandole: every rank", "(the sys"))]
+    if code == 0 and not joined:
+        return (
+            "the script never called fd.init(), so nothing was distributed or measured: write "
+            "`run = fd.init()` at its top, and run.log(…) where it evaluates"
+        )
     if code == 0:
         return "the script ended without closing its metrics; did it call run.log(…)?"
     return telling[-1].strip() if telling else f"exit code {code}, and no output"

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def exit_code_of(name: str) -> int:
+    """What a process that was stopped by the signal of this name exits with: 130 for SIGINT."""
+    return 128 + signal.Signals[name]
+
+
 def stop_signals() -> list[str]:
     """The signals on which the agent stops the workers, apart from Ctrl-C.
 
@@ -28,6 +33,28 @@ def handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that asks us to stop, by its name; raised where Ctrl-C would be."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+@contextmanager
+def signals_raised() -> Iterator[None]:
+    """Inside, a signal that asks us to stop raises `Stopped`."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped(signal.Signals(number).name)
+
+    with handlers_kept():
+        for name in ("SIGINT", *stop_signals()):
+            if signal.getsignal(signal.Signals[name]) != signal.SIG_IGN:
+                signal.signal(signal.Signals[name], stop)
+        yield
 
 
 @contextmanager

@@ -7,40 +7,21 @@
     │ others reach       worker × m    │  store    └────────────────────────────┘
     └──────────────────────────────────┘
 
-It ends as a job of one host does: all workers exit with 0; one fails and the rest are stopped; the
-launcher is told to stop. In every case no process is left, here or there.
+It ends as a job of one host does, and no process is left, here or there.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
 from collections.abc import Sequence
-from datetime import timedelta
-from pathlib import Path
 
-from farandole.errors import LaunchError
-from farandole.launch.attendant import GRACE_SECONDS, Order
-from farandole.launch.failure import Failure, first_cause
 from farandole.launch.hosts import HERE
 from farandole.launch.job import Job, Outcome
-from farandole.launch.leftovers import IDENTITY
 from farandole.launch.local import launch
-from farandole.launch.loopback import serve_store
-from farandole.launch.network import address_for, interface_towards
-from farandole.launch.output import Relay
-from farandole.launch.processes import start_process, stop_processes
-from farandole.launch.remote import UNREACHABLE, RemoteWorker, Ssh, exported
-from farandole.launch.seats import seat_variables
-from farandole.launch.signals import signals_noted
+from farandole.launch.network import address_for
+from farandole.launch.remote import Ssh
+from farandole.launch.together import run_together
 from farandole.launch.workplace import Workplace
 from farandole.topology import Topology
-
-_POLL_SECONDS = 0.05
-_STORE_TIMEOUT = timedelta(seconds=60)
-_FAREWELL_SECONDS = GRACE_SECONDS + 15.0  # an attendant first gives its worker time
 
 
 def launch_on_hosts(
@@ -56,147 +37,11 @@ def launch_on_hosts(
         return launch(job)
     address = address_for(others, interfaces)
     here = sum(len(host.ranks) for host in topology.hosts if host.name == HERE)
-    place = Workplace(job, here=here)
-    crew = _Crew(job, topology, place, ssh, address, interfaces)
-    relay = Relay(place.sources())
-    kept = False
-    with signals_noted() as received:
-        relay.start()
-        try:
-            crew.start()
-            while crew.is_at_work() and not received:
-                time.sleep(_POLL_SECONDS)
-            stopped_by = received[0] if crew.is_at_work() else None
-            crew.stop()
-            failures = [] if stopped_by else crew.failures()
-            kept = bool(failures)
-        finally:
-            crew.stop()
-            place.reap()
-            relay.stop()
-            if not kept:
-                place.remove()
-    if not failures:
-        return Outcome(stopped_by=stopped_by)
-    failed = tuple(sorted(failure.rank for failure in failures))
-    return Outcome(first_cause(failures), failed, logs=place.folder)
-
-
-class _Crew:
-    """The workers of one job, wherever they are."""
-
-    def __init__(
-        self,
-        job: Job,
-        topology: Topology,
-        place: Workplace,
-        ssh: Ssh,
-        address: str,
-        interfaces: Sequence[str],
-    ) -> None:
-        self._job = job
-        self._topology = topology
-        self._place = place
-        self._ssh = ssh
-        self._address = address
-        self._interfaces = interfaces
-        self._store = serve_store(_STORE_TIMEOUT, address)
-        self._here: dict[int, subprocess.Popen[bytes]] = {}
-        self._there: dict[int, RemoteWorker] = {}
-
-    def start(self) -> None:
-        for host in self._topology.hosts:
-            for rank in host.ranks:
-                if host.name == HERE:
-                    self._start_here(rank)
-                else:
-                    self._start_there(rank, host.name)
-
-    def is_at_work(self) -> bool:
-        """As long as nobody has failed and somebody works."""
-        codes = self._codes().values()
-        return None in codes and not any(codes)
-
-    def failures(self) -> list[Failure]:
-        """Of all that ended badly, also because they were told to."""
-        now = int(time.time())
-        failures = []
-        for rank, code in self._codes().items():
-            if code == UNREACHABLE and rank in self._there:
-                failures.append(self._lost(rank, now))
-            elif code:
-                failures.append(self._place.failure(rank, code, now))
-        return failures
-
-    def _lost(self, rank: int, now: int) -> Failure:
-        """ssh has failed, or the worker ended in the same way; what is known is the host."""
-        failure = self._place.failure(rank, UNREACHABLE, now)
-        host = self._there[rank].host
-        advice = f"host {host} cannot be reached by ssh, or was lost: try `ssh {host}`"
-        error = f"{failure.error}\n{advice}".strip()
-        return Failure(rank, UNREACHABLE, error, failure.time_ns)
-
-    def stop(self) -> None:
-        """Asks all to end, waits until they have, and gives up those that do not."""
-        for worker in self._there.values():
-            worker.stop()
-        stop_processes(self._here.values())
-        deadline = time.monotonic() + _FAREWELL_SECONDS
-        while None in self._codes().values() and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        for worker in self._there.values():
-            if worker.poll() is None:
-                worker.kill()
-        for process in self._here.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-    def _codes(self) -> dict[int, int | None]:
-        return {rank: worker.poll() for rank, worker in (self._here | self._there).items()}
-
-    def _start_here(self, rank: int) -> None:
-        command = [self._job.program, *self._job.command]
-        variables = self._variables(rank)
-        interface = interface_towards(self._address)
-        if "GLOO_SOCKET_IFNAME" not in {**os.environ, **variables} and interface is not None:
-            variables["GLOO_SOCKET_IFNAME"] = interface
-        try:
-            self._here[rank] = start_process(self._place, rank, command, variables)
-        except OSError as error:
-            raise LaunchError(
-                f"cannot start worker {rank} of {self._job.workers}: {error}. Start fewer, or "
-                "ask `farandole doctor` for this machine's limits."
-            ) from error
-
-    def _start_there(self, rank: int, host: str) -> None:
-        variables = {
-            **exported(),
-            **self._variables(rank),
-            **self._job.environment,
-            **(self._job.per_rank[rank] if self._job.per_rank else {}),
-            IDENTITY: self._place.identity,
-        }
-        order = Order((self._job.program, *self._job.command), str(Path.cwd()), variables)
-        self._there[rank] = RemoteWorker(
-            host,
-            self._ssh,
-            order,
-            self._place.stdout_file(rank),
-            self._place.stderr_file(rank),
-            self._place.error_file(rank),
-        )
-
-    def _variables(self, rank: int) -> dict[str, str]:
-        chosen = dict.fromkeys(
-            ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), ",".join(self._interfaces)
-        )
-        return {
-            **(chosen if self._interfaces else {}),
-            **seat_variables(
-                self._topology,
-                rank,
-                address=self._address,
-                port=self._store.port,
-                identity=self._place.identity,
-            ),
-        }
+    return run_together(
+        job,
+        topology,
+        Workplace(job, here=here),
+        address=address,
+        ssh=ssh,
+        interfaces=interfaces,
+    )

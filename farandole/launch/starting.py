@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +14,7 @@ from farandole.errors import LaunchError
 from farandole.launch.attendant import GRACE_SECONDS, Order
 from farandole.launch.leftovers import IDENTITY
 from farandole.launch.network import interface_towards, is_here
-from farandole.launch.processes import start_process
+from farandole.launch.processes import Process, start_process
 from farandole.launch.remote import RemoteWorker, Ssh, exported
 from farandole.launch.workplace import Workplace
 from farandole.variables import ELASTIC_WORKER
@@ -38,7 +37,7 @@ class Running(Protocol):
 
 
 class _Here:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
 
     def poll(self) -> int | None:
@@ -117,7 +116,7 @@ class Starter:
             IDENTITY: self._place.identity,
         }
         files = (self._place.stdout_file, self._place.stderr_file, self._place.error_file)
-        order = Order(tuple(self._command), str(Path.cwd()), told)
+        order = Order(tuple(self._command), str(Path.cwd()), told, self._place.in_one_file)
         return RemoteWorker(host, self._ssh, order, *(file(number) for file in files))
 
 

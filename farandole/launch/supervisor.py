@@ -14,7 +14,6 @@ Ctrl-C and signals end such a job as they end any other, and no process is left.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -24,7 +23,7 @@ from farandole.launch.failure import Failure
 from farandole.launch.job import Job, Outcome
 from farandole.launch.loopback import LOOPBACK, serve_store
 from farandole.launch.output import Relay
-from farandole.launch.processes import start_process, stop_processes, tell
+from farandole.launch.processes import Process, start_process, stop_processes, tell
 from farandole.launch.seats import seat_variables
 from farandole.launch.signals import signals_noted
 from farandole.launch.workplace import Workplace
@@ -68,16 +67,17 @@ def supervise(
             kept = stopped_by is None and bool(crew.failure or crew.lost)
         finally:
             crew.stop()
+            joined = crew.has_joined()
             place.reap()
             relay.stop()
-            if not kept:
-                place.remove()
+            place.close(keep_logs=kept)
     return Outcome(
         crew.failure,
         (0,) if crew.failure else (),
         stopped_by,
         place.folder if kept else None,
         tuple(sorted(crew.lost)),
+        joined,
     )
 
 
@@ -97,9 +97,10 @@ class _Crew:
         self._place = place
         self._on_lost = on_lost
         self._on_restart = on_restart
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: dict[int, Process] = {}
         self._restarts = [0] * job.workers
         self._store = serve_store(_STORE_TIMEOUT)  # for workers that form a group
+        self._keys_before = self._store.num_keys()
 
     def start(self) -> None:
         for rank in range(self._job.workers):
@@ -107,6 +108,10 @@ class _Crew:
 
     def is_at_work(self) -> bool:
         return self.failure is None and bool(self._running)
+
+    def has_joined(self) -> bool:
+        """Whether any worker took part: by our own calls, or else by torch's, in the store."""
+        return self._place.has_joined() or self._store.num_keys() > self._keys_before
 
     def look_after(self) -> None:
         """Deals with those that have ended since the last time."""

@@ -8,24 +8,37 @@ followed, its failures be read, and whatever is left of it be found.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import uuid
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
 from farandole.errors import LaunchError
 from farandole.launch.cores import fair_share
 from farandole.launch.failure import Failure, read_failure
+from farandole.launch.forks import Forks
 from farandole.launch.job import Job
+from farandole.launch.joined import any_joined
 from farandole.launch.leftovers import IDENTITY, kill_leftovers
 from farandole.launch.loopback import stay_on_loopback
+from farandole.launch.old_logs import LogFolder, remove_old_logs
 from farandole.launch.output import Source
 from farandole.orphans import LAUNCHER
 
 _PATIENCE_SECONDS = 5
+
+
+def worker_defaults(here: int, *, alone: bool) -> dict[str, str]:
+    """What each of the workers `here` starts with, where the user says nothing else."""
+    defaults = {
+        "OMP_NUM_THREADS": str(fair_share(here)),
+        "PYTHONUNBUFFERED": "1",  # a line shows when it is printed, not when a buffer fills
+    }
+    if alone:
+        stay_on_loopback(defaults)  # here, for scripts that form a process group of their own
+    return {key: value for key, value in defaults.items() if key not in os.environ}
 
 
 class Workplace:
@@ -41,24 +54,24 @@ class Workplace:
         self._output = {} if job.output is None else _output_files(job.output, job.workers)
         self._worker_variable = worker_variable
         self.identity = uuid.uuid4().hex
+        self.forks = Forks.inherited()  # if this launcher was forked itself
+        self.in_one_file = not self._output and _is_one_file(sys.stdout, sys.stderr)
         try:
-            self.folder = Path(tempfile.mkdtemp(prefix="farandole-logs-"))
+            remove_old_logs()
+            self._logs = LogFolder()
         except OSError as error:
             raise LaunchError(
                 f"cannot keep the workers' output: {error}. Set TMPDIR to a folder with room."
             ) from error
 
+    @property
+    def folder(self) -> Path:
+        return self._logs.path
+
     def environment(self, rank: int) -> dict[str, str]:
         """What a worker starts with, beside its seat and our own variables."""
-        defaults = {
-            "OMP_NUM_THREADS": str(fair_share(self._here or self._job.workers)),
-            "PYTHONUNBUFFERED": "1",  # a line shows when it is printed, not when a buffer fills
-        }
-        if self._here is None:
-            stay_on_loopback(defaults)  # here, for scripts that form a process group of their own
-        unset = {key: value for key, value in defaults.items() if key not in os.environ}
         return {
-            **unset,
+            **worker_defaults(self._here or self._job.workers, alone=self._here is None),
             **self._job.environment,
             **(self._job.per_rank[rank] if self._job.per_rank else {}),
             LAUNCHER: str(os.getpid()),
@@ -70,6 +83,12 @@ class Workplace:
         return self.folder / f"rank-{rank}.error.json"
 
     def stderr_file(self, rank: int) -> Path:
+        """The same as for standard output where both are shown in one place: so their order stays.
+
+        Where they are shown apart, nobody sees an order between them.
+        """
+        if self.in_one_file:
+            return self.stdout_file(rank)
         return self._output[rank] / "stderr" if self._output else self.folder / f"rank-{rank}.err"
 
     def stdout_file(self, rank: int) -> Path:
@@ -87,12 +106,11 @@ class Workplace:
         """The same for one worker."""
         if self.is_shown_by_itself(rank):
             return []
+        shown = {self.stderr_file(rank): sys.stderr.buffer}
+        shown[self.stdout_file(rank)] = sys.stdout.buffer  # the same file, perhaps
         return [
             Source(path, f"[{rank}] ", target, timed=self._job.timed_output)
-            for path, target in (
-                (self.stdout_file(rank), sys.stdout.buffer),
-                (self.stderr_file(rank), sys.stderr.buffer),
-            )
+            for path, target in shown.items()
         ]
 
     def failure(self, rank: int, exit_code: int, noticed_seconds: int) -> Failure:
@@ -101,16 +119,36 @@ class Workplace:
             rank, exit_code, noticed_seconds, self.error_file(rank), self.stderr_file(rank)
         )
 
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def has_joined(self) -> bool:
+        """Whether any worker of this host has called `fd.init` or `hvd.init`."""
+        return any_joined(self.folder)
+
+    def close(self, *, keep_logs: bool) -> None:
+        """The job is over. Logs that are kept stay for a week."""
+        self._logs.close(keep=keep_logs)
 
     def reap(self) -> None:
         """Kills what is left of the job, and waits for its end."""
+        if self.forks is not None:
+            self.forks.close()
+            self.forks = None
         psutil.wait_procs(self.kill(), timeout=_PATIENCE_SECONDS)
+
+    def identification(self, worker: int) -> dict[str, str]:
+        """The variables by which `kill` finds a worker."""
+        return {IDENTITY: self.identity, self._worker_variable: str(worker)}
 
     def kill(self, rank: int | None = None) -> list[psutil.Process]:
         """Kills what is left of the job, or of one worker, such as its data-loading children."""
         return kill_leftovers(self.identity, rank, self._worker_variable)
+
+
+def _is_one_file(first: TextIO, second: TextIO) -> bool:
+    """Whether both lead to the same place: a terminal, a pipe, a file after `2>&1`."""
+    try:
+        return os.path.sameopenfile(first.fileno(), second.fileno())
+    except (OSError, ValueError):  # at least one is no file
+        return False
 
 
 def _output_files(folder: Path, workers: int) -> dict[int, Path]:

@@ -40,6 +40,12 @@ class Lane:
         return self.history.last.time_seconds
 
     @property
+    def startup_seconds(self) -> float | None:
+        """From the start of its processes until `fd.init()` was done, where its time begins."""
+        seconds = self.history.start.get("startup_seconds")
+        return float(seconds) if isinstance(seconds, int | float) else None
+
+    @property
     def samples_per_second(self) -> float | None:
         """Samples over all workers, by total time: evaluation and start-up are in it."""
         total = self.total_seconds

@@ -132,6 +132,7 @@ def columns(results: Results, rows: Sequence[Standing]) -> tuple[Column, ...]:
         ("waited", "waited", lambda row: units.seconds(row.lane.waited_seconds)),
         ("waited share", "", lambda row: units.share(row.lane.waited_share)),
         ("sent per rank", "sent", lambda row: units.bytes_count(row.lane.bytes_sent)),
+        ("start-up", "", lambda row: units.seconds(row.lane.startup_seconds)),
         ("total time", "total", lambda row: units.seconds(row.lane.total_seconds)),
     ]
     return tuple(
@@ -149,7 +150,7 @@ def table(lanes: Sequence[Lane], target: Target | None = None, *, ranked: bool =
     rows = results.standings
     if not ranked:
         rows = tuple(sorted(rows, key=lambda row: row.index))
-    drawn = Table(box=box.SIMPLE_HEAD, padding=0, caption=Text(_caption(results)))
+    drawn = Table(box=box.SIMPLE_HEAD, padding=0, caption=Text(_caption(results, rows)))
     drawn.caption_justify = "left"
     shown = [column for column in columns(results, rows) if column.short]
     for column in shown:
@@ -171,7 +172,7 @@ def table(lanes: Sequence[Lane], target: Target | None = None, *, ranked: bool =
     return drawn
 
 
-def _caption(results: Results) -> str:
+def _caption(results: Results, rows: Sequence[Standing]) -> str:
     """What the short titles leave out."""
     told = []
     if results.target is not None:
@@ -180,6 +181,9 @@ def _caption(results: Results) -> str:
         told.append(f"best: of {results.goal.metric}")
     if results.lanes:
         told.append(f"speed-up: over {labels(results.lanes)[0]}")
+    if any(row.lane.startup_seconds is not None for row in rows):
+        seconds = (units.seconds(row.lane.startup_seconds) for row in rows)
+        told.append(f"start-up before, until fd.init() was done: {', '.join(seconds)}")
     return "; ".join(told)
 
 
@@ -224,6 +228,7 @@ def _lane_record(row: Standing) -> dict[str, Any]:
         "waited_seconds": lane.waited_seconds,
         "waited_share": units.jsonable(lane.waited_share),
         "bytes_sent": lane.bytes_sent,
+        "startup_seconds": lane.startup_seconds,
         "total_seconds": lane.total_seconds,
         "damage": list(lane.history.damage),
         "notes": [_note_record(note) for note in lane.history.notes[-MOST_NOTES:]],

@@ -70,6 +70,8 @@ class Piped(Engine):
         )
         # What was traced without a sample takes one argument; what else a model takes is not known.
         self._one_argument = given is None and is_traced(blocks[0].module)
+        if sample is not None:
+            run.print(f"measuring the model's {len(blocks)} blocks, to find out where to cut it …")
         choice = choose(layout, blocks, run.group, given, run.device)
         layout = choice.layout
         run.print(f"layout {layout}" + (f"\n{choice.text}" if choice.text else ""))

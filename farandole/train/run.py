@@ -29,6 +29,8 @@ from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
 from farandole.sync.alignment import require_in_step
 from farandole.sync.wrappers import refuse_wrapped, refuse_wrapper_around
 from farandole.topology import Topology
+from farandole.train.claim import Claim, claim
+from farandole.train.compiling import NOTE, is_compiled
 from farandole.train.numbers import T, double, like, plain, short
 from farandole.train.progress import EpochProgress
 from farandole.train.recipe import MakeOptimizer, Recipe
@@ -44,6 +46,7 @@ from farandole.train.settings import (
 )
 from farandole.train.trainer import Trainer
 from farandole.train.watch import Watch, WatchedLoader
+from farandole.variables import STARTED
 
 
 class Run:
@@ -69,9 +72,16 @@ class Run:
         self.device = device
         self.seed = seed
         self.settings = settings
-        chosen = settings.name or name or default_name(settings.script or "run")
+        place = settings.folder or folder
+        chosen = settings.name or name
+        self._claim: Claim | None = None  # of a folder that nobody named
+        if chosen is None:
+            chosen = default_name(settings.script or "run")
+            if group.rank == 0:
+                self._claim = claim(place, chosen)
+                chosen = self._claim.name
         self.name = group.broadcast_json(check_name(chosen))
-        self.folder = (settings.folder or folder) / self.name
+        self.folder = place / self.name
         self.samples = 0  # trained on so far, by all ranks together
         self.steps = 0
         self.epoch = 0
@@ -95,6 +105,8 @@ class Run:
         self._watch = Watch(group.trace) if group.trace is not NO_TRACE else None
         group.meter.go_on_from(waited_seconds=0.0, bytes_sent=0)  # from here on, like the clock
         self._began = time.perf_counter()
+        started = os.environ.get(STARTED)
+        self._startup_seconds = time.monotonic() - float(started) if started else None
 
     # Who am I?
 
@@ -160,6 +172,8 @@ class Run:
                 "Let Farandole own the step: run.trainer(model, loss, make_optimizer)."
             )
         refuse_wrapped(model)
+        if is_compiled(model):
+            self.print(NOTE)
         model = model.to(self.device)
         if optimizer is not None:
             _move_state(optimizer, self.device)
@@ -450,6 +464,7 @@ class Run:
                 "hosts": len(self.topology.hosts),
                 "device": str(self.device),
                 "script": self.settings.script,
+                "startup_seconds": self._startup_seconds,
                 "seed": self.seed,
                 "versions": versions(),
             }
@@ -503,6 +518,8 @@ class Run:
                 self._metrics.close(self._counters())
             except OSError as error:  # must not hide the error that ended the script
                 warnings.warn(f"the end of {self.folder} is not written: {error}", stacklevel=2)
+        if self._claim is not None:
+            self._claim.release()
 
     def __enter__(self) -> Run:
         return self

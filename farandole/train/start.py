@@ -18,6 +18,7 @@ from farandole.errors import UserError
 from farandole.launch.environment import Seat, detect
 from farandole.launch.failure import record_uncaught
 from farandole.launch.join import join, leave
+from farandole.launch.joined import record_joined
 from farandole.launch.threads import share_cores
 from farandole.orphans import end_with_launcher
 from farandole.train.current_run import make_current
@@ -51,6 +52,7 @@ def init(
         raise UserError(f"timeout={timeout} must be above 0 seconds.")
     seat = detect(os.environ)
     if seat.launcher == "farandole":
+        record_joined()
         record_uncaught()
         end_with_launcher(os.environ)
     settings = Settings.from_environ(os.environ)

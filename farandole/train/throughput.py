@@ -159,7 +159,8 @@ def measure(run: Run, workload: Workload) -> dict[str, Any]:
     sides = {"run": run.distribute(*bench.fresh(), sync=sync)}
     if workload.bare:
         sides["bare"] = bench.fresh()
-    run.print("Running warm-up…")
+    first = ", in which torch.compile compiles the model; that may take minutes" * workload.compile
+    run.print(f"Running warm-up{first}…")
     for model, optimizer in sides.values():
         bench.train(model, optimizer, workload.warmup_batches)
     bench.finish()

@@ -123,7 +123,7 @@ def test_a_stop_signal_stops_mpirun_and_its_ranks(sandbox: Sandbox) -> None:
     assert "2 ranks" in process.stdout.readline(), "they have met"
     process.send_signal(signal.SIGTERM)
     done = sandbox.finish(process)
-    assert done.returncode == 130
+    assert done.returncode == 143
     assert "stopped by SIGTERM; no worker is left" in done.stderr
     assert sandbox.processes() == []
     assert not (sandbox.folder / "out.json").exists()

@@ -97,7 +97,7 @@ def test_an_emulator_told_to_stop(root: None, sandbox: Sandbox, number: signal.S
     emulator = start_waiting(sandbox)
     os.killpg(emulator.pid, number)
     done = sandbox.finish(emulator)
-    assert done.returncode == 130
+    assert done.returncode == 128 + number
     assert f"farandole: stopped by {number.name}; no host is left" in done.stderr
     assert "Traceback" not in done.stderr
     assert namespaces.existing(f"farandole-{emulator.pid}-") == []

@@ -1,6 +1,7 @@
 """`farandole race`, with real runs of a tiny script."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -56,12 +57,26 @@ def test_lanes_that_crash_and_say_nothing_are_shown_and_the_rest_go_on(sandbox, 
         "allreduce:algorithm=ring": "failed",
         "allreduce:bucket_mib=2": "ok",
     }
+    (ok,) = (lane for lane in summary(script)["lanes"] if lane["outcome"] == "ok")
+    assert ok["startup_seconds"] > 0
+    assert "until fd.init() was done" in done.stdout
     (folder,) = script.parent.glob("runs/race-tiny-*")
     assert {p.name for p in folder.iterdir()} >= {"report.html", "report.png", "summary.json"}
     outputs = {p.parent.name: p.read_text() for p in folder.glob("*/output.log")}
     assert "[1] seed 7 sync allreduce:bucket_mib=2" in outputs["3-allreduce-bucket-mib-2"]
     assert "seed 7 sync None" in outputs["1-serial"]
     assert "report.html" in done.stdout
+
+
+def test_a_script_that_never_joins_is_named_as_the_cause(sandbox):
+    script = sandbox.script("alone.py", "print('trained')")
+    done = sandbox.farandole("race", "-n", "2", "--sync", "allreduce", script.name, COLUMNS="200")
+    assert done.returncode == 1
+    assert "the script never called fd.init()" in done.stdout
+    assert "did it call run.log(" not in done.stdout
+    (output,) = sandbox.folder.glob("runs/race-alone-*/1-allreduce/output.log")
+    assert "none of the 2 workers joined the others" in output.read_text()
+    assert not list(output.parent.glob(".joined"))
 
 
 def test_a_target_that_is_never_logged_ends_the_race_after_one_lane(sandbox, script):
@@ -123,12 +138,13 @@ def test_bad_input(script, arguments, complaint, monkeypatch, capsys):
     assert not list(script.parent.glob("runs/*"))
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_stopping_a_race_leaves_no_process(script, sent):
     process = subprocess.Popen(
         [sys.executable, "-m", "farandole", "race", "-n", "2", "--sync", "allreduce", script.name,
          "--slow"],
         cwd=script.parent,
+        env={name: value for name, value in os.environ.items() if name != "FARANDOLE_FORK"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -143,7 +159,7 @@ def test_stopping_a_race_leaves_no_process(script, sent):
     output, _ = process.communicate(timeout=60)
     _wait_for(lambda: not workers(), "the end of all processes")
     if sent != signal.SIGKILL:
-        assert process.returncode == 130
+        assert process.returncode == 128 + sent
         assert "report.html" in output, "what was run so far is reported"
 
 

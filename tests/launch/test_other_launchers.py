@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,24 @@ def test_mpirun(sandbox: Sandbox, mpirun: list[str]) -> None:
         assert facts["local"] == [facts["rank"], 2]
         assert facts["listening"][0]
     assert list((sandbox.temporary / f"farandole-{os.getuid()}").iterdir()) == []
+
+
+@pytest.mark.mpi
+def test_mpirun_needs_no_ssh_on_one_host(sandbox: Sandbox, mpirun: list[str]) -> None:
+    """Where only what mpirun itself needs is on the PATH."""
+    programs = sandbox.folder / "programs"
+    programs.mkdir()
+    for name in ("mpirun", "orted", "prted", "prterun", "env", "true", "false", "sh"):
+        found = shutil.which(name)
+        if found is not None:
+            (programs / name).symlink_to(found)
+    alone = {"PATH": str(programs)}
+    done = sandbox.run([*mpirun, "-n", "2", "true"], **alone)
+    assert done.returncode == 0, done.stderr
+    done = sandbox.farandole(
+        "horovodrun", "-np", "2", "--mpi", "--mpi-args=--oversubscribe", "true", **alone
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.mpi

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import io
+import shlex
+import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.launch.output import Relay, Source
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
+
+ALTERNATING = """
+import os
+for number in range(400):
+    os.write(1 + number % 2, f"line {number}\\n".encode())
+"""
 
 
 class Written(io.BytesIO):
@@ -93,3 +105,20 @@ def test_a_reader_that_has_gone_stops_nobody_else(tmp_path: Path) -> None:
     relay.start()
     relay.stop()
     assert shown.flushed == b"[1] line\n"
+
+
+def test_output_and_errors_keep_their_order_where_both_are_shown(sandbox: Sandbox) -> None:
+    script = sandbox.script("alternating.py", ALTERNATING)
+    command = shlex.join([sys.executable, "-m", "farandole", "run", "-n", "2", str(script)])
+    done = sandbox.run(["sh", "-c", f"{command} 2>&1"])
+    assert done.returncode == 0
+    for rank in range(2):
+        mark = f"[{rank}] "
+        shown = [line.removeprefix(mark) for line in done.stdout.splitlines() if mark in line]
+        assert shown == [f"line {number}" for number in range(400)]
+
+
+def test_output_and_errors_stay_apart_where_they_are_shown_apart(sandbox: Sandbox) -> None:
+    done = sandbox.farandole("run", "-n", "1", sandbox.script("alternating.py", ALTERNATING))
+    assert done.stdout.splitlines() == [f"[0] line {number}" for number in range(0, 400, 2)]
+    assert done.stderr.splitlines() == [f"[0] line {number}" for number in range(1, 400, 2)]

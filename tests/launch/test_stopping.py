@@ -43,13 +43,13 @@ def test_a_worker_killed_outright(sandbox: Sandbox) -> None:
     assert Path(last[-1].split()[-1]).is_dir()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_launcher_told_to_stop(sandbox: Sandbox, number: signal.Signals) -> None:
     job, _ = start_stuck(sandbox)
     os.killpg(job.pid, number)
     done = sandbox.finish(job)
     assert sandbox.processes() == []
-    assert done.returncode == 130
+    assert done.returncode == 128 + number
     assert done.stderr == f"farandole: stopped by {number.name}; no worker is left\n"
     assert list(sandbox.temporary.glob("farandole-*")) == []
 

@@ -102,7 +102,7 @@ wait_for_end_of("sleeper")  # what it has started does not outlive it
 print("to the end")
 """,
     )
-    assert outcome == Outcome(lost=(1, 2), logs=outcome.logs)
+    assert outcome == Outcome(lost=(1, 2), logs=outcome.logs, joined=False)
     assert outcome.exit_code == 0
     assert sorted(told) == [("lost", 1), ("lost", 2)]
     shown = capfd.readouterr()
@@ -213,7 +213,7 @@ def test_what_came_back_and_ended_well_leaves_no_trace(
     outcome, _ = supervised(
         2, 'sys.exit(rank and not attempt) if rank else wait_for("restart-1")', restarts=1
     )
-    assert outcome == Outcome()
+    assert outcome == Outcome(joined=False)
     assert list(sandbox.temporary.iterdir()) == []
 
 

@@ -143,7 +143,9 @@ def _start(plan: Plan, workers: int, words: list[str]) -> None:
     environment = {settings.SCRIPT: "bench comm"}
     if "mpi" in plan.against:
         from farandole.cli.bench_comm import mpirun
+        from farandole.launch.one_host_mpi import one_host_variables
 
+        environment |= one_host_variables()
         found = mpirun.require()
         end = mpirun.run(mpirun.command(found, workers, [sys.executable, *words]), environment)
         if end.stopped_by is not None:

@@ -27,8 +27,10 @@ from farandole.errors import UserError
 from farandole.horovod.aliases import shim_variables
 from farandole.launch.hosts import HERE, gathered, parse_hosts, read_hostfile, seat_workers
 from farandole.launch.job import Job
+from farandole.launch.one_host_mpi import one_host_variables
 from farandole.launch.remote import Ssh
 from farandole.launch.seats import horovod_seat
+from farandole.launch.signals import exit_code_of
 from farandole.launch.spread import launch_on_hosts
 from farandole.topology import Topology
 
@@ -184,10 +186,11 @@ def _run_mpi(flags: Mapping[str, Any], plan: Plan) -> int:
     # mpirun marks each piece of a line that an unbuffered Python writes. It shows its ranks a
     # terminal, so that lines come at once anyway.
     buffered = {} if "PYTHONUNBUFFERED" in os.environ else {"PYTHONUNBUFFERED": ""}
-    end = processes.run(words, {**variables, **buffered})
+    agent = one_host_variables() if plan.is_here else {}
+    end = processes.run(words, {**variables, **buffered, **agent})
     if end.stopped_by is not None:
         click.echo(f"farandole: stopped by {end.stopped_by}", err=True)
-        return 130
+        return exit_code_of(end.stopped_by)
     return end.exit_code
 
 
