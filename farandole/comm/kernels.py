@@ -9,6 +9,8 @@ element, all must therefore take the same library: the choice may depend on size
 
 from __future__ import annotations
 
+import contextvars
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -59,7 +61,21 @@ class _Torch(Kernels):
         reduce_into(out, parts, op)
 
 
+class _Quiet(threading.local):
+    """A context, in each thread, in which NumPy does not warn of infinities, as PyTorch does not.
+
+    `np.errstate` does the same, but to enter and to leave it takes longer than to add.
+    """
+
+    def __init__(self) -> None:
+        self.context = contextvars.copy_context()
+        self.context.run(np.seterr, all="ignore")
+
+
 class _Numpy(Kernels):
+    def __init__(self) -> None:
+        self._quiet = _Quiet()
+
     def of(self, tensor: torch.Tensor) -> Any:
         return tensor.numpy()
 
@@ -67,23 +83,29 @@ class _Numpy(Kernels):
         np.copyto(into, source)
 
     def reduce(self, out: Any, parts: Sequence[Any], op: Op) -> None:
-        function = _NUMPY_FUNCTIONS[op]
-        function(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            function(out, part, out=out)
-        if op == "average":
-            np.divide(out, len(parts), out=out)
+        self._quiet.context.run(_reduce_by_numpy, out, parts, op)
+
+
+def _reduce_by_numpy(out: Any, parts: Sequence[Any], op: Op) -> None:
+    function = _NUMPY_FUNCTIONS[op]
+    function(parts[0], parts[1], out=out)
+    for part in parts[2:]:
+        function(out, part, out=out)
+    if op == "average":
+        np.divide(out, len(parts), out=out)
 
 
 _TORCH, _NUMPY = _Torch(), _Numpy()
+# Before NumPy 2 what it warns of belongs to a thread, not to a context: to the user's.
+_QUIET_DTYPES = _NUMPY_DTYPES if int(np.__version__.split(".")[0]) >= 2 else frozenset()
 
 
 def for_short(dtype: torch.dtype, nbytes: int) -> Kernels:
     """The same on all ranks, for vectors that all of them add up."""
-    return _NUMPY if nbytes <= SHORT_BYTES and dtype in _NUMPY_DTYPES else _TORCH
+    return _NUMPY if nbytes <= SHORT_BYTES and dtype in _QUIET_DTYPES else _TORCH
 
 
 def for_this_thread(dtype: torch.dtype) -> Kernels:
     """For vectors that one rank adds up: with all threads that this one may use."""
     alone = torch.get_num_threads() == 1
-    return _NUMPY if alone and dtype in _NUMPY_DTYPES else _TORCH
+    return _NUMPY if alone and dtype in _QUIET_DTYPES else _TORCH

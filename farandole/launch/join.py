@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from farandole.comm import (
+    ByDevice,
     C10d,
     Exchange,
     Group,
@@ -93,15 +94,15 @@ def _join_servers(seat: Seat, address: str, timeout: timedelta) -> Group:
 def _best(world: C10d, device: torch.device, transport: TransportName) -> Transport:
     """What carries the bytes between these ranks fastest, or what was asked for."""
     world.topology = Topology.from_names(world.share(platform.node() or "localhost"))
-    if device.type == "cuda":
-        return world
     found = world if transport == "c10d" else over_hosts(world, world.topology)
     if transport == "shm" and isinstance(found, C10d):
         raise JoinError(
             f"transport='shm' was asked for, and ranks on {world.topology} cannot share memory."
         )
     if found.name != "shm":  # there auto has nothing to choose
-        found.link = calibrate(found)
+        calibrate(found)
+    if device.type != "cpu" and found is not world:
+        return ByDevice(found, world)
     return found
 
 

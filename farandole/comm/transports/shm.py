@@ -279,11 +279,12 @@ class SharedMemory(Transport):
 
     def _reduce_at_once(self, flat: torch.Tensor, op: Op, row: int) -> None:
         kernels, slots = self._parts_of(flat)
-        parts, vector = slots[self._take_slots(1) % SLOTS], kernels.of(flat)
+        parts, vector = slots[self._next_slot % SLOTS], kernels.of(flat)
         kernels.copy(parts[self.rank], vector)
         self._signal(0)
         self._await(0)
         self._require_same(row)
+        self._take_slots(1)  # only now: whoever called something else has taken none
         kernels.reduce(vector, parts, op)
 
     def reduce_if_agreed(
@@ -338,12 +339,12 @@ class SharedMemory(Transport):
 
     def _reduce_by_chunks(self, flat: torch.Tensor, op: Op, row: int) -> None:
         chunks = Chunks(flat, self._views(flat.dtype), self.rank)
-        first = self._take_slots(1)
+        first = self._next_slot
         chunks.publish(0, first)
         self._signal(0)
         self._await(0)
         self._require_same(row)  # before anything depends on the length
-        self._take_slots(len(chunks) - 1)
+        self._take_slots(len(chunks))
         for index in range(len(chunks)):
             if index + 1 < len(chunks):
                 chunks.publish(index + 1, first + index + 1)
