@@ -61,7 +61,7 @@ def join(
         _form(seat, device if nccl else None, timeout)
     world = c10d_world(timeout)
     try:
-        return Group(_best(world, device, transport))
+        return Group(choose_transport(world, device, transport))
     except PeerLost as waited_for:
         lost = world.blame(waited_for)
         raise JoinError(f"rank {seat.rank} of {seat.size} connects, but {lost}.") from lost
@@ -91,7 +91,7 @@ def _join_servers(seat: Seat, address: str, timeout: timedelta) -> Group:
     return Group(roll)
 
 
-def _best(world: C10d, device: torch.device, transport: TransportName) -> Transport:
+def choose_transport(world: C10d, device: torch.device, transport: TransportName) -> Transport:
     """What carries the bytes between these ranks fastest, or what was asked for."""
     world.topology = Topology.from_names(world.share(platform.node() or "localhost"))
     found = world if transport == "c10d" else over_hosts(world, world.topology)

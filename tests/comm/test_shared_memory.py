@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_shared.py"
 LATE_WRITER = SCRIPT.with_name("late_writer.py")
+BESIDE_GPUS = SCRIPT.with_name("beside_gpus.py")
 
 
 def facts(folder: Path) -> list[dict[str, Any]]:
@@ -91,3 +92,13 @@ def test_who_gives_up_is_not_written_to_afterwards(sandbox: Sandbox, tmp_path: P
         "rank 0 cannot share memory: its memory was shared before, by a group that has failed since"
         in said
     )
+
+
+def test_cpu_tensors_share_memory_beside_gpus(sandbox: Sandbox) -> None:
+    done = sandbox.fork(BESIDE_GPUS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shared, asked = done.stdout.splitlines()
+    assert shared == "auto shm True []"
+    words = asked.split(" ", 3)
+    assert words[:3] == ["c10d", "c10d", "False"]
+    assert words[3].startswith("[4096, "), "gloo's own is a candidate"
