@@ -6,9 +6,10 @@ from farandole.comm.group import Group
 from farandole.comm.meter import Meter
 from farandole.comm.queue import Handle
 from farandole.comm.transport import Transport
-from farandole.comm.transports import C10d, Exchange, InProcess, SharedMemory, over_hosts
+from farandole.comm.transports import ByDevice, C10d, Exchange, InProcess, SharedMemory, over_hosts
 
 __all__ = [
+    "ByDevice",
     "C10d",
     "Exchange",
     "Group",

@@ -62,9 +62,11 @@ def reduce_into(out: torch.Tensor, parts: Sequence[torch.Tensor], op: Op) -> Non
         divide_(total, op, len(parts))
         out.copy_(total)
         return
-    # `out` may be a later part, so it is written only when all others are in.
-    total = parts[0]
-    for index, part in enumerate(parts[1:-1]):
-        total = function(total, part) if index == 0 else function(total, part, out=total)
-    function(total, parts[-1], out=out)
+    # `out` may be a later part, and is then written only when all others are in.
+    later = any(part is out for part in parts[2:])
+    total = function(parts[0], parts[1]) if later else function(parts[0], parts[1], out=out)
+    for part in parts[2:-1]:
+        function(total, part, out=total)
+    if len(parts) > 2:
+        function(total, parts[-1], out=out)
     divide_(out, op, len(parts))

@@ -5,6 +5,10 @@ longer than the small one that the difference is the bytes' doing. Nothing here 
 than a second. Where noise hides what a byte costs, or the time is up before, there is no β, and
 none is made up: `auto` then goes by what links usually cost. What was measured between some hosts
 is kept in a file for the next job there.
+
+From α and β follows which schedule should cost least. Whether that beats the transport's own
+all-reduce, no formula says: ranks may share cores, or a library may do better than its parts. So
+both are tried, by all ranks, at a few sizes.
 """
 
 from __future__ import annotations
@@ -14,15 +18,16 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from farandole.comm.transport import Transport
+from farandole.comm.choice import cheapest
+from farandole.comm.transport import NATIVE, NativeWins, Transport
 from farandole.errors import UserError
 from farandole.schedule import Link
 
@@ -32,8 +37,9 @@ _TELLING = 2.0  # times as long as the smallest message: then the bytes are what
 _LARGE = 2**20  # the start of a transfer costs too little here to be taken for bandwidth
 _SLOW_SECONDS = 0.05  # a message that takes so long is sent a few times only, and is large enough
 _BUDGET_SECONDS = 1.0
+_TRIED_BYTES = (2**12, 2**16, 2**20, 2**22)
+_TRIALS = 6  # the first of which does not count
 _KEEP_SECONDS = 7 * 86400.0
-_MADE_UP = 1e-12  # seconds a byte, which earlier versions wrote where they had measured none
 
 
 @dataclass(frozen=True)
@@ -107,11 +113,13 @@ def _seconds(transport: Transport, peer: int, size: int, repeats: int) -> float:
 
 def calibrate(
     transport: Transport, environ: Mapping[str, str] = os.environ, folder: Path | None = None
-) -> Link:
-    """The link between this transport's hosts, or its ranks if all share a host.
+) -> None:
+    """Sets the transport's link, between its hosts, or its ranks if all share a host, and for which
+    sizes its own all-reduce wins.
 
-    From `FARANDOLE_LINK` (rank 0's), from the file of earlier jobs, or measured now; where that
-    fails, as the transport's links usually are.
+    From the file of earlier jobs, or measured now; where that fails, the link is as the transport's
+    usually are. `FARANDOLE_LINK` (rank 0's) sets the link; then nothing is measured, and schedules
+    are chosen among by that alone.
     """
     hosts = transport.topology.hosts
     pair = (hosts[0].ranks[0], hosts[1].ranks[0] if len(hosts) > 1 else hosts[0].ranks[1])
@@ -119,17 +127,40 @@ def calibrate(
     known = ""
     if transport.rank == 0:
         asked = environ.get(OVERRIDE)
-        link = parse_link(asked) if asked else kept.read()
-        known = json.dumps(link and [link.seconds_per_message, link.seconds_per_byte])
+        found = Costs(parse_link(asked), ()) if asked else kept.read()
+        known = json.dumps(found and found.as_json())
     told = json.loads(transport.share(known)[0])
     if told is not None:
-        return Link(*told)
-    found = measure(transport, *pair)
-    if isinstance(found, Unmeasured):
-        return transport.link
-    if transport.rank == 0:
-        kept.write(found)
-    return found
+        transport.link, transport.native_wins = Costs.from_json(told)
+        return
+    measured = measure(transport, *pair)
+    if isinstance(measured, Link):
+        transport.link = measured
+    transport.native_wins = () if transport.native_is_fastest else try_native(transport)
+    if isinstance(measured, Link) and transport.rank == 0:
+        kept.write(Costs(measured, transport.native_wins))
+
+
+def try_native(transport: Transport) -> NativeWins:
+    """The transport's own all-reduce against the cheapest schedule, by turns; the same on all."""
+    wins: list[tuple[int, bool]] = []
+    for nbytes in _TRIED_BYTES:
+        data = torch.zeros(nbytes // 4)
+        ways = {NATIVE: NATIVE, "schedule": cheapest(transport.size, nbytes, transport.link)[0]}
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(_TRIALS):
+            for way, algorithm in ways.items():
+                transport.agree("calibration")  # all begin together
+                begin = perf_counter()
+                transport.all_reduce(data, "sum", algorithm, None)
+                times[way].append(perf_counter() - begin)
+        own = {way: statistics.median(found[1:]) for way, found in times.items()}
+        everyones = [json.loads(text) for text in transport.share(json.dumps(own))]
+        slowest = {way: max(theirs[way] for theirs in everyones) for way in ways}
+        wins.append((nbytes, slowest[NATIVE] <= slowest["schedule"]))
+        if max(slowest.values()) > _SLOW_SECONDS:
+            break
+    return tuple(wins)
 
 
 def parse_link(text: str) -> Link:
@@ -151,28 +182,46 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
     return Path(base) / "farandole"
 
 
+class Costs(NamedTuple):
+    """What was measured of a transport."""
+
+    link: Link
+    native_wins: NativeWins
+
+    def as_json(self) -> list[Any]:
+        return [self.link.seconds_per_message, self.link.seconds_per_byte, self.native_wins]
+
+    @classmethod
+    def from_json(cls, told: Sequence[Any]) -> Costs:
+        alpha, beta, wins = told
+        link = Link(float(alpha), float(beta))
+        return cls(link, tuple((int(nbytes), bool(native)) for nbytes, native in wins))
+
+
 class Kept:
-    """One link in the file of measured links. A file that cannot be used is as good as none."""
+    """What one transport costs, in the file of those measured. One that is no use is as good as
+    none."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._path = folder / "links.json"
         self._key = key
 
-    def read(self) -> Link | None:
+    def read(self) -> Costs | None:
         entry = self._entries().get(self._key)
         try:
             if entry is not None and 0 <= time.time() - entry["measured"] < _KEEP_SECONDS:
-                alpha, beta = float(entry["alpha"]), float(entry["beta"])
-                return Link(alpha, beta) if beta > _MADE_UP else None
+                return Costs.from_json([entry["alpha"], entry["beta"], entry["native_wins"]])
         except (TypeError, KeyError, ValueError):
             pass
         return None
 
-    def write(self, link: Link) -> None:
+    def write(self, costs: Costs) -> None:
         entries = self._entries()
+        alpha, beta, wins = costs.as_json()
         entries[self._key] = {
-            "alpha": link.seconds_per_message,
-            "beta": link.seconds_per_byte,
+            "alpha": alpha,
+            "beta": beta,
+            "native_wins": wins,
             "measured": time.time(),
         }
         half = self._path.with_suffix(f".{os.getpid()}")
@@ -184,7 +233,7 @@ class Kept:
             with contextlib.suppress(OSError):
                 half.unlink(missing_ok=True)
 
-    def _entries(self) -> dict[str, dict[str, float]]:
+    def _entries(self) -> dict[str, dict[str, Any]]:
         try:
             found = json.loads(self._path.read_text())
         except (OSError, ValueError):

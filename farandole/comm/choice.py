@@ -1,16 +1,19 @@
 """`auto`: which all-reduce for how many bytes.
 
 Between ranks that share memory there is nothing to choose: the transport's own is fastest. Over a
-network every schedule has a price, made of a link's α and β, and the cheapest is taken. What was
-measured is the same on all ranks, so all choose the same.
+network every schedule has a price, made of a link's α and β, and the cheapest is the candidate. The
+other one is the transport's own, gloo's for one, whose price nobody can compute: both were tried at
+a few sizes when the job started, and the winner at the nearest size is taken. What was measured is
+the same on all ranks, so all choose the same.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Literal, get_args
 
-from farandole.comm.transport import NATIVE, Transport
+from farandole.comm.transport import NATIVE, NativeWins, Transport
 from farandole.errors import UserError, nearest
 from farandole.schedule import ALGORITHMS, Link, build, cost_seconds
 
@@ -27,7 +30,17 @@ def choose(transport: Transport, nbytes: int, asked: str, *, cuda: bool = False)
         return asked
     if cuda or transport.native_is_fastest:
         return NATIVE
+    if native_wins_at(transport.native_wins, nbytes):
+        return NATIVE
     return cheapest(transport.size, nbytes, transport.link)[0]
+
+
+def native_wins_at(tried: NativeWins, nbytes: int) -> bool:
+    """By the nearest size that was tried, in powers of two; of two as near, the larger."""
+    if not tried:
+        return False
+    near = min(reversed(tried), key=lambda one: abs(math.log2(max(nbytes, 1) / one[0])))
+    return near[1]
 
 
 def cheapest(ranks: int, nbytes: int, link: Link) -> tuple[str, float]:

@@ -146,12 +146,13 @@ class Group:
     def _all_reduce(
         self, tensor: torch.Tensor, op: Op, algorithm: str, agreed: bool
     ) -> torch.Tensor:
-        chosen = choose(self.transport, tensor.nbytes, algorithm, cuda=tensor.is_cuda)
+        carrier = self.transport.carrier(tensor)
+        chosen = choose(carrier, tensor.nbytes, algorithm, cuda=tensor.is_cuda)
         if self.size == 1:
             return tensor
         flat = flat_view(tensor)
         claim = None if agreed else claim_of("all_reduce", tensor, op, chosen)
-        with self.collective("all_reduce", flat.nbytes, chosen):
+        with self.collective("all_reduce", flat.nbytes, chosen, by=carrier.name):
             self.transport.all_reduce(flat, op, chosen, claim)
         self.meter.add_bytes(ring_bytes(flat.nbytes, self.size))
         return put_back(flat, tensor)
@@ -330,14 +331,14 @@ class Group:
         return self
 
     def collective(
-        self, what: str, nbytes: int, algorithm: str = "", *, is_told: bool = True
+        self, what: str, nbytes: int, algorithm: str = "", *, by: str = "", is_told: bool = True
     ) -> _Collective:
         """Around the transport's part of every collective. `is_told`: the trace hears of it."""
         if self._broken is not None:
             raise CommError(f"{what} on rank {self.rank} of {self.size}: {self._broken}")
         if self.trace is NO_TRACE or not is_told:
             return _Collective(self, what, None)
-        by = self.transport.name
+        by = by or self.transport.name
         span = self.trace.span(what, "comm", bytes=nbytes, algorithm=algorithm, by=by)
         return _Collective(self, what, span)
 

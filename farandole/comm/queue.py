@@ -76,8 +76,8 @@ class Queue:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way. Only the thread that starts work can rely on it."""
-        with self._changed:
-            return not self._busy and not self._waiting
+        # In this order, without the lock: work is marked as busy before it leaves the row.
+        return not self._waiting and not self._busy
 
     def settle(self, seconds: float) -> None:
         """Waits until nothing is under way, but no longer than so many seconds."""
@@ -104,8 +104,8 @@ class Queue:
                 self._busy = False
                 self._changed.notify_all()  # somebody may wait for the end
                 self._changed.wait_for(lambda: bool(self._waiting))
-                work = self._waiting.popleft()
                 self._busy = True
+                work = self._waiting.popleft()
             work()
             del work  # it may hold the last reference to a tensor
 

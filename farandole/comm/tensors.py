@@ -12,16 +12,20 @@ _FLAT_BYTES = 64 * 2**20  # tensors are broadcast in flat pieces of about this s
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in a row; the tensor's own memory when it lies in a row itself."""
-    if tensor.dim() == 1 and tensor.stride(0) == 1 and not tensor.requires_grad:
+    """The elements in a row; the tensor's own memory when it lies in a row itself.
+
+    A view whose numbers are those of its memory with another sign (`x.conj().imag`) does not.
+    """
+    as_it_is = not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj())
+    if as_it_is and tensor.dim() == 1 and tensor.stride(0) == 1:
         return tensor
-    row = tensor.detach().contiguous()
+    row = tensor.detach().contiguous().resolve_neg().resolve_conj()
     return row.as_strided((row.numel(),), (1,))  # even a single element of a wider stride
 
 
 def put_back(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Copies into a tensor that did not lie in a row; returns the tensor."""
-    if not tensor.is_contiguous():
+    if flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))
     return tensor
 

@@ -42,6 +42,11 @@ Message = tuple[int, torch.Tensor]
 """A peer, and what goes to it or where what comes from it belongs."""
 
 
+NativeWins = tuple[tuple[int, bool], ...]
+"""For some numbers of bytes, from small to large: whether there the transport's own all-reduce beat
+the schedule that should cost least. The same on all ranks. Measured by `calibration`."""
+
+
 class PeerLost(FarandoleError):  # noqa: N818  (caught and told in full by the group)
     """Ranks that died, or did not answer in time. The transport cannot be used any more."""
 
@@ -81,6 +86,7 @@ class Transport(ABC):
         self.topology = topology or Topology.single(size)
         self.link = TYPICAL_LINK
         """What a message costs; the same on all ranks. Measured by `calibration`."""
+        self.native_wins: NativeWins = ()
 
     @abstractmethod
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
@@ -100,6 +106,10 @@ class Transport(ABC):
     def channel(self, ranks: Sequence[int]) -> Transport:
         """As `subgroup`, for messages rather than collectives: it may take less memory."""
         return self.subgroup(ranks)
+
+    def carrier(self, tensor: torch.Tensor) -> Transport:
+        """What really carries such a tensor: by which `auto` chooses, and the trace names it."""
+        return self
 
     def frames(self, peer: int) -> Frames | None:
         """Slots of shared memory between this rank and `peer`, where there are any."""

@@ -63,7 +63,7 @@ def _sockets(seat: Seat, store: Store, timeout: timedelta, wanted: str) -> Trans
     if wanted == "shm" and isinstance(found, C10d):
         raise UserError(f"transport shm: ranks on {world.topology} cannot share memory.")
     if found.name != "shm":
-        found.link = calibrate(found)
+        calibrate(found)
     return found
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from farandole.comm import (
+    ByDevice,
     C10d,
     Exchange,
     Group,
@@ -60,7 +61,7 @@ def join(
         _form(seat, device if nccl else None, timeout)
     world = c10d_world(timeout)
     try:
-        return Group(_best(world, device, transport))
+        return Group(choose_transport(world, device, transport))
     except PeerLost as waited_for:
         lost = world.blame(waited_for)
         raise JoinError(f"rank {seat.rank} of {seat.size} connects, but {lost}.") from lost
@@ -90,18 +91,18 @@ def _join_servers(seat: Seat, address: str, timeout: timedelta) -> Group:
     return Group(roll)
 
 
-def _best(world: C10d, device: torch.device, transport: TransportName) -> Transport:
+def choose_transport(world: C10d, device: torch.device, transport: TransportName) -> Transport:
     """What carries the bytes between these ranks fastest, or what was asked for."""
     world.topology = Topology.from_names(world.share(platform.node() or "localhost"))
-    if device.type == "cuda":
-        return world
     found = world if transport == "c10d" else over_hosts(world, world.topology)
     if transport == "shm" and isinstance(found, C10d):
         raise JoinError(
             f"transport='shm' was asked for, and ranks on {world.topology} cannot share memory."
         )
     if found.name != "shm":  # there auto has nothing to choose
-        found.link = calibrate(found)
+        calibrate(found)
+    if device.type != "cpu" and found is not world:
+        return ByDevice(found, world)
     return found
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from farandole.comm import Exchange, InProcess, calibration
+from farandole.comm import Exchange, InProcess, Op, calibration
 from farandole.comm.calibration import (
+    Costs,
     Kept,
     Unmeasured,
     cache_folder,
@@ -26,6 +28,7 @@ from farandole.errors import UserError
 from farandole.schedule import Link
 from farandole.topology import Topology
 
+COSTS = Costs(Link(1e-4, 1e-9), ((4096, True), (65536, False)))
 HOSTS = Topology.from_names(["a", "a", "b", "b"])
 
 
@@ -89,6 +92,14 @@ def test_what_is_measured_is_what_it_takes_and_the_same_for_all() -> None:
     assert links[0].seconds_per_byte == pytest.approx(2e-8, rel=0.01)
 
 
+def calibrated(environ: Mapping[str, str], folder: Path) -> Callable[[InProcess], Costs]:
+    def body(transport: InProcess) -> Costs:
+        calibrate(transport, environ if transport.rank == 0 else {}, folder)
+        return Costs(transport.link, transport.native_wins)
+
+    return body
+
+
 @pytest.mark.parametrize(
     ("seconds_per_message", "seconds_per_byte"),
     [(0.06, 2e-8), (0.002, 1e-9), (1e-6, 1e-10), (5e-4, 1e-10), (0.001, 1e-5)],
@@ -120,32 +131,49 @@ def test_what_could_not_be_measured_is_not_made_up(
     assert found[0].largest_bytes == largest
     assert told in found[0].reason
     # `auto` goes by what links usually cost, and the next job measures again.
-    usual = on_ranks(4, lambda transport: calibrate(transport, {}, tmp_path), kind)
-    assert set(usual) == {TYPICAL_LINK}
+    usual = on_ranks(4, calibrated({}, tmp_path), kind)
+    assert {costs.link for costs in usual} == {TYPICAL_LINK}
     assert list(tmp_path.iterdir()) == []
     assert set(on_ranks(2, lambda each: link_between(each, 0, 1), kind)) == {TYPICAL_LINK}
 
 
-def test_what_earlier_versions_made_up_is_measured_again(tmp_path: Path) -> None:
-    Kept(tmp_path, "k").write(Link(1e-4, 1e-12))
+def test_what_earlier_versions_kept_is_measured_again(tmp_path: Path) -> None:
+    old = {"k": {"alpha": 1e-4, "beta": 1e-12, "measured": time.time()}}
+    (tmp_path / "links.json").write_text(json.dumps(old))
     assert Kept(tmp_path, "k").read() is None
 
 
 def test_it_is_measured_once_and_then_remembered(tmp_path: Path) -> None:
-    first = on_ranks(4, lambda transport: calibrate(transport, {}, tmp_path))
-    again = on_ranks(4, lambda transport: calibrate(transport, {}, tmp_path))
+    first = on_ranks(4, calibrated({}, tmp_path))
+    again = on_ranks(4, calibrated({}, tmp_path))
     assert set(first) == set(again) == {first[0]}
     (entry,) = json.loads((tmp_path / "links.json").read_text())
     assert entry == f"in-process {HOSTS}"
 
 
 def test_rank_0s_word_overrides_the_measurement(tmp_path: Path) -> None:
-    asked = {"FARANDOLE_LINK": "0.5,1e-6"}
-    links = on_ranks(
-        4, lambda transport: calibrate(transport, asked if transport.rank == 0 else {}, tmp_path)
-    )
-    assert set(links) == {Link(0.5, 1e-6)}
+    found = on_ranks(4, calibrated({"FARANDOLE_LINK": "0.5,1e-6"}, tmp_path))
+    assert set(found) == {Costs(Link(0.5, 1e-6), ())}
     assert list(tmp_path.iterdir()) == []
+
+
+class Mixed(Slow):
+    """Its own all-reduce is quick for short vectors, and slow for long ones on one of the ranks."""
+
+    native_is_fastest = False
+
+    def native_all_reduce(self, flat: torch.Tensor, op: Op, claim: str | None) -> None:
+        slow = self.rank == 1 and flat.nbytes > 2**16
+        self.clock.now += 10.0 if slow else 0.0
+        super().native_all_reduce(flat, op, claim)
+
+
+def test_the_transports_own_is_tried_and_all_ranks_know_where_it_wins(tmp_path: Path) -> None:
+    found = on_ranks(4, calibrated({}, tmp_path), Mixed)
+    assert set(found) == {found[0]}
+    # Not tried further: on the slowest rank it has taken long enough.
+    assert found[0].native_wins == ((2**12, True), (2**16, True), (2**20, False))
+    assert set(on_ranks(4, calibrated({}, tmp_path), Mixed)) == {found[0]}  # as it was kept
 
 
 @pytest.mark.parametrize("text", ["", "1", "fast,slow", "1,2,3", "-1,1e-9", "0.1,0", "nan,1e-9"])
@@ -162,19 +190,28 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: str) -> None
     (tmp_path / "links.json").write_text(content)
     kept = Kept(tmp_path, "k")
     assert kept.read() is None
-    kept.write(Link(1e-4, 1e-9))
-    assert kept.read() == Link(1e-4, 1e-9)
+    kept.write(COSTS)
+    assert kept.read() == COSTS
 
 
 def test_what_is_old_is_measured_again(tmp_path: Path) -> None:
-    entry = {"alpha": 1e-4, "beta": 1e-9, "measured": time.time() - 8 * 86400}
+    entry = {"alpha": 1e-4, "beta": 1e-9, "native_wins": [], "measured": time.time()}
+    (tmp_path / "links.json").write_text(json.dumps({"k": entry}))
+    assert Kept(tmp_path, "k").read() == Costs(COSTS.link, ())
+    entry["measured"] = time.time() - 8 * 86400
+    (tmp_path / "links.json").write_text(json.dumps({"k": entry}))
+    assert Kept(tmp_path, "k").read() is None
+
+
+def test_what_an_earlier_version_kept_is_measured_again(tmp_path: Path) -> None:
+    entry = {"alpha": 1e-4, "beta": 1e-9, "measured": time.time()}  # nobody had tried gloo's own
     (tmp_path / "links.json").write_text(json.dumps({"k": entry}))
     assert Kept(tmp_path, "k").read() is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    Kept(tmp_path / "file" / "below", "k").write(Link(1e-4, 1e-9))
+    Kept(tmp_path / "file" / "below", "k").write(COSTS)
     assert Kept(tmp_path / "file" / "below", "k").read() is None
 
 

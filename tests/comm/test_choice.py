@@ -58,6 +58,20 @@ def test_who_asks_gets_what_they_asked_for() -> None:
         assert choose(shared, 2**20, name) == name
 
 
+def test_the_transports_own_is_a_candidate() -> None:
+    """Whoever won at the nearest size that was tried, by powers of two."""
+    network = Plain(Exchange(4), 0)
+    network.link = NARROW
+    network.native_wins = ((2**12, True), (2**16, False), (2**20, True))
+    for nbytes, native in (
+        (0, True), (1, True), (2**13, True), (2**14, False), (2**16, False), (2**17, False),
+        (2**18, True), (2**19, True), (2**30, True),
+    ):  # fmt: skip
+        wanted = "native" if native else cheapest(4, nbytes, NARROW)[0]
+        assert choose(network, nbytes, "auto") == wanted, nbytes
+    assert choose(network, 1, "ring") == "ring"
+
+
 def test_a_wrong_name_gets_the_nearest() -> None:
     with pytest.raises(UserError, match=r"algorithm 'rign'. Did you mean 'ring'\?"):
         choose(InProcess(Exchange(1), 0), 1, "rign")

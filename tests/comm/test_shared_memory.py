@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from conftest import Sandbox
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_shared.py"
+LATE_WRITER = SCRIPT.with_name("late_writer.py")
+BESIDE_GPUS = SCRIPT.with_name("beside_gpus.py")
 
 
 def facts(folder: Path) -> list[dict[str, Any]]:
@@ -81,3 +83,24 @@ def test_a_small_dev_shm_is_one_warning_and_one_more_copy(under: Under, tmp_path
         assert found == {"transport": "shm", "shared": False, "in_step": True, "memory": True}
     assert done.stderr.count("UserWarning") == 1
     assert "docker run --shm-size" in done.stderr
+
+
+def test_who_gives_up_is_not_written_to_afterwards(sandbox: Sandbox, tmp_path: Path) -> None:
+    done = sandbox.fork(LATE_WRITER, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout.splitlines()
+    assert "rank 0: all_reduce failed on rank 0 of 2" in said
+    assert (
+        "rank 0 cannot share memory: its memory was shared before, by a group that has failed since"
+        in said
+    )
+
+
+def test_cpu_tensors_share_memory_beside_gpus(sandbox: Sandbox) -> None:
+    done = sandbox.fork(BESIDE_GPUS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shared, asked = done.stdout.splitlines()
+    assert shared == "auto shm True []"
+    words = asked.split(" ", 3)
+    assert words[:3] == ["c10d", "c10d", "False"]
+    assert words[3].startswith("[4096, "), "gloo's own is a candidate"

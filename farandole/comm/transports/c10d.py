@@ -72,6 +72,11 @@ class C10d(Transport):
     def process_group(self) -> dist.ProcessGroup:
         return self._process_group
 
+    @property
+    def has_nccl(self) -> bool:
+        """Whether tensors on GPUs go from one to the other, past the memory of the host."""
+        return self._nccl
+
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         if not self._nccl and any(data.is_cuda for _, data in [*sends, *receives]):
             # Gloo sends from the memory of the host alone.

@@ -42,8 +42,9 @@ class Chunks:
         own = self._chunks[index][cut]
         parts = [of_rank[slot % SLOTS][cut] for of_rank in self._slots]
         parts[self._rank] = own
-        reduce_into(own, parts, op)
-        self._slots[self._rank][slot % SLOTS][cut].copy_(own)
+        result = self._slots[self._rank][slot % SLOTS][cut]  # free: what others own is beside it
+        reduce_into(result, parts, op)
+        own.copy_(result)
 
     def collect(self, index: int, slot: int) -> None:
         cuts, chunk = self._cuts(index), self._chunks[index]

@@ -9,20 +9,24 @@ The all-reduce has two levels, as `schedule.two_level` has it. For 2 hosts of 2 
 Only step 2 takes long. So the vector goes in blocks: two other threads take them across, while this
 one does steps 1 and 3 for those behind and before. The network never waits for memory, nor, between
 two messages of one block, for anything: there is always another block under way.
+
+Whether all ranks are doing the same is asked first. The answer of the other hosts is on its way
+while step 1, which changes nothing, takes place in this one.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from farandole.comm.arithmetic import Op, divide_, reduce_into
 from farandole.comm.choice import cheapest
 from farandole.comm.meter import Meter
-from farandole.comm.queue import Handle, Queue
+from farandole.comm.queue import Queue
 from farandole.comm.transport import (
     CLAIM_BYTES,
     NATIVE,
@@ -32,6 +36,7 @@ from farandole.comm.transport import (
     decode_claim,
     encode_claim,
     numbered,
+    require_agreement,
 )
 from farandole.comm.transports.c10d import C10d
 from farandole.comm.transports.shm import SharedMemory
@@ -40,6 +45,13 @@ from farandole.schedule import Link, piece, piece_bounds
 from farandole.topology import Topology
 
 _BLOCK_BYTES = 4 * 2**20
+
+
+class _Agreement(NamedTuple):
+    """Claims on their way: whether this host's are the same, and a wait for everybody's."""
+
+    here: bool
+    claims: Callable[[], list[str]]
 
 
 class Hosts(Transport):
@@ -74,20 +86,24 @@ class Hosts(Transport):
         super().all_reduce(flat, op, NATIVE if algorithm == "two_level" else algorithm, claim)
 
     def native_all_reduce(self, flat: torch.Tensor, op: Op, claim: str | None) -> None:
-        if claim is not None:
-            self.agree(claim)
+        agreement = None if claim is None else self._begin_share(claim)
         blocks = flat.split(max(1, _BLOCK_BYTES // flat.itemsize))
-        counts = [self._counts(block.numel()) for block in blocks]
-        across: list[Handle[torch.Tensor]] = []
-        for index, (block, shares) in enumerate(zip(blocks, counts, strict=True)):
+        if agreement is not None and not agreement.here:
+            require_agreement(agreement.claims())  # not before the other hosts know it too
+        across: list[Callable[[], torch.Tensor]] = []
+        for index, block in enumerate(blocks):
             with numbered(self._here):
-                mine = self._local.reduce_scatter(block, shares, _partial(op))  # 1.
+                mine = self._local.reduce_scatter(block, self._counts(block.numel()), _partial(op))
+            if agreement is not None and index == 0:  # 1. has changed nothing, and hidden a wait
+                require_agreement(agreement.claims())
             network, lanes = self._streams[index % len(self._streams)]
-            across.append(network.start(partial(self._cross, lanes, mine, block.numel(), op)))
-        for block, shares, handle in zip(blocks, counts, across, strict=True):
-            mine = handle.wait()
+            cross = partial(self._cross, lanes, mine, block.numel(), op)
+            # A single block has nothing to overlap with: no thread need be woken for it.
+            across.append(cross if len(blocks) == 1 else network.start(cross).wait)
+        for block, reduced in zip(blocks, across, strict=True):
+            mine = reduced()
             with numbered(self._here):
-                block.copy_(self._local.all_gather(mine, shares))  # 3.
+                block.copy_(self._local.all_gather(mine, self._counts(block.numel())))  # 3.
 
     def _counts(self, length: int) -> list[int]:
         """How much of a block each rank of this host has charge of: one or several pieces."""
@@ -119,20 +135,35 @@ class Hosts(Transport):
             lane.all_reduce(part, op, name, None)
 
     def share(self, claim: str) -> list[str]:
-        """First in the host; then every lane takes what its ranks have learned to the others."""
+        return self._begin_share(claim).claims()
+
+    def _begin_share(self, claim: str) -> _Agreement:
+        """First in the host; then every rank tells its counterparts what it has learned there."""
         with numbered(self._here):
             here = self._local.share(claim)
         frames = b"".join(encode_claim(text) for text in here)
         told = torch.frombuffer(bytearray(frames), dtype=torch.uint8)
-        lengths = [len(host.ranks) * CLAIM_BYTES for host in self.topology.hosts]
+        heard = {self.rank: told}
         _, lanes = self._streams[0]
-        for lane in lanes.values():  # each of them has one rank of every host, and needs me
-            with numbered(lane.ranks):
-                everything = lane.all_gather(told, lengths)
-        ranks = [rank for host in self.topology.hosts for rank in host.ranks]
-        rows = everything.view(self.size, CLAIM_BYTES)
-        claims = dict(zip(ranks, rows, strict=True))
-        return [decode_claim(claims[rank].numpy().tobytes()) for rank in range(self.size)]
+        for lane in lanes.values():  # each of them has one rank of every host
+            for peer in lane.ranks:
+                count = len(self.topology.host(peer).ranks) * CLAIM_BYTES
+                heard.setdefault(peer, torch.empty(count, dtype=torch.uint8))
+        others = [peer for peer in heard if peer != self.rank]
+        under_way = self._world.begin(
+            [(peer, told) for peer in others], [(peer, heard[peer]) for peer in others]
+        )
+
+        def claims() -> list[str]:
+            self._world.finish(under_way)
+            by_rank: dict[int, str] = {}
+            for peer, everything in heard.items():
+                rows = everything.view(-1, CLAIM_BYTES)
+                for rank, row in zip(self.topology.host(peer).ranks, rows, strict=True):
+                    by_rank[rank] = decode_claim(row.numpy().tobytes())
+            return [by_rank[rank] for rank in range(self.size)]
+
+        return _Agreement(here.count(here[0]) == len(here), claims)
 
     def broadcast(self, flat: torch.Tensor, source: int) -> None:
         """To one rank of every host, then inside each."""

@@ -9,14 +9,16 @@ nothing is left behind, whatever becomes of the process.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 
 import torch
 
 from farandole.comm.transport import Transport
-from farandole.comm.transports.segment import Segment
+from farandole.comm.transports.segment import Segment, replace_pages
 
 _ROOM = "/dev/shm"
+_MARK_BYTES = 16
 
 
 class Registered:
@@ -26,6 +28,16 @@ class Registered:
         self._storage = storage  # as long as it is kept, no other can have its address
         self.address = storage.data_ptr()
         self.bytes = list(parts)
+
+    def take_back(self) -> None:
+        """Puts memory of this process's own under the tensor, with the same numbers in it.
+
+        Other ranks may still write to the shared memory; nobody sees it.
+        """
+        mine = torch.empty(0, dtype=torch.uint8).set_(self._storage)
+        numbers = mine.clone()
+        replace_pages(self.address, self._storage.nbytes())
+        mine.copy_(numbers)
 
 
 def register(tensor: torch.Tensor, transport: Transport, pids: Sequence[int]) -> Registered:
@@ -41,6 +53,8 @@ def register(tensor: torch.Tensor, transport: Transport, pids: Sequence[int]) ->
     descriptor, trouble = -1, ""
     try:
         descriptor = storage._share_fd_cpu_()[0]
+        if not _is_backed_by(storage, descriptor):
+            trouble = "its memory was shared before, by a group that has failed since"
     except RuntimeError as error:
         trouble = str(error)
     descriptors = [int(text) for text in transport.share(str(descriptor))]
@@ -67,3 +81,14 @@ def _room_bytes() -> int:
     except OSError:
         return 0
     return found.f_bavail * found.f_frsize
+
+
+def _is_backed_by(storage: torch.UntypedStorage, descriptor: int) -> bool:
+    """Whether what is written to the tensor can be read from the file: not after `take_back`."""
+    begin = torch.empty(0, dtype=torch.uint8).set_(storage)[:_MARK_BYTES]
+    before = begin.clone()
+    mark = secrets.token_bytes(len(begin))
+    begin.copy_(torch.frombuffer(bytearray(mark), dtype=torch.uint8))
+    found = os.pread(descriptor, len(mark), 0)
+    begin.copy_(before)
+    return found == mark

@@ -14,6 +14,7 @@ ranks than cores do no harm.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import select
@@ -28,6 +29,7 @@ from farandole.comm.transport import PeerLost
 SEMAPHORE_BYTES = 64  # a sem_t takes 32 at most; a cache line each, so that neighbours do not fight
 _SLICE_SECONDS = 0.05  # how long to sleep before asking whether the peer still lives
 _SPIN_SECONDS = 50e-6
+_MAP_FIXED = 0x10  # on all Linux architectures that PyTorch runs on
 
 
 class Segment:
@@ -67,6 +69,18 @@ class Segment:
     def tensor(self, offset: int, length: int, dtype: torch.dtype) -> torch.Tensor:
         """`length` bytes from `offset` on, seen as numbers."""
         return self.bytes[offset : offset + length].view(dtype)
+
+
+def replace_pages(address: int, length: int) -> None:
+    """Puts private memory, filled with zeros, where a shared mapping was. Raises `OSError`."""
+    if address % mmap.PAGESIZE:
+        raise OSError(errno.EINVAL, f"memory at {address:#x} does not begin with a page")
+    place = ctypes.CDLL(None, use_errno=True).mmap
+    place.restype = ctypes.c_void_p
+    place.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    if place(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != address:
+        raise OSError(ctypes.get_errno(), "mmap failed")
 
 
 class Statements:
@@ -141,42 +155,57 @@ class Semaphores:
     def initialise(self, counts: Sequence[int]) -> None:
         """By the segment's maker, before anybody else opens it."""
         for index, count in enumerate(counts):
-            if self._init(self._address(index), 1, count):
+            if self._init(self.address(index), 1, count):
                 raise OSError(ctypes.get_errno(), "sem_init failed")
 
-    def _address(self, index: int) -> int:
+    def address(self, index: int) -> int:
+        """Of a semaphore, for `post_all` and `wait_all`."""
         return self._base + index * SEMAPHORE_BYTES
 
     def post(self, index: int) -> None:
         self._post(self._base + index * SEMAPHORE_BYTES)
+
+    def post_all(self, addresses: Sequence[int]) -> None:
+        post = self._post
+        for address in addresses:
+            post(address)
 
     def try_wait(self, index: int) -> bool:
         return not self._try(self._base + index * SEMAPHORE_BYTES)
 
     def wait(self, index: int, peer: int) -> None:
         """Takes one, which `peer` posts. Raises `PeerLost` when it has ended or takes too long."""
-        address = self._base + index * SEMAPHORE_BYTES
-        if not self._try(address):
-            return
+        address = self.address(index)
+        if self._try(address):
+            self._wait_long(address, peer)
+
+    def wait_all(self, awaited: Sequence[tuple[int, int]]) -> None:
+        """Takes one of each, given by its address and the peer that posts it."""
+        failed = self._try
+        for address, peer in awaited:
+            if failed(address):
+                self._wait_long(address, peer)
+
+    def _wait_long(self, address: int, peer: int) -> None:
         begin = time.monotonic()
         while time.monotonic() - begin < self._spin_seconds:
             if not self._try(address):
                 return
-        while not self.sleep(index):
+        while not self._sleep(address, _SLICE_SECONDS):
             lost = self.lost(peer, begin)
-            if lost is not None and not self.try_wait(index):  # it may have posted, then ended
+            if lost is not None and self._try(address):  # it may have posted, then ended
                 raise lost
 
     def value(self, index: int) -> int:
         """How often it could be taken now."""
         count = ctypes.c_int()
-        self._value(self._address(index), ctypes.byref(count))
+        self._value(self.address(index), ctypes.byref(count))
         return count.value
 
     def doze(self, index: int) -> bool:
         """Takes one if one comes within a short while; at first without falling asleep."""
         if self._spin_seconds:
-            address = self._address(index)
+            address = self.address(index)
             end = time.monotonic() + self._spin_seconds
             while time.monotonic() < end:
                 if not self._try(address):
@@ -185,7 +214,7 @@ class Semaphores:
 
     def sleep(self, index: int) -> bool:
         """Takes one if one comes within a short while."""
-        return self._sleep(self._address(index), _SLICE_SECONDS)
+        return self._sleep(self.address(index), _SLICE_SECONDS)
 
     def lost(self, peer: int, since: float) -> PeerLost | None:
         """Why `peer`, waited for since then, should not be waited for any longer."""
@@ -215,5 +244,6 @@ class _TimeSpec(ctypes.Structure):
 
 
 def _moment(clock: int, seconds_from_now: float) -> _TimeSpec:
-    seconds, nanoseconds = divmod(time.clock_gettime_ns(clock) + int(seconds_from_now * 1e9), 10**9)
-    return _TimeSpec(seconds, nanoseconds)
+    moment = time.clock_gettime(clock) + seconds_from_now
+    seconds = int(moment)
+    return _TimeSpec(seconds, int((moment - seconds) * 1e9))

@@ -28,10 +28,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
+from typing import Any
 
 import torch
 
 from farandole.comm.arithmetic import Op, reduce_into
+from farandole.comm.kernels import Kernels, for_short
 from farandole.comm.transport import (
     CLAIM_BYTES,
     Message,
@@ -44,8 +46,9 @@ from farandole.comm.transport import (
 from farandole.comm.transports import channels
 from farandole.comm.transports.chunks import Chunks
 from farandole.comm.transports.frames import Frames
+from farandole.comm.transports.in_place import Pieces
 from farandole.comm.transports.layout import CLAIMS, SLOTS, Layout, make
-from farandole.comm.transports.registered import Registered, register
+from farandole.comm.transports.registered import register
 from farandole.comm.transports.segment import (
     Peers,
     Segment,
@@ -54,9 +57,9 @@ from farandole.comm.transports.segment import (
 )
 from farandole.comm.transports.subset import Subset
 from farandole.comm.witness import who_have_left, who_is_missing
-from farandole.schedule import piece
 
 _SMALL_BYTES = 2**20  # divided by the ranks: up to there one round, in which all add up all, pays
+_IN_PLACE_BYTES = 2**16  # registered memory: up to there
 _KEPT_VIEWS = 64
 
 
@@ -78,12 +81,13 @@ class SharedMemory(Transport):
         # Where ranks must take turns on the cores, a round takes longer.
         small_bytes = (_SMALL_BYTES if spin else 2 * _SMALL_BYTES) // size
         self._small_bytes = min(small_bytes, layout.slot_bytes)
+        self._in_place_bytes = min(_IN_PLACE_BYTES, self._small_bytes)
         self._statements = Statements(segment.bytes[layout.statements :].view(size, size), rank)
         self._semaphores = Semaphores(
             segment, 0, self._peers, timeout, statements=self._statements, spin=spin
         )
         self._claims = layout.claims
-        self._parts: dict[tuple[torch.dtype, int], list[list[torch.Tensor]]] = {}
+        self._parts: dict[tuple[torch.dtype, int], tuple[Kernels, list[list[Any]]]] = {}
         slots = segment.bytes[layout.slots : layout.channels]
         self._slots = slots.view(size, SLOTS, layout.slot_bytes)
         self._typed: dict[torch.dtype, list[list[torch.Tensor]]] = {}
@@ -96,12 +100,14 @@ class SharedMemory(Transport):
             2 * size**2,
         )
         # By kind of signal: the semaphores to post, and those to wait on with who posts them.
-        kinds = (0, size**2)
-        self._signalled = [[kind + rank * size + peer for peer in self.others] for kind in kinds]
-        self._awaited = [
-            [(kind + peer * size + rank, peer) for peer in self.others] for kind in kinds
+        address, kinds = self._semaphores.address, (0, size**2)
+        self._signalled = [
+            [address(kind + rank * size + peer) for peer in self.others] for kind in kinds
         ]
-        self._registered: dict[int, Registered] = {}  # by the address of the storage
+        self._awaited = [
+            [(address(kind + peer * size + rank), peer) for peer in self.others] for kind in kinds
+        ]
+        self._registered: dict[int, Pieces] = {}  # by the address of the storage
         self._warned = False
         self._next_slot = 0
         self._next_claim = 0
@@ -169,14 +175,10 @@ class SharedMemory(Transport):
     # Rounds
 
     def _signal(self, kind: int) -> None:
-        post = self._semaphores.post
-        for index in self._signalled[kind]:
-            post(index)
+        self._semaphores.post_all(self._signalled[kind])
 
     def _await(self, kind: int) -> None:
-        wait = self._semaphores.wait
-        for index, peer in self._awaited[kind]:
-            wait(index, peer)
+        self._semaphores.wait_all(self._awaited[kind])
 
     def _take_slots(self, count: int) -> int:
         first = self._next_slot
@@ -219,9 +221,12 @@ class SharedMemory(Transport):
         return [memory[begin:end] for begin, end in itertools.pairwise(ends)]
 
     def _require_same(self, row: int) -> None:
-        frames = self._frames(row)
-        if frames.count(frames[0]) != self.size:
-            require_agreement([decode_claim(frame) for frame in frames])
+        if not self._all_same(row):
+            require_agreement([decode_claim(frame) for frame in self._frames(row)])
+
+    def _all_same(self, row: int) -> bool:
+        frames = self._segment.memory[row : row + self.size * CLAIM_BYTES]
+        return frames == frames[:CLAIM_BYTES] * self.size
 
     def share(self, claim: str) -> list[str]:
         row = self._claim(claim)
@@ -242,7 +247,7 @@ class SharedMemory(Transport):
 
     def register(self, tensor: torch.Tensor) -> AbstractContextManager[object]:
         self.agree(f"register({tensor.untyped_storage().nbytes()} bytes)")
-        if not tensor.nbytes or tensor.nbytes <= self._small_bytes:
+        if tensor.nbytes <= self._in_place_bytes:
             return nullcontext()  # these are faster through a slot
         try:
             found = register(tensor, self, self._pids)
@@ -255,30 +260,34 @@ class SharedMemory(Transport):
                 )
             self._warned = True
             return nullcontext()
-        self._registered[found.address] = found
+        self._registered[found.address] = Pieces(found, self.rank)
         forget = ExitStack()
         forget.callback(self._registered.pop, found.address, None)
         return forget
 
     def native_all_reduce(self, flat: torch.Tensor, op: Op, claim: str | None) -> None:
         claim = claim or "all_reduce of what is known to agree"
-        if flat.nbytes <= self._small_bytes:
+        if flat.nbytes <= self._in_place_bytes:
             self._reduce_at_once(flat, op, self._claim(claim))
             return
-        found = self._registered.get(flat.untyped_storage().data_ptr())
-        if found is None:
-            self._reduce_by_chunks(flat, op, self._claim(claim))
-        else:
+        pieces = self._registered.get(flat.untyped_storage().data_ptr())
+        if pieces is not None:
             row = self._claim(f"{claim} registered at {flat.storage_offset()}")
-            self._reduce_in_place(flat, op, row, found)
+            self._reduce_in_place(flat, op, row, pieces)
+        elif flat.nbytes <= self._small_bytes:
+            self._reduce_at_once(flat, op, self._claim(claim))
+        else:
+            self._reduce_by_chunks(flat, op, self._claim(claim))
 
     def _reduce_at_once(self, flat: torch.Tensor, op: Op, row: int) -> None:
-        parts = self._parts_of(flat.dtype, flat.numel())[self._take_slots(1) % SLOTS]
-        parts[self.rank].copy_(flat)
+        kernels, slots = self._parts_of(flat)
+        parts, vector = slots[self._next_slot % SLOTS], kernels.of(flat)
+        kernels.copy(parts[self.rank], vector)
         self._signal(0)
         self._await(0)
         self._require_same(row)
-        reduce_into(flat, parts, op)
+        self._take_slots(1)  # only now: whoever called something else has taken none
+        kernels.reduce(vector, parts, op)
 
     def reduce_if_agreed(
         self, claim: str, source: torch.Tensor, into: torch.Tensor, op: Op, algorithm: str
@@ -288,64 +297,56 @@ class SharedMemory(Transport):
             return super().reduce_if_agreed(claim, source, into, op, algorithm)
         row = self._claim(claim)
         # Taken only if all agree: a rank that merely shares its claim takes none.
-        parts = self._parts_of(source.dtype, source.numel())[self._next_slot % SLOTS]
-        parts[self.rank].copy_(source)
+        kernels, slots = self._parts_of(source)
+        parts = slots[self._next_slot % SLOTS]
+        kernels.copy(parts[self.rank], kernels.of(source))
         self._signal(0)
         self._await(0)
-        frames = self._frames(row)
-        if frames.count(frames[0]) != self.size:
-            return [decode_claim(frame) for frame in frames]
+        if not self._all_same(row):
+            return [decode_claim(frame) for frame in self._frames(row)]
         self._take_slots(1)
-        reduce_into(into, parts, op)
+        kernels.reduce(kernels.of(into), parts, op)
         return [claim] * self.size
 
-    def _parts_of(self, dtype: torch.dtype, length: int) -> list[list[torch.Tensor]]:
-        """For each slot, its first `length` numbers on every rank. Making views takes time."""
-        key = dtype, length
+    def _parts_of(self, flat: torch.Tensor) -> tuple[Kernels, list[list[Any]]]:
+        """For each slot, room for `flat` on every rank. To make views takes time."""
+        key = flat.dtype, flat.numel()
         if key not in self._parts:
             if len(self._parts) >= _KEPT_VIEWS:
                 self._parts.clear()
-            slots = zip(*self._views(dtype), strict=True)
-            self._parts[key] = [[of_rank[:length] for of_rank in slot] for slot in slots]
+            kernels = for_short(flat.dtype, flat.nbytes)
+            slots = zip(*self._views(flat.dtype), strict=True)
+            self._parts[key] = (
+                kernels,
+                [[kernels.of(of_rank[: flat.numel()]) for of_rank in slot] for slot in slots],
+            )
         return self._parts[key]
 
-    def _reduce_in_place(self, flat: torch.Tensor, op: Op, row: int, found: Registered) -> None:
-        """Each rank reduces the piece that it owns, reading the others' memory; they copy it."""
-        self._signal(0)
-        self._await(0)
-        self._require_same(row)
-        begin = flat.storage_offset() * flat.itemsize
-        vectors = [part[begin : begin + flat.nbytes].view(flat.dtype) for part in found.bytes]
-        cuts = [piece(rank, self.size, flat.numel()) for rank in range(self.size)]
-        mine = cuts[self.rank]
-        own = [vector[mine.start : mine.stop] for vector in vectors]
-        reduce_into(own[self.rank], own, op)
-        # Others read the result from a slot if it fits in one: then this rank need not wait, before
-        # it goes on to write its own memory, until they have.
-        through_slots = max(map(len, cuts)) * flat.itemsize <= self._slots.shape[-1]
-        if through_slots:
-            slot = self._take_slots(1) % SLOTS
-            results = [of_rank[slot] for of_rank in self._views(flat.dtype)]
-            results[self.rank][: len(mine)].copy_(own[self.rank])
-        else:
-            results = [v[cut.start :] for v, cut in zip(vectors, cuts, strict=True)]
-        self._signal(1)
-        for index, peer in self._awaited[1]:
-            self._semaphores.wait(index, peer)  # it has read what it owns of ours
-            cut = cuts[peer]
-            flat[cut.start : cut.stop].copy_(results[peer][: len(cut)])
-        if not through_slots:
+    def _reduce_in_place(self, flat: torch.Tensor, op: Op, row: int, pieces: Pieces) -> None:
+        """Each rank reduces the piece that it owns, in everybody's memory."""
+        mine = pieces.of(flat)
+        try:
             self._signal(0)
             self._await(0)
+            if self._all_same(row):
+                mine.reduce(op)
+                self._signal(1)
+                self._await(1)
+                return
+        except BaseException:
+            # Who goes on without the others must not be written to by one who comes late.
+            pieces.take_back()
+            raise
+        self._require_same(row)
 
     def _reduce_by_chunks(self, flat: torch.Tensor, op: Op, row: int) -> None:
         chunks = Chunks(flat, self._views(flat.dtype), self.rank)
-        first = self._take_slots(1)
+        first = self._next_slot
         chunks.publish(0, first)
         self._signal(0)
         self._await(0)
         self._require_same(row)  # before anything depends on the length
-        self._take_slots(len(chunks) - 1)
+        self._take_slots(len(chunks))
         for index in range(len(chunks)):
             if index + 1 < len(chunks):
                 chunks.publish(index + 1, first + index + 1)

@@ -10,7 +10,7 @@ import torch
 
 from farandole.comm import Group
 from farandole.errors import CommError
-from farandole.testing.conformance.material import require_equal, require_error
+from farandole.testing.conformance.material import made, reduced, require_equal, require_error
 
 
 def check_different_shapes(group: Group) -> None:
@@ -78,7 +78,11 @@ def _differ(group: Group, call: Callable[[Any], Any], said: dict[Any, str]) -> N
     text = require_error(CommError, lambda: call(argument), what)
     for words in (said[common], said[odd], f"rank {last}"):
         assert words in text, f"no {words!r} in {text!r}"
-    require_equal(group.all_reduce(torch.ones(2)), torch.full((2,), float(group.size)), "after it")
+    salt = sum(map(ord, str(said)))  # other numbers each time: none may be left from the last
+    parts = [made(rank, (64,), salt=salt) for rank in range(group.size)]
+    require_equal(
+        group.all_reduce(parts[group.rank].clone()), reduced(parts, "sum"), f"after {what}"
+    )
 
 
 CHECKS = (

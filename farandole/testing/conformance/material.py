@@ -21,6 +21,7 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool, torch.complex64)
 WAYS = ("auto", "native", *ALGORITHMS)
 LENGTHS = (0, 1, 7, 1000)
+REGISTERED = 140_009  # elements: more than goes through a slot, and a prime number
 LARGE = 1_400_003  # elements: more bytes than any transport moves at once, and a prime number
 
 

@@ -13,6 +13,7 @@ from farandole.testing.conformance.material import (
     DTYPES,
     LARGE,
     LENGTHS,
+    REGISTERED,
     WAYS,
     made,
     ops,
@@ -118,6 +119,37 @@ def check_all_reduce_of_registered_memory(group: Group) -> None:
     require_equal(mine[200_000:], reduced(parts, "max")[200_000:], "the rest of it")
 
 
+def check_registered_memory_of_every_dtype(group: Group) -> None:
+    """Long enough that ranks write into each other's memory, in several blocks of uneven length."""
+    for dtype in DTYPES:
+        for op in ops(dtype):
+            parts = [made(rank, (REGISTERED,), dtype) for rank in range(group.size)]
+            mine = parts[group.rank].clone()
+            with group.register(mine):
+                for _ in range(2):  # the second time from what was kept of the first
+                    mine.copy_(parts[group.rank])
+                    group.all_reduce(mine[3:], op)
+            what = f"{op} of registered {dtype}"
+            require_equal(mine[3:], reduced(parts, op)[3:], what)
+            require_equal(mine[:3], parts[group.rank][:3], f"what lies before the {what}")
+
+
+def check_all_reduce_of_views_with_another_sign(group: Group) -> None:
+    """`x.conj().imag` is a view: its numbers are those of the memory with the other sign."""
+    parts = [made(rank, (5,), torch.complex64) for rank in range(group.size)]
+    wanted = reduced([part.conj().imag.clone() for part in parts], "max")
+    turned = parts[group.rank].clone().conj().imag
+    require_equal(group.all_reduce(turned, "max"), wanted, "an imaginary part")
+    require_equal(
+        group.all_reduce(parts[group.rank].clone().conj().imag[:1], "max"),
+        wanted[:1],
+        "one imaginary number",
+    )
+    whole = torch._neg_view(made(group.rank, (70_001,)))
+    lowest = reduced([-made(rank, (70_001,)) for rank in range(group.size)], "min")
+    require_equal(group.all_reduce(whole, "min"), lowest, "a negative view")
+
+
 def check_reduce_scatter(group: Group) -> None:
     for dtype in DTYPES:
         for op in ops(dtype) if dtype == torch.float32 else ops(dtype)[:1]:
@@ -178,6 +210,8 @@ CHECKS = (
     check_not_a_number_is_the_same_everywhere,
     check_all_reduce_of_tensors_that_do_not_lie_in_a_row,
     check_all_reduce_of_registered_memory,
+    check_registered_memory_of_every_dtype,
+    check_all_reduce_of_views_with_another_sign,
     check_reduce_scatter,
     check_reduce_scatter_of_every_length,
     check_what_makes_no_sense_is_refused,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from functools import partial
 
 import psutil
 from worlds import run_world
@@ -14,7 +15,7 @@ from farandole.launch.environment import is_loopback
 from farandole.testing.conformance import CHECKS, movement, run_checks
 
 
-def body(group: Group) -> None:
+def body(transport: str, group: Group) -> None:
     failures = run_checks(group)
     if group.transport.name == "mpi":
         mpi._MOST_BYTES = 100_000  # as if messages were too long for MPI
@@ -24,10 +25,13 @@ def body(group: Group) -> None:
     assert all(is_loopback(seat.laddr.ip) for seat in heard), f"listens on the network: {heard}"
     group.close()
     if group.rank == 0:
-        print(f"{group.transport.name} {group.size}: {len(CHECKS)} checks passed", flush=True)
+        print(f"{transport} {group.size}: {len(CHECKS)} checks passed", flush=True)
 
 
 if __name__ == "__main__":
     worlds = [world.split(":") for world in sys.argv[1:]]
-    ends = [run_world(name, int(size), timedelta(seconds=20), body) for name, size in worlds]
+    ends = [
+        run_world(name, int(size), timedelta(seconds=20), partial(body, name))
+        for name, size in worlds
+    ]
     sys.exit(0 if all(ends) else 1)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from farandole.comm import C10d, Group, SharedMemory, over_hosts
+from farandole.comm import ByDevice, C10d, Group, SharedMemory, Transport, over_hosts
 from farandole.comm.transports.mpi_world import mpi_world
 from farandole.launch.loopback import LOOPBACK, serve_store, stay_on_loopback
 from farandole.topology import Topology
@@ -22,6 +22,29 @@ from farandole.topology import Topology
 Body = Callable[[Group], None]
 PATIENCE = timedelta(seconds=60)  # until all have started
 HOST_NAMES = "abaab"  # the hosts that the ranks of a two-level world take themselves to be on
+
+
+class PretendedGpus(ByDevice):
+    """As if tensors of some dtypes lay on GPUs, with NCCL between them or without."""
+
+    def __init__(self, host: Transport, world: C10d, *, direct: bool) -> None:
+        super().__init__(host, world)
+        self._direct = direct
+
+    @staticmethod
+    def is_on_device(tensor: torch.Tensor) -> bool:
+        return tensor.dtype in (torch.float32, torch.int64)
+
+    @staticmethod
+    def to_host(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone() if PretendedGpus.is_on_device(tensor) else tensor
+
+    def _goes_direct(self, tensor: torch.Tensor) -> bool:
+        return self._direct and self.is_on_device(tensor)
+
+    def subgroup(self, ranks: Sequence[int]) -> Transport:
+        host, world = self._host.subgroup(ranks), self._world.subgroup(ranks)
+        return PretendedGpus(host, world, direct=self._direct)
 
 
 def run_world(transport: str, size: int, timeout: timedelta, body: Body) -> bool:
@@ -71,6 +94,10 @@ def _connect(transport: str, rank: int, size: int, timeout: timedelta, port: int
     world = C10d(group, rank=rank, size=size, timeout=timeout, store=missing)
     if transport == "shm":
         return Group(SharedMemory.connect(world))
+    if transport in ("staged", "direct"):
+        return Group(
+            PretendedGpus(SharedMemory.connect(world), world, direct=transport == "direct")
+        )
     if transport == "hosts":
         return Group(over_hosts(world, Topology.from_names(HOST_NAMES[:size])))
     return Group(world)
