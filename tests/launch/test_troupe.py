@@ -75,7 +75,7 @@ class Rehearsal:
     def close(self) -> None:
         self.troupe.stop()
         self.place.reap()
-        self.place.remove()
+        self.place.close(keep_logs=False)
         for worker in self.reception.asking(self.environments):  # else its voice would wait on
             self.reception.dismiss(worker)
         self.voices.shutdown()
