@@ -180,7 +180,9 @@ def run(
         chosen[settings.TRACE_PARTS] = str(tracing.prepare(trace))
         chosen[settings.TRACE] = ""  # the ranks need not merge
     if hosts is not None:
-        settings.declared_hosts(hosts, count)  # or says what is wrong with it
+        topology = settings.declared_hosts(hosts, count)  # or says what is wrong with it
+        if strategy is not None and place is None:
+            strategy.check_place(topology, "cuda" if torch.cuda.device_count() else "cpu")
         chosen[settings.HOSTS] = hosts
     if isinstance(plan, OthersServers):
         chosen[variables.SERVERS] = plan.address
