@@ -134,6 +134,7 @@ class _DasoAtWork(Synchronizer):
         self._note()
 
     def begin_pass(self) -> None:
+        super().begin_pass()
         if self._passes and self._steps == self._steps_before_pass:
             return  # somebody has only had a look at the data
         self._passes += 1

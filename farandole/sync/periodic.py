@@ -91,6 +91,7 @@ class Periodic(Synchronizer):
         self._losses.hear(loss)
 
     def begin_pass(self) -> None:
+        super().begin_pass()
         if not self._period.lacks_loss:
             return
         said = ask_everyone(self._group, self._word(ending=False, sound=True))

@@ -19,6 +19,7 @@ gradient, and a parameter that never gets one is refused.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 import threading
@@ -109,8 +110,16 @@ class GradientReducer:
         self._under_way: list[Future[torch.Tensor]] = []
         self._end_is_known = False
 
+    def _abandon_pass(self) -> None:
+        """What is under way still uses the buckets."""
+        for future in self._under_way:
+            with contextlib.suppress(Exception):  # the pass has failed already
+                future.wait()
+        self._close_pass()
+
     def follow_changes(self) -> None:
-        """*Together.* Between steps: parameters may have been frozen, thawed, added, replaced."""
+        """*Together.* Between passes over the data: parameters may have been frozen, thawed, added,
+        replaced. Those that are thawed in between are noticed at the end of a backward pass."""
         here = list(self._model.parameters())
         same = len(here) == len(self._all) and all(map(operator.is_, here, self._all))
         if not same or any(p.requires_grad != (p in self._names) for p in here) or self._misfits():
@@ -165,7 +174,7 @@ class GradientReducer:
         if is_inner and self._pass is not None:
             return
         if self._end_is_known:  # there was another pass, and it has failed half-way
-            self._close_pass()
+            self._abandon_pass()
         self._pass = torch._C._current_graph_task_id()
         if not is_inner:
             self._await_end()
@@ -259,7 +268,7 @@ class GradientReducer:
             return
         lacking = [name for parameter, name in self._names.items() if parameter not in self._seen]
         failed = self._end_is_known
-        self._close_pass()
+        self._abandon_pass()
         if failed:
             raise UserError(
                 "the last backward pass has failed, and its gradients are not averages. Call "

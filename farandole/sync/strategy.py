@@ -50,8 +50,6 @@ class Synchronizer:
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         """Before each training batch: how this rank's compares with the average one (1.0: equal),
         how much of the whole run is done, if that is known, and how many samples are in it."""
-        if self._reducer is not None:
-            self._reducer.follow_changes()
         if self._weighing is not None:
             self._weighing.weight = weight
 
@@ -81,6 +79,8 @@ class Synchronizer:
 
     def begin_pass(self) -> None:
         """Before each pass over the training data."""
+        if self._reducer is not None:
+            self._reducer.follow_changes()
 
     def end_pass(self) -> None:
         """After each of them. Most strategies bring all ranks in step here."""
