@@ -143,7 +143,12 @@ def test_what_a_forward_may_do(name: str) -> None:
     twin = copy.deepcopy(model)
     state = torch.get_rng_state()
     blocks = blocks_of(model, sample=Sample(arguments_of(torch.randn(SHAPES[0]))))
-    assert not any(block.module.meta["whole"] for block in blocks)
+    why = [reason for block in blocks for reason in block.module.meta["whole"].values()]
+    if name == "checkpoint" and torch.__version__.startswith("2.11."):
+        # Its checkpoint enters autocast by itself: the submodule stays whole, and is as exact.
+        assert ["autocast" in reason for reason in why] == [True]
+    else:
+        assert why == []
     assert blocks[-1].name == "after"
     torch.set_rng_state(state)
     for shape in SHAPES:
