@@ -460,6 +460,15 @@ def test_the_check_can_be_left_out(tmp_path: Path) -> None:
     run_world(2, lambda run: train_and_change(run, 0.5, check=False), folder=tmp_path)
 
 
+def test_a_script_leaves_it_out_by_an_argument_of_init(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with fd.init() as checking, fd.init(check_in_step=False) as not_checking:
+        assert checking._checks_in_step
+        assert not not_checking._checks_in_step
+
+
 def test_ranks_that_never_meet_are_not_compared(tmp_path: Path) -> None:
     sync = parse("local:every=1000,meet_epochs=no")
     run_world(2, lambda run: train_and_change(run, 0.5), folder=tmp_path, sync=sync)
