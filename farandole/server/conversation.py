@@ -157,10 +157,7 @@ class Conversation:
         lost = [n for n, chain in enumerate(self._dialogue.view.chains) if not chain.servers]
         wanted = {range_ for ranges in self._dialogue.waited_for().values() for range_ in ranges}
         if wanted & set(lost):
-            raise CommError(
-                f"{len(lost)} of {self.ranges} ranges are lost: the servers that held them are "
-                "dead, and there was no replica. Start 2 servers or more, and --replicas 1 or more."
-            )
+            raise CommError(self._dialogue.view.lost_because)
         if time.monotonic() - began > self.timeout:
             raise CommError(self._complaint())
 

@@ -15,6 +15,7 @@ from typing import Any
 import zmq
 
 from farandole.server.control import Counter
+from farandole.server.copies import Confirmations
 from farandole.server.meetings import Meetings
 from farandole.server.registrar import Registrar
 from farandole.server.views import Reshaped
@@ -61,6 +62,7 @@ class Desk:
         self._early: dict[int, bytes] = {}  # by rank: workers who wait until all are there
         self._expected: set[int] = set(range(workers))
         self._meetings = Meetings()
+        self._confirmations = Confirmations()
         self._mark = ""
         self._job = ""
         self._dead: set[int] = set()  # ranks, perhaps before they were heard of
@@ -92,12 +94,23 @@ class Desk:
         return lines
 
     @property
-    def lost_ranges(self) -> list[int]:
-        return list(self._registrar.lost)
+    def loss(self) -> str:
+        """Why ranges are lost; empty if none are."""
+        return self._registrar.view.lost_because
 
     @property
     def is_settled(self) -> bool:
+        """As far as the registrar knows; `missing_copies` asks the servers."""
         return self._registrar.is_settled
+
+    def missing_copies(self, seconds: float, is_pointless: Callable[[], bool]) -> int:
+        """Asks all servers what they hold. One that does not answer in time holds nothing."""
+        question = self._confirmations.begin()
+        self._errands.put(lambda: self._ask_servers(question))
+        confirmed = self._confirmations.wait(
+            lambda: self._registrar.view.addresses, seconds, is_pointless
+        )
+        return self._registrar.missing_copies(confirmed)
 
     def facts(self) -> dict[int, dict[str, Any]]:
         """What each server last said of itself: bytes held, updates, drops."""
@@ -140,6 +153,9 @@ class Desk:
             if "facts" in message:
                 visitor.facts = message["facts"]
                 self._counter.send(peer, {"beat": True})
+            elif "confirmed" in message:
+                held = {int(range_): int(epoch) for range_, epoch in message["held"]}
+                self._confirmations.take(message["confirmed"], visitor.number, held)
             elif "reshaped" in message:
                 range_, epoch = message["reshaped"]
                 self._registrar.take_reshaped(visitor.number, Reshaped(range_, epoch))
@@ -257,6 +273,11 @@ class Desk:
                 self._say(f"{_name(visitor)} was silent for {patience:g} s and is given up")
                 self._counter.send(visitor.peer, {"unknown": True})
                 self._part_with(visitor, lost=True)
+
+    def _ask_servers(self, question: int) -> None:
+        for visitor in self._visitors.values():
+            if visitor.role == "server":
+                self._counter.send(visitor.peer, {"confirm": question})
 
     def _lose_server(self, mark: str) -> None:
         for visitor in list(self._visitors.values()):

@@ -163,6 +163,18 @@ class Node:
                 text, tensors = held.range.state()
                 self._tell(server, Snapshot(number, held.order.epoch, text, tensors))
 
+    def confirmed(self) -> dict[int, int]:
+        """The ranges of which this server holds a whole copy in a chain, and the chain's epoch.
+
+        Everything acknowledged is in it: a command is acknowledged when the whole chain has it, and
+        who enters a chain has got a snapshot before.
+        """
+        return {
+            number: held.chain.epoch
+            for number, held in self.held.items()
+            if self.me in held.chain.servers
+        }
+
     # Chains
 
     def _take_chain(self, number: int, chain: Chain) -> None:

@@ -101,6 +101,10 @@ class Service:
                 range_, epoch, servers = message["reshape"]
                 self._node.receive(REGISTRAR, Reshape(range_, epoch, tuple(servers)))
                 self._send_out()
+            elif "confirm" in message:
+                held = self._node.confirmed() if self._node is not None else {}
+                answer = {"confirmed": message["confirm"], "held": sorted(held.items())}
+                self._control.send(answer)
             elif "unknown" in message or "closed" in message:
                 self._over = True  # given up, or the job has ended
 
