@@ -149,6 +149,11 @@ class Conversation:
                 "this worker was given up: the registrar had not heard of it. What it pushed since "
                 "is not taken; start it again."
             )
+        if self._liaison.job_is_over and self._liaison.others_are_done:
+            raise CommError(
+                "this worker was started again too late: the others have finished, and the "
+                "parameter servers have ended with the job. Nothing of the job is lost."
+            )
         if self._liaison.job_is_over:
             raise CommError(
                 "the parameter servers have been closed, by the process that started them. If that "
