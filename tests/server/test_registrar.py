@@ -177,7 +177,7 @@ def test_copies_that_nobody_confirms_are_missing():
     assert registrar.missing_copies({}) == 2 * RANGES
     confirmed = confirm_all(registrar)
     assert registrar.missing_copies(confirmed) == 0
-    of_another_epoch = {range_: 7 for range_ in confirmed[2]}
+    of_another_epoch = dict.fromkeys(confirmed[2], 7)
     assert registrar.missing_copies({**confirmed, 2: of_another_epoch}) == len(confirmed[2])
 
 
