@@ -117,7 +117,7 @@ def kill_in_turns(
         if time.monotonic() < due:
             continue
         if len(kills) % 2 == 0:
-            if not cluster.is_settled or len(cluster.pids) < args.servers:
+            if not cluster.is_settled:
                 continue  # one more death now could take the last copy of something
             os.kill(random.choice(cluster.pids), signal.SIGKILL)
             kills.append({"what": "server", "when": time.monotonic()})
