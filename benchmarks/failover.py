@@ -52,8 +52,10 @@ def push(address: str, key_file: str, region: int, out: Path, stop: Any) -> None
 
 
 def read_log(path: Path) -> list[list[float]]:
-    """A last line may be half written: its writer was killed."""
-    lines = []
+    """A last line may be half written: its writer was killed, perhaps before it wrote anything."""
+    lines: list[list[float]] = []
+    if not path.exists():
+        return lines
     for line in path.read_text().splitlines():
         try:
             lines.append(json.loads(line))

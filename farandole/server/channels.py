@@ -13,7 +13,7 @@ who has got the port for a while, and a Welcome that comes later still counts. W
 waiting is for the caller to say.
 
 Who does not know the word is not let in, and no message of his is kept. Frames travel in parts of
-at most 64 KiB (sockets.py).
+at most 256 KiB (sockets.py).
 
 Messages can get lost: when a connection breaks, all that were under way do. Those that arrive do so
 whole, once, and in the order of sending, and whoever sends again after a while loses nothing.

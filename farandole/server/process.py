@@ -10,7 +10,7 @@ import sys
 import torch
 
 _KEPT_BYTES = 64 << 20  # of free memory
-_CONNECTIONS = 4096
+_CONNECTIONS = 2048
 
 
 def keep_freed_memory() -> None:
@@ -25,7 +25,7 @@ def keep_freed_memory() -> None:
 
 def limit_connections() -> None:
     """For a process that is a server and nothing else. Each connection is a file, and holds up to
-    64 KiB before its sender is known: this bounds what all strangers together can make it hold."""
+    256 KiB before its sender is known: this bounds what all strangers together can make it hold."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = _CONNECTIONS if most == resource.RLIM_INFINITY else min(_CONNECTIONS, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))

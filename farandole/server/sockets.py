@@ -13,7 +13,7 @@ PLAIN = b"FdNo"  # a word, not sealed
 PROBE = b"FdPr"  # nothing at all: only to find out whether the peer is still there
 UNKNOWN_PEER = "unknown peer"
 KNOWN_KEYS_BYTES = 16 << 20  # of row lists that each connection remembers, the same at both ends
-FRAME_BYTES = 64 * 1024
+FRAME_BYTES = 256 * 1024  # with 64 KiB, 16 MiB take half as long again
 """No frame that travels is longer, so a stranger can make us hold no more before we know who it is.
 Longer ones are cut. A frame of just this length is continued by the next one."""
 HANDSHAKE_SECONDS = 5.0  # after that, a connection that nobody has vouched for is closed
