@@ -127,7 +127,7 @@ def test_a_kill_whenever_it_is_settled_loses_nothing():
     with Cluster(servers=2, replicas=1) as cluster:
         with two_pushers(cluster) as pushers:
             all_go_on(cluster, pushers)
-            for _ in range(3):
+            for _ in range(2):
                 wait_until(lambda: cluster.is_settled, "two copies of everything", cluster)
                 os.kill(cluster.pids[0], signal.SIGKILL)
                 assert not cluster.is_settled
