@@ -85,7 +85,8 @@ class GradientGuard:
         self._started: _Started | None = None
         if optimizer is not None and not by_hand:
             me = weakref.ref(self)
-            optimizer.register_step_pre_hook(lambda _, args, kwargs: _before(me, args, kwargs))
+            hook = torch.compiler.disable(_before)  # it runs beside a compiled step
+            optimizer.register_step_pre_hook(lambda _, args, kwargs: hook(me, args, kwargs))
 
     @property
     def rank(self) -> int:
@@ -136,7 +137,7 @@ class GradientGuard:
                 noted = [(bucket, bucket.noted()) for bucket in self._buckets()]
                 return self._blame(bad, noted, step, UNTOUCHED)
         others = {p: g for p, g in here.items() if g.device.type != "cpu"}
-        if others:
+        if others and not _is_recorded():
             flats = self._flats(others.values())
             check = DeviceCheck(list(others.values()), flats, self._buckets())
             self._started = _Started(check, list(others), step)
@@ -186,7 +187,8 @@ class GradientGuard:
                 held = [name] if name in bucket.names else bucket.names
                 what = f"its gradient of {self._shown(held)}"
                 if len(ranks) > 1:  # a layer may spread it, such as BatchNorm over all ranks
-                    what += f", like those of {len(ranks) - 1} more ranks,"
+                    others = ", ".join(str(self.ranks[rank]) for rank in ranks[1 : _SHOWN + 1])
+                    what += f" (like those of ranks {others}{', …' * (len(ranks) > _SHOWN + 1)})"
                 return Culprit(self.ranks[ranks[0]], step, what, outcome)
         owner = "the average" if noted else "its gradient"
         return Culprit(self.rank, step, f"{owner} of {self._shown([name])}", outcome)
@@ -226,6 +228,11 @@ def _before(me: weakref.ref[GradientGuard], args: Any, kwargs: Any) -> Any:
 def _has_scaler(optimizer: Optimizer | None) -> bool:
     """A GradScaler has left it to a fused optimizer to skip the step."""
     return getattr(optimizer, "found_inf", None) is not None
+
+
+def _is_recorded() -> bool:
+    """A step that is being captured as a CUDA graph runs later, and then without this."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _first_of(group: Group, found: Culprit | None) -> Culprit | None:
