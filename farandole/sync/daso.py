@@ -123,6 +123,7 @@ class _DasoAtWork(Synchronizer):
             model, group, self._gradients, optimizer=optimizer, spread_buffers=False
         )
         self._guard = GradientGuard(model, optimizer, group, reducer, self._on_culprit)
+        self._guard.count = lambda: self._steps + 1
         self._culprit: Culprit | None = None  # on this host; to be told with the next exchange
         super().__init__(model, Weighing(model), reducer, self._guard)
         model.register_forward_pre_hook(ForwardHook(self._count))
@@ -220,7 +221,7 @@ class _DasoAtWork(Synchronizer):
             stop(found)
         self._guard.withhold()
         if self._culprit is None:
-            self._culprit = found._replace(step=self._steps + 1)
+            self._culprit = found
             if self._guard.rank == found.rank:
                 said = f"{found.error} All ranks stop at the next exchange between hosts."
                 warnings.warn(said, stacklevel=2)

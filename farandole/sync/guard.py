@@ -101,15 +101,16 @@ class GradientGuard:
 
     def look(self) -> None:
         """Acts on a gradient that is not finite; with peers, on that of any of them."""
-        found = None if _has_scaler(self._optimizer) else self._find()
-        if self.peers is not None:
-            found = _first_of(self.peers, found)
-        if found is not None:
-            self._act(found)
+        self._decide(None if _has_scaler(self._optimizer) else self._find())
 
     def settle(self) -> None:
-        """Acts on what a GPU has found in the last step."""
-        found = self._read() if self.is_on else None
+        """*Together.* Acts on what a GPU has found in the last step."""
+        if self.is_on:
+            self._decide(self._read())
+
+    def _decide(self, found: Culprit | None) -> None:
+        if self.peers is not None:
+            found = _first_of(self.peers, found)
         if found is not None:
             self._act(found)
 

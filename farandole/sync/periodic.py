@@ -68,6 +68,7 @@ class Periodic(Synchronizer):
         guard = GradientGuard(model, optimizer, group, act=self._on_culprit)
         super().__init__(model, Weighing(model) if rule.fraction is None else None, guard=guard)
         self._guard = guard
+        guard.count = lambda: self._steps + 1
         self._culprit: Culprit | None = None  # to be told at the next meeting
         self.in_step_after_pass = rule.meet_epochs
         self._group = group
@@ -128,7 +129,7 @@ class Periodic(Synchronizer):
             stop(found)
         self._guard.withhold()
         if self._culprit is None:
-            self._culprit = found._replace(step=self._steps + 1)
+            self._culprit = found
             warnings.warn(f"{found.error} All ranks stop when they meet.", stacklevel=2)
 
     def _begin(self) -> None:

@@ -381,6 +381,7 @@ class Run:
         self._broken_off = False
         for synchronizer in self._synchronizers:
             synchronizer.end_pass()
+        self._settle_guards()
         self._collect_notes()
         if self._checks_finite:
             require_finite([known.model for known in self._synchronizers], self.group, self.steps)
@@ -389,6 +390,12 @@ class Run:
                 if synchronizer.in_step_after_pass:
                     when = f"after {self.steps} steps"
                     require_in_step(synchronizer.model, self._replicas, when)
+
+    def _settle_guards(self) -> None:
+        """*Together.* What a GPU has found out about the last gradients is acted on."""
+        for synchronizer in self._synchronizers:
+            if synchronizer.guard is not None:
+                synchronizer.guard.settle()
 
     def report(self, loss: float | torch.Tensor) -> None:
         """Tells the strategies the loss of this rank's batch: AdaComm and DASO steer by it.
@@ -492,9 +499,7 @@ class Run:
         """
         folder = Path(path) if path else self.folder / "checkpoints"
         self._settle()
-        for synchronizer in self._synchronizers:
-            if synchronizer.guard is not None:
-                synchronizer.guard.settle()
+        self._settle_guards()
         with self.group.trace.span("save", "checkpoint"):
             return self._state().save(folder, state, keep)
 
