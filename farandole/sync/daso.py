@@ -123,6 +123,7 @@ class _DasoAtWork(Synchronizer):
             model, group, self._gradients, optimizer=optimizer, spread_buffers=False
         )
         self._guard = GradientGuard(model, optimizer, group, reducer, self._on_culprit)
+        self._steps = 0
         self._guard.count = lambda: self._steps + 1
         self._culprit: Culprit | None = None  # on this host; to be told with the next exchange
         super().__init__(model, Weighing(model), reducer, self._guard)
@@ -130,7 +131,6 @@ class _DasoAtWork(Synchronizer):
         optimizer.register_step_post_hook(lambda *_: self._count())
         self._losses = Losses()
         self._epoch_loss: float | None = None
-        self._steps = 0
         self._since = 0  # steps since the last exchange began
         self._apart = False  # hosts may hold different models
         self._passes = 0

@@ -68,6 +68,7 @@ class Periodic(Synchronizer):
         guard = GradientGuard(model, optimizer, group, act=self._on_culprit)
         super().__init__(model, Weighing(model) if rule.fraction is None else None, guard=guard)
         self._guard = guard
+        self._steps = 0  # since the run began
         guard.count = lambda: self._steps + 1
         self._culprit: Culprit | None = None  # to be told at the next meeting
         self.in_step_after_pass = rule.meet_epochs
@@ -83,7 +84,6 @@ class Periodic(Synchronizer):
         self._weight = 0.0
         self._begun = False
         self._knows_passes = False  # the script reads its data through run.loader
-        self._steps = 0  # since the run began
         self._pending = 0  # since all ranks were in step
         self._in_round = 0  # since the last full period ended
         self._rounds = 0
