@@ -13,7 +13,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from farandole.launch.fork_server import LENGTH, NOBODY, STARTED, Request
-from farandole.orphans import adopt_orphans, end_with_parent
+from farandole.orphans import adopt_orphans, tied_to_this_process
 from farandole.variables import FORK, FORKS, RESERVED
 
 _RESERVED_BYTES = 256  # for the variables that a worker shows
@@ -85,7 +85,7 @@ class Forks:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=end_with_parent,
+                preexec_fn=tied_to_this_process(),
                 pass_fds=[theirs.fileno()],
             )
         return cls(ours, server)

@@ -2,7 +2,8 @@
 
 Everything the workers of a job write goes to one folder, and every process of it, down to the
 children of its workers, carries the job's identity among its variables. So its output can be
-followed, its failures be read, and whatever is left of it be found.
+followed, its failures be read, and whatever is left of it be found: by the launcher at the end of
+the job, or by a watchdog if the launcher is killed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from farandole.launch.job import Job
 from farandole.launch.joined import any_joined
 from farandole.launch.leftovers import IDENTITY, kill_leftovers
 from farandole.launch.loopback import stay_on_loopback
-from farandole.launch.old_logs import LogFolder, remove_old_logs
+from farandole.launch.old_logs import LOGS, remove_old_folders
 from farandole.launch.output import Source
 from farandole.orphans import LAUNCHER
+from farandole.owned_folders import OwnedFolder
+from farandole.watchdog import Watchdog
 
 _PATIENCE_SECONDS = 5
 
@@ -57,12 +60,13 @@ class Workplace:
         self.forks = Forks.inherited()  # if this launcher was forked itself
         self.in_one_file = not self._output and _is_one_file(sys.stdout, sys.stderr)
         try:
-            remove_old_logs()
-            self._logs = LogFolder()
+            remove_old_folders()
+            self._logs = OwnedFolder(LOGS, self.identity)
         except OSError as error:
             raise LaunchError(
                 f"cannot keep the workers' output: {error}. Set TMPDIR to a folder with room."
             ) from error
+        self._watchdog = Watchdog(variables={IDENTITY: self.identity}, folders=[self.folder])
 
     @property
     def folder(self) -> Path:
@@ -126,6 +130,7 @@ class Workplace:
     def close(self, *, keep_logs: bool) -> None:
         """The job is over. Logs that are kept stay for a week."""
         self._logs.close(keep=keep_logs)
+        self._watchdog.close()
 
     def reap(self) -> None:
         """Kills what is left of the job, and waits for its end."""
