@@ -163,7 +163,7 @@ def _streams(worker: subprocess.Popen[bytes]) -> dict[int, bytes]:
 
 def _send(kind: bytes, content: bytes | str) -> bool:
     """Whether anybody is there to read it."""
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     rest = HEADER.pack(kind, len(data)) + data if data else b""
     try:
         while rest:

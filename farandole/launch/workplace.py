@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 from typing import TextIO
 
@@ -19,6 +20,7 @@ import psutil
 from farandole.errors import LaunchError
 from farandole.launch.cores import fair_share
 from farandole.launch.failure import Failure, read_failure
+from farandole.launch.forked import is_script
 from farandole.launch.forks import Forks
 from farandole.launch.job import Job
 from farandole.launch.joined import any_joined
@@ -31,6 +33,7 @@ from farandole.owned_folders import OwnedFolder
 from farandole.watchdog import Watchdog
 
 _PATIENCE_SECONDS = 5
+_WORKERS_TO_FORK = 3  # so many import torch sooner together: see benchmarks/startup_workers.py
 
 
 def worker_defaults(here: int, *, alone: bool) -> dict[str, str]:
@@ -57,7 +60,6 @@ class Workplace:
         self._output = {} if job.output is None else _output_files(job.output, job.workers)
         self._worker_variable = worker_variable
         self.identity = uuid.uuid4().hex
-        self.forks = Forks.inherited()  # if this launcher was forked itself
         self.in_one_file = not self._output and _is_one_file(sys.stdout, sys.stderr)
         try:
             remove_old_folders()
@@ -67,6 +69,24 @@ class Workplace:
                 f"cannot keep the workers' output: {error}. Set TMPDIR to a folder with room."
             ) from error
         self._watchdog = Watchdog(variables={IDENTITY: self.identity}, folders=[self.folder])
+        self.forks = Forks.inherited() or self._begin_forks()
+
+    def _begin_forks(self) -> Forks | None:
+        """A fork server for a launcher that was not forked itself, where it pays."""
+        job, here = self._job, self._here or self._job.workers
+        elastic = self._worker_variable != "RANK"  # how many start, and when, is not known
+        if not job.fork or elastic or here < _WORKERS_TO_FORK:
+            return None
+        if not is_script([job.program, *job.command]):
+            return None
+        defaults = worker_defaults(here, alone=self._here is None)
+        return Forks.begin({**os.environ, **defaults, **job.environment})
+
+    def prepare(self, received: Collection[str]) -> None:
+        """Waits until workers can be forked, if they are to be. Not if a signal was received."""
+        if self.forks is not None and not self.forks.wait(lambda: bool(received)):
+            self.forks.close()
+            self.forks = None
 
     @property
     def folder(self) -> Path:

@@ -222,7 +222,7 @@ class Desk:
         if not self._ranks() and not self._expected:
             for visitor in self._visitors.values():
                 if visitor.role == "late":
-                    self._counter.send(visitor.peer, {"closed": True})
+                    self._counter.send(visitor.peer, {"finished": True})
 
     def _end_meetings(self) -> None:
         """Of those who are at work; when they have all left, of whoever is there."""

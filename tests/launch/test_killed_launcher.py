@@ -25,6 +25,8 @@ import os, subprocess, time
 from pathlib import Path
 
 subprocess.Popen(["sleep", "600"], start_new_session=True)  # of which the kernel knows nothing
+if not os.fork():
+    time.sleep(600)
 Path(f"ready-{os.environ['RANK']}").touch()
 time.sleep(600)
 """
@@ -60,10 +62,11 @@ def assert_nothing_is_left(sandbox: Sandbox) -> None:
     "words",
     [
         ("run", "-n", "2", STUCK),
+        ("run", "-n", "3", "set_up.py"),
         ("run", "-n", "2", "--sync", "server", "--servers", "1", "set_up.py"),
         ("race", "-n", "2", "--sync", "allreduce", "set_up.py"),
     ],
-    ids=["training", "servers", "race"],
+    ids=["training", "forked", "servers", "race"],
 )
 def test_nothing_is_left(sandbox: Sandbox, words: Sequence[str | Path]) -> None:
     sandbox.script("set_up.py", SET_UP)
