@@ -39,6 +39,20 @@ def seconds_of(script: Path, workers: int, options: tuple[str, ...]) -> float:
     return time.perf_counter() - begin
 
 
+def _save(seconds: dict[int, dict[str, list[float]]], repeats: int) -> None:
+    save(
+        "startup_workers",
+        {
+            "steps": 2,
+            "seconds": {
+                str(workers): {side: spread(values) for side, values in found.items()}
+                for workers, found in seconds.items()
+            },
+            "repeats": repeats,
+        },
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 3, 4, 16, 64])
@@ -55,17 +69,7 @@ def main() -> None:
                     found[side].append(seconds_of(script, workers, options))
             told = ", ".join(f"{side} {min(values):.1f} s" for side, values in found.items())
             print(f"{workers} workers: {told}", flush=True)
-    save(
-        "startup_workers",
-        {
-            "steps": 2,
-            "seconds": {
-                str(workers): {side: spread(values) for side, values in found.items()}
-                for workers, found in seconds.items()
-            },
-            "repeats": args.repeats,
-        },
-    )
+            _save(seconds, args.repeats)  # so far
 
 
 if __name__ == "__main__":

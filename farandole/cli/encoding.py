@@ -23,7 +23,5 @@ def _bytes_of(error: UnicodeError) -> tuple[bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     found = error.object[error.start : error.end]
-    try:
-        return found.encode("ascii", "surrogateescape"), error.end
-    except UnicodeEncodeError:
-        return b"?" * len(found), error.end
+    escaped = (ord(character) - 0xDC00 for character in found)  # as `os.fsdecode` has it
+    return bytes(byte if 0x80 <= byte <= 0xFF else ord("?") for byte in escaped), error.end

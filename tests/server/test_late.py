@@ -80,6 +80,7 @@ def test_one_who_comes_when_the_others_are_done_can_still_read():
         again = join(cluster, 1, late=True)
         assert again.transport.begin_epoch(0) == NEVER
         # "The parameter servers have been closed" would be wrong: they serve until the job ends.
+        again.transport.store.find("weights")
         assert again.transport.store.get("weights").flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
         second.close()
         again.close()
