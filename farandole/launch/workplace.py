@@ -74,10 +74,7 @@ class Workplace:
     def _begin_forks(self) -> Forks | None:
         """A fork server for a launcher that was not forked itself, where it pays."""
         job, here = self._job, self._here or self._job.workers
-        elastic = self._worker_variable != "RANK"  # how many start, and when, is not known
-        if not job.fork or elastic or here < _WORKERS_TO_FORK:
-            return None
-        if not is_script([job.program, *job.command]):
+        if not job.fork or here < _WORKERS_TO_FORK or not is_script([job.program, *job.command]):
             return None
         defaults = worker_defaults(here, alone=self._here is None)
         return Forks.begin({**os.environ, **defaults, **job.environment})
