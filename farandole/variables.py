@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+JOB: Final = "FARANDOLE_JOB"
+"""The identity of the job that a process belongs to, whoever started the process."""
 SERVERS: Final = "FARANDOLE_SERVERS"
 """The address of the servers' registrar."""
 SERVER_KEY: Final = "FARANDOLE_SERVER_KEY"

@@ -86,6 +86,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="In the workers, `import horovod` is Farandole's: for scripts written for Horovod.",
 )
+@click.option(
+    "--no-fork",
+    is_flag=True,
+    help="Start every worker afresh; else 3 and more are forked from a process that has torch.",
+)
 @click.option("--joined-file", hidden=True, type=click.Path(path_type=Path))  # for `race`
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.argument("script")
@@ -107,6 +112,7 @@ def run(
     key_file: Path | None,
     restarts: int,
     horovod: bool,
+    no_fork: bool,
     joined_file: Path | None,
     module: bool,
     script: str,
@@ -201,6 +207,7 @@ def run(
         rank0_owns_terminal=sys.stdout.isatty() and sys.stderr.isatty(),
         tolerant=plan is not None,
         restarts=restarts,
+        fork=not no_fork,
     )
     if horovod:
         job = _with_horovod(job, hosts, trace)

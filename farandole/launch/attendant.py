@@ -20,7 +20,6 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,8 +30,10 @@ import psutil
 from farandole.launch.cores import fair_share
 from farandole.launch.leftovers import IDENTITY, kill_leftovers
 from farandole.launch.network import interface_towards
-from farandole.orphans import LAUNCHER, end_with_parent
+from farandole.orphans import LAUNCHER, tied_to_this_process
+from farandole.owned_folders import OwnedFolder
 from farandole.variables import ELASTIC_WORKER
+from farandole.watchdog import Watchdog
 
 OUTPUT, ERRORS, END = b"o", b"e", b"x"
 HEADER = struct.Struct(">cI")  # which of these, and how many bytes follow
@@ -57,8 +58,10 @@ class Order:
 
 def attend(order: Order) -> None:
     """Runs the worker to its end, or to that of standard input, and tells how it ended."""
-    with tempfile.TemporaryDirectory(prefix="farandole-worker-") as folder:
-        error_file = Path(folder) / "error.json"
+    folder = OwnedFolder("worker")
+    watchdog = Watchdog(variables=_identification(order), folders=[folder.path])
+    try:
+        error_file = folder.path / "error.json"
         try:
             worker = _start(order, error_file)
         except OSError as error:
@@ -72,6 +75,15 @@ def attend(order: Order) -> None:
         _pass_on_the_rest(worker)
         error_text = error_file.read_text() if error_file.exists() else None
         _send(END, json.dumps({"exit_code": worker.returncode, "error": error_text}))
+    finally:
+        folder.close()
+        watchdog.close()
+
+
+def _identification(order: Order) -> dict[str, str]:
+    """The variables by which the worker's processes are found, apart from other workers' here."""
+    variable = ELASTIC_WORKER if ELASTIC_WORKER in order.variables else "RANK"
+    return {name: order.variables[name] for name in (IDENTITY, variable)}
 
 
 def _start(order: Order, error_file: Path) -> subprocess.Popen[bytes]:
@@ -93,7 +105,7 @@ def _start(order: Order, error_file: Path) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if order.in_one_stream else subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=end_with_parent,
+        preexec_fn=tied_to_this_process(),
     )
 
 
@@ -126,8 +138,8 @@ def _reap(worker: subprocess.Popen[bytes], order: Order) -> None:
     if worker.poll() is None:
         worker.kill()
         worker.wait(_PATIENCE_SECONDS)
-    variable = ELASTIC_WORKER if ELASTIC_WORKER in order.variables else "RANK"
-    left = kill_leftovers(order.variables[IDENTITY], int(order.variables[variable]), variable)
+    (_, identity), (variable, number) = _identification(order).items()
+    left = kill_leftovers(identity, int(number), variable)
     psutil.wait_procs(left, timeout=_PATIENCE_SECONDS)
 
 
@@ -151,7 +163,7 @@ def _streams(worker: subprocess.Popen[bytes]) -> dict[int, bytes]:
 
 def _send(kind: bytes, content: bytes | str) -> bool:
     """Whether anybody is there to read it."""
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     rest = HEADER.pack(kind, len(data)) + data if data else b""
     try:
         while rest:

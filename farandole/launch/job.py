@@ -30,6 +30,9 @@ class Job:
     per_rank: Sequence[Mapping[str, str]] = ()  # further variables of each worker
     output: Path | None = None  # a folder that keeps rank.N/stdout and rank.N/stderr
     timed_output: bool = False  # each line that is shown begins with the time
+    # Many workers may be forked from one process that has imported torch. This process then adopts
+    # its orphans (`orphans.adopt_orphans`), which only a program of our own should do.
+    fork: bool = False
 
     def __post_init__(self) -> None:
         if self.per_rank and len(self.per_rank) != self.workers:

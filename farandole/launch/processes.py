@@ -14,7 +14,7 @@ from typing import BinaryIO, Protocol
 
 from farandole.launch.forks import ForkError
 from farandole.launch.workplace import Workplace
-from farandole.orphans import end_with_parent
+from farandole.orphans import tied_to_this_process
 
 _GRACE_SECONDS = 30.0  # TorchElastic's: a worker may save something when it is told to stop
 
@@ -54,7 +54,7 @@ def start_process(
             stdout=out,
             stderr=err,
             start_new_session=True,  # Ctrl-C reaches the launcher alone
-            preexec_fn=end_with_parent,
+            preexec_fn=tied_to_this_process(),
         )
 
 

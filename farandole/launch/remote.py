@@ -20,7 +20,7 @@ from pathlib import Path
 
 from farandole.errors import LaunchError
 from farandole.launch.attendant import END, OUTPUT, Order, read_frame
-from farandole.orphans import end_with_parent
+from farandole.orphans import tied_to_this_process
 
 UNREACHABLE = 255
 """The exit code of ssh when it could not connect, or lost the connection."""
@@ -82,7 +82,7 @@ class RemoteWorker:
                     stdout=subprocess.PIPE,
                     stderr=complaints,
                     start_new_session=True,  # Ctrl-C reaches the launcher alone
-                    preexec_fn=end_with_parent,
+                    preexec_fn=tied_to_this_process(),
                 )
             except OSError as failed:
                 raise LaunchError(

@@ -57,6 +57,7 @@ def supervise(
     with signals_noted() as received:
         relay.start()
         try:
+            place.prepare(received)
             crew.start()
             while crew.is_at_work() and not received:
                 time.sleep(_POLL_SECONDS)

@@ -61,6 +61,7 @@ def run_together(
     with signals_noted() as received:
         relay.start()
         try:
+            place.prepare(received)
             crew.start()
             while crew.is_at_work() and not received:
                 time.sleep(_POLL_SECONDS)
