@@ -112,7 +112,7 @@ class _Crew:
 
     def has_joined(self) -> bool:
         """Whether any worker took part: by our own calls, or else by torch's, in the store."""
-        return self._place.has_joined() or len(self._store) > 0
+        return self._place.has_joined() or self._store.key_count() > 0
 
     def look_after(self) -> None:
         """Deals with those that have ended since the last time."""

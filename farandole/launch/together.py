@@ -120,7 +120,7 @@ class _Crew:
 
     def has_joined(self) -> bool:
         """Whether any worker took part: by our own calls, or else by torch's, in the store."""
-        return self._place.has_joined() or len(self._store) > 0
+        return self._place.has_joined() or self._store.key_count() > 0
 
     def failures(self) -> list[Failure]:
         """Of all that ended badly, also because they were told to."""

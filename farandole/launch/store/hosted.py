@@ -41,15 +41,14 @@ class HostedStore(StoreClient):
 
 
 class JobStore:
-    """A launcher's: in the job's `folder`, and on TCP for hosts that reach `address`.
+    """A launcher's: in the job's `folder`, and on a TCP port of `address`.
 
-    On loopback that port is for PyTorch's own clients alone. Raises `LaunchError`.
+    The port is for PyTorch's own clients, and for workers of other hosts. Raises `LaunchError`.
     """
 
     def __init__(self, folder: Path, address: str = LOOPBACK) -> None:
-        alone = address == LOOPBACK
         self._path = folder / _SOCKET
-        self._token = None if alone else new_token()
+        self._token = new_token()
         self._address = address
         try:
             self._server = StoreServer(
@@ -66,9 +65,9 @@ class JobStore:
         """For PyTorch's own clients, as MASTER_PORT."""
         return self._server.port
 
-    def __len__(self) -> int:
+    def key_count(self) -> int:
         """How many keys there are."""
-        return len(self._server)
+        return self._server.key_count()
 
     def here(self) -> StoreAddress:
         """For processes of this host."""
@@ -76,7 +75,6 @@ class JobStore:
 
     def elsewhere(self) -> StoreAddress:
         """For processes of other hosts."""
-        assert self._token is not None, "listens on loopback alone"
         return StoreAddress(None, self._address, self.port, self._token)
 
     def client(self, timeout: timedelta = _TIMEOUT) -> StoreClient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ class Link:
     def __init__(self, connection: socket.socket, tags: Tags | None = None) -> None:
         self._socket = connection
         self._tags = tags
+        self._limit: float | None = None  # as the socket was told last
 
     def ask(self, what: int, fields: Sequence[bytes], seconds: float) -> tuple[int, list[bytes]]:
         """The status and the fields of the answer.
@@ -36,8 +38,12 @@ class Link:
             raise protocol.RefusedError(
                 f"{len(message)} bytes in one request; the limit is {limit}"
             )
-        self._socket.settimeout(seconds)
-        self._socket.sendall(protocol.framed(message))
+        self._limit_to(seconds)
+        frame = protocol.framed(message)
+        # A plain write, because the socket's own would first ask whether it can, and it can.
+        sent = self._write(frame)
+        if sent < len(frame):
+            self._socket.sendall(frame[sent:])
         answer = self._receive(seconds)
         if self._tags is not None:
             answer = self._tags.open(answer)
@@ -49,12 +55,23 @@ class Link:
         if answer is None:  # it comes in pieces
             deadline = time.monotonic() + seconds
             while answer is None:
-                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+                self._limit_to(max(deadline - time.monotonic(), 0.001))
                 inbox += self._some()
                 answer = protocol.take_message(inbox)
         if inbox:
             raise protocol.ProtocolError("more than one answer to a request")
         return answer
+
+    def _limit_to(self, seconds: float) -> None:
+        if seconds != self._limit:  # each time is a call of the system
+            self._socket.settimeout(seconds)
+            self._limit = seconds
+
+    def _write(self, frame: bytes) -> int:
+        try:
+            return os.write(self._socket.fileno(), frame)
+        except BlockingIOError:
+            return 0
 
     def _some(self) -> bytes:
         arrived = self._socket.recv(_CHUNK_BYTES)

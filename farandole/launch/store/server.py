@@ -83,7 +83,7 @@ class StoreServer:
         self._thread = threading.Thread(target=self._serve, name="farandole-store", daemon=True)
         self._thread.start()
 
-    def __len__(self) -> int:
+    def key_count(self) -> int:
         """How many keys there are."""
         return len(self._table)
 
