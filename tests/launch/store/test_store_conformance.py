@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +23,15 @@ from farandole.launch.store.server import StoreServer
 PATIENCE = timedelta(seconds=30)
 SOON = timedelta(seconds=0.1)
 TOKEN = b"t" * 32
+SERVER = f"""
+import sys
+from pathlib import Path
+from farandole.launch.store.server import StoreServer
+server = StoreServer(Path(sys.argv[1]), host="127.0.0.1", token={TOKEN}, torch_clients=True)
+print(server.port, flush=True)
+sys.stdin.read()
+server.close()
+"""
 Connect = Callable[[], Store]
 
 
@@ -35,7 +47,15 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]
         reference = serve_tcp_store(PATIENCE, "127.0.0.1", 0)
         yield lambda: TCPStore("127.0.0.1", reference.port, is_master=False, timeout=PATIENCE)
         return
-    server = StoreServer(tmp_path / "s", host="127.0.0.1", token=TOKEN, torch_clients=True)
+    # In a process of its own, as a launcher is: some calls of PyTorch's own client keep the GIL.
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, tmp_path / "s"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert server.stdout is not None
+    port = int(server.stdout.readline())
     here = StoreAddress(tmp_path / "s")
     kept: list[StoreClient] = []
 
@@ -45,15 +65,15 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]
 
     yield {
         "unix": lambda: StoreClient(here, PATIENCE),
-        "host": lambda: StoreClient(StoreAddress(None, "127.0.0.1", server.port, TOKEN), PATIENCE),
+        "host": lambda: StoreClient(StoreAddress(None, "127.0.0.1", port, TOKEN), PATIENCE),
         "prefix": prefixed,
-        "torch client": lambda: TCPStore(
-            "127.0.0.1", server.port, is_master=False, timeout=PATIENCE
-        ),
+        "torch client": lambda: TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE),
     }[request.param]
     for client in kept:
         client.close()
-    server.close()
+    server.communicate()  # it ends with its standard input
+    assert server.returncode == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_operation(connect: Connect) -> None:
