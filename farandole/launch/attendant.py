@@ -13,6 +13,7 @@ the launcher wants that, or is gone, or the network is. In every case no process
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -21,15 +22,19 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import psutil
 
+from farandole.errors import CommError
 from farandole.launch.cores import fair_share
 from farandole.launch.leftovers import IDENTITY, kill_leftovers
 from farandole.launch.network import interface_towards
+from farandole.launch.store.address import told
+from farandole.launch.store.protocol import COUNT
 from farandole.orphans import LAUNCHER, tied_to_this_process
 from farandole.owned_folders import OwnedFolder
 from farandole.variables import ELASTIC_WORKER
@@ -41,6 +46,7 @@ GRACE_SECONDS = 30.0  # a worker may save something when it is told to stop
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0
 _CHUNK = 2**16
+_INTRODUCTION_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ def _start(order: Order, error_file: Path) -> subprocess.Popen[bytes]:
         "OMP_NUM_THREADS": str(fair_share(int(environment["LOCAL_WORLD_SIZE"]))),
         "PYTHONUNBUFFERED": "1",
     }
+    _introduce(environment)
     interface = interface_towards(environment["MASTER_ADDR"])
     if interface is not None:
         # Else gloo takes the address of the host's own name, which is often a loopback one.
@@ -107,6 +114,19 @@ def _start(order: Order, error_file: Path) -> subprocess.Popen[bytes]:
         start_new_session=True,
         preexec_fn=tied_to_this_process(),
     )
+
+
+def _introduce(environment: Mapping[str, str]) -> None:
+    """Shows the job's token to the launcher's store, which then lets in PyTorch's own clients from
+    this host: a script that forms its process group itself has no token to show."""
+    store = told(environment)
+    if store is not None:
+        with contextlib.suppress(OSError, CommError):  # the worker will say so
+            link = store.connect(_INTRODUCTION_SECONDS)
+            try:
+                link.ask(COUNT, (), _INTRODUCTION_SECONDS)  # the answer says that it was let in
+            finally:
+                link.close()
 
 
 def _pass_on_until_the_end(worker: subprocess.Popen[bytes]) -> None:

@@ -16,21 +16,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 from farandole.errors import LaunchError
 from farandole.launch.failure import Failure
 from farandole.launch.job import Job, Outcome
-from farandole.launch.loopback import LOOPBACK, serve_store
 from farandole.launch.output import Relay
 from farandole.launch.processes import Process, start_process, stop_processes, tell
 from farandole.launch.seats import seat_variables
 from farandole.launch.signals import signals_noted
+from farandole.launch.store.hosted import LOOPBACK, JobStore
 from farandole.launch.workplace import Workplace
 from farandole.topology import Topology
 
 _POLL_SECONDS = 0.1
-_STORE_TIMEOUT = timedelta(seconds=60)
 
 
 def _nobody(rank: int) -> None:
@@ -71,6 +69,7 @@ def supervise(
             joined = crew.has_joined()
             place.reap()
             relay.stop()
+            crew.close()
             place.close(keep_logs=kept)
     return Outcome(
         crew.failure,
@@ -100,8 +99,7 @@ class _Crew:
         self._on_restart = on_restart
         self._running: dict[int, Process] = {}
         self._restarts = [0] * job.workers
-        self._store = serve_store(_STORE_TIMEOUT)  # for workers that form a group
-        self._keys_before = self._store.num_keys()
+        self._store = JobStore(place.folder)  # for workers that form a group
 
     def start(self) -> None:
         for rank in range(self._job.workers):
@@ -110,9 +108,12 @@ class _Crew:
     def is_at_work(self) -> bool:
         return self.failure is None and bool(self._running)
 
+    def close(self) -> None:
+        self._store.close()
+
     def has_joined(self) -> bool:
         """Whether any worker took part: by our own calls, or else by torch's, in the store."""
-        return self._place.has_joined() or self._store.num_keys() > self._keys_before
+        return self._place.has_joined() or self._store.key_count() > 0
 
     def look_after(self) -> None:
         """Deals with those that have ended since the last time."""
@@ -166,6 +167,7 @@ class _Crew:
                 rank,
                 address=LOOPBACK,
                 port=self._store.port,
+                store=self._store.here(),
                 identity=self._place.identity,
             ),
             "TORCHELASTIC_RESTART_COUNT": str(self._restarts[rank]),

@@ -18,7 +18,6 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 from farandole.errors import LaunchError
@@ -27,18 +26,18 @@ from farandole.launch.failure import Failure, first_cause
 from farandole.launch.hosts import HERE
 from farandole.launch.job import Job, Outcome
 from farandole.launch.leftovers import IDENTITY
-from farandole.launch.loopback import LOOPBACK, serve_store
 from farandole.launch.network import interface_towards
 from farandole.launch.output import Relay
 from farandole.launch.processes import Process, start_process, stop_processes
 from farandole.launch.remote import UNREACHABLE, RemoteWorker, Ssh, exported
 from farandole.launch.seats import seat_variables
 from farandole.launch.signals import signals_noted
+from farandole.launch.store.address import StoreAddress
+from farandole.launch.store.hosted import LOOPBACK, JobStore
 from farandole.launch.workplace import Workplace
 from farandole.topology import Topology
 
 _POLL_SECONDS = 0.05
-_STORE_TIMEOUT = timedelta(seconds=60)
 _FAREWELL_SECONDS = GRACE_SECONDS + 15.0  # an attendant first gives its worker time
 
 
@@ -74,6 +73,7 @@ def run_together(
             crew.stop()
             place.reap()
             relay.stop()
+            crew.close()
             place.close(keep_logs=kept)
     if not failures:
         return Outcome(stopped_by=stopped_by, joined=joined)
@@ -99,8 +99,7 @@ class _Crew:
         self._ssh = ssh
         self._address = address
         self._interfaces = interfaces
-        self._store = serve_store(_STORE_TIMEOUT, address)
-        self._keys_before = self._store.num_keys()
+        self._store = JobStore(place.folder, address)
         self._here: dict[int, Process] = {}
         self._there: dict[int, RemoteWorker] = {}
 
@@ -117,9 +116,12 @@ class _Crew:
         codes = self._codes().values()
         return None in codes and not any(codes)
 
+    def close(self) -> None:
+        self._store.close()
+
     def has_joined(self) -> bool:
         """Whether any worker took part: by our own calls, or else by torch's, in the store."""
-        return self._place.has_joined() or self._store.num_keys() > self._keys_before
+        return self._place.has_joined() or self._store.key_count() > 0
 
     def failures(self) -> list[Failure]:
         """Of all that ended badly, also because they were told to."""
@@ -161,7 +163,7 @@ class _Crew:
 
     def _start_here(self, rank: int) -> None:
         command = [self._job.program, *self._job.command]
-        variables = self._variables(rank)
+        variables = self._variables(rank, self._store.here())
         if self._address != LOOPBACK:
             interface = interface_towards(self._address)
             if "GLOO_SOCKET_IFNAME" not in {**os.environ, **variables} and interface is not None:
@@ -177,7 +179,7 @@ class _Crew:
     def _start_there(self, rank: int, host: str) -> None:
         variables = {
             **exported(),
-            **self._variables(rank),
+            **self._variables(rank, self._store.elsewhere()),
             **self._job.environment,
             **(self._job.per_rank[rank] if self._job.per_rank else {}),
             IDENTITY: self._place.identity,
@@ -193,7 +195,7 @@ class _Crew:
             self._place.error_file(rank),
         )
 
-    def _variables(self, rank: int) -> dict[str, str]:
+    def _variables(self, rank: int, store: StoreAddress) -> dict[str, str]:
         chosen = dict.fromkeys(
             ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), ",".join(self._interfaces)
         )
@@ -204,6 +206,7 @@ class _Crew:
                 rank,
                 address=self._address,
                 port=self._store.port,
+                store=store,
                 identity=self._place.identity,
             ),
         }
