@@ -77,6 +77,13 @@ if TYPE_CHECKING:
     help="Under servers: start a worker that has failed again, up to R times. [0]",
 )
 @click.option(
+    "--exit-timeout",
+    type=float,
+    metavar="SECONDS",
+    help="Once a worker is done, end the others after so long. [15 minutes of doing nothing, a day "
+    "in any case]",
+)
+@click.option(
     "--horovod",
     is_flag=True,
     help="In the workers, `import horovod` is Farandole's: for scripts written for Horovod.",
@@ -100,6 +107,7 @@ def run(
     functions: tuple[str, ...],
     key_file: Path | None,
     restarts: int,
+    exit_timeout: float | None,
     horovod: bool,
     joined_file: Path | None,
     module: bool,
@@ -125,6 +133,8 @@ def run(
         _refuse_settings_of_our_own(click.get_current_context().params)
     if workers is not None and workers < 1:
         raise UserError(f"-n {workers}: a job needs at least 1 worker.")
+    if exit_timeout is not None and not exit_timeout > 0:
+        raise UserError(f"--exit-timeout {exit_timeout:g}: give seconds above 0; inf: no limit.")
     if not module:
         check_script(script)
     if transport == "mpi":
@@ -194,6 +204,7 @@ def run(
         rank0_owns_terminal=sys.stdout.isatty() and sys.stderr.isatty(),
         tolerant=plan is not None,
         restarts=restarts,
+        exit_seconds=exit_timeout,
     )
     if horovod:
         job = _with_horovod(job, hosts, trace)

@@ -30,6 +30,7 @@ class Job:
     per_rank: Sequence[Mapping[str, str]] = ()  # further variables of each worker
     output: Path | None = None  # a folder that keeps rank.N/stdout and rank.N/stderr
     timed_output: bool = False  # each line that is shown begins with the time
+    exit_seconds: float | None = None  # for the others, once a worker is done; see `exit_watch`
 
     def __post_init__(self) -> None:
         if self.per_rank and len(self.per_rank) != self.workers:
@@ -39,6 +40,11 @@ class Job:
             )
         if self.workers < 1:
             raise UserError(f"{self.workers} workers cannot run anything; ask for 1 or more.")
+        if self.exit_seconds is not None and not self.exit_seconds > 0:
+            raise UserError(
+                f"exit_seconds={self.exit_seconds:g}: give the seconds, above 0, that workers have "
+                "to end once the first is done; inf sets no limit."
+            )
         if self.restarts < 0:
             raise UserError(f"restarts={self.restarts}: a worker is started again 0 times or more.")
         if self.restarts and not self.tolerant:
