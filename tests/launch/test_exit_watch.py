@@ -179,10 +179,8 @@ finally:
     assert lines[-2] == "farandole: rank 1 was stopped (SIGSTOP), and did not answer the others"
 
 
-def test_no_time_is_no_limit(
-    farandole_cli: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    done = farandole_cli("run", "--exit-timeout", "0", __file__)
+def test_no_time_is_no_limit(sandbox: Sandbox) -> None:
+    done = sandbox.farandole("run", "--exit-timeout", "0", __file__)
     assert done.returncode == 2
     assert "--exit-timeout 0: give seconds above 0; inf: no limit." in done.stderr
     with pytest.raises(UserError, match=r"exit_seconds=-1: give the seconds, above 0"):
