@@ -100,9 +100,14 @@ def _send(process: Process, number: signal.Signals) -> None:
 
 
 def tell(line: str) -> None:
+    """What the launcher itself has to say."""
+    write_error(f"farandole: {line}\n")
+
+
+def write_error(text: str) -> None:
     """In one piece, so that no worker's line gets into it."""
     with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the job goes on
-        sys.stderr.write(f"farandole: {line}\n")
+        sys.stderr.write(text)
         sys.stderr.flush()
 
 

@@ -36,6 +36,7 @@ from farandole.launch.processes import (
 )
 from farandole.launch.seats import seat_variables
 from farandole.launch.signals import signals_noted
+from farandole.launch.stall_watch import StallWatch
 from farandole.launch.workplace import Workplace
 from farandole.topology import Topology
 
@@ -113,6 +114,7 @@ class _Crew:
         self._store = serve_store(_STORE_TIMEOUT)  # for workers that form a group
         self._keys_before = self._store.num_keys()
         self._exits = ExitWatch(job.exit_seconds, stopped_seconds=_STOPPED_SECONDS)
+        self._stalls = StallWatch(place.folder, job.stall_seconds, kill=job.stall_kill)
         self._done: int | None = None  # the first that ended with 0
 
     def start(self) -> None:
@@ -139,7 +141,9 @@ class _Crew:
         }
         if self._done is None:
             self._done = next((rank for rank, code in ended.items() if code == 0), None)
-        for rank, how in self._exits.look(self._places(), self._done):
+        overdue = dict(self._exits.look(self._places(), self._done))
+        overdue.update(self._stalls.look(self._places()))
+        for rank, how in overdue.items():
             failures[rank] = self._end(rank).held_up_others(how)
         self.failure = failures.pop(0, None)
         for rank, failure in failures.items():
@@ -177,8 +181,9 @@ class _Crew:
 
     def _start(self, rank: int) -> None:
         command = [self._job.program, *self._job.command]
+        variables = self._seat(rank) | self._stalls.expect(rank)
         try:
-            self._running[rank] = start_process(self._place, rank, command, self._seat(rank))
+            self._running[rank] = start_process(self._place, rank, command, variables)
         except OSError as error:
             raise LaunchError(
                 f"cannot start worker {rank} of {self._job.workers}: {error}. Start fewer, or "

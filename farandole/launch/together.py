@@ -44,6 +44,7 @@ from farandole.launch.processes import (
 from farandole.launch.remote import UNREACHABLE, RemoteWorker, Ssh, exported
 from farandole.launch.seats import seat_variables
 from farandole.launch.signals import signals_noted
+from farandole.launch.stall_watch import StallWatch
 from farandole.launch.workplace import Workplace
 from farandole.topology import Topology
 
@@ -117,6 +118,7 @@ class _Crew:
         self._here: dict[int, Process] = {}
         self._there: dict[int, RemoteWorker] = {}
         self._exits = ExitWatch(job.exit_seconds)
+        self._stalls = StallWatch(place.folder, job.stall_seconds, kill=job.stall_kill)
         self._held_up: dict[int, str] = {}  # who did so to the others, and how
         self._told_ns: dict[int, int] = {}  # whom we have told to stop, and when
 
@@ -134,11 +136,12 @@ class _Crew:
         return None in codes and not any(codes) and not self._held_up
 
     def look_after(self) -> None:
-        """Notes who holds up the end of the job for too long."""
+        """Notes who holds up the job, or its end, for too long."""
         codes = self._codes()
         done = next((rank for rank, code in codes.items() if code == 0), None)
         running = {rank: self._where(rank) for rank, code in codes.items() if code is None}
         self._held_up.update(self._exits.look(running, done))
+        self._held_up.update(self._stalls.look({r: w for r, w in running.items() if w.pid}))
 
     def find_cause(self) -> None:
         """Looks among those that still run for the one that the others failed because of.
@@ -146,9 +149,10 @@ class _Crew:
         A peer's failure may be seen before the end of the rank that it follows from: as long as
         there are only such failures, that rank is given a moment to end.
         """
+        if any(self._codes().values()):
+            self._note_stopped()
         deadline = time.monotonic() + _COLLECT_SECONDS
         while self._have_only_followed() and not self._held_up and time.monotonic() < deadline:
-            self._note_stopped()
             time.sleep(_POLL_SECONDS)
 
     def _have_only_followed(self) -> bool:
@@ -159,7 +163,7 @@ class _Crew:
 
     def _note_stopped(self) -> None:
         for rank, process in self._here.items():
-            if process.poll() is None and is_stopped(process.pid):
+            if rank not in self._held_up and process.poll() is None and is_stopped(process.pid):
                 self._held_up[rank] = "was stopped (SIGSTOP), and did not answer the others"
                 tell(f"rank {rank} ({self._where(rank)}) is stopped (SIGSTOP), and is ended")
 
@@ -216,7 +220,7 @@ class _Crew:
 
     def _start_here(self, rank: int) -> None:
         command = [self._job.program, *self._job.command]
-        variables = self._variables(rank)
+        variables = self._variables(rank) | self._stalls.expect(rank)
         if self._address != LOOPBACK:
             interface = interface_towards(self._address)
             if "GLOO_SOCKET_IFNAME" not in {**os.environ, **variables} and interface is not None:
