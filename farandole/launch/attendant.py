@@ -33,6 +33,7 @@ from farandole.errors import CommError
 from farandole.launch.cores import fair_share
 from farandole.launch.leftovers import IDENTITY, kill_leftovers
 from farandole.launch.network import interface_towards
+from farandole.launch.process_state import is_stopped
 from farandole.launch.store.address import told
 from farandole.launch.store.protocol import COUNT
 from farandole.orphans import LAUNCHER, tied_to_this_process
@@ -143,9 +144,12 @@ def _pass_on_until_the_end(worker: subprocess.Popen[bytes]) -> None:
 
 
 def _reap(worker: subprocess.Popen[bytes], order: Order) -> None:
-    """Asks the worker to end, if it still runs, and then leaves nothing of it."""
+    """Asks the worker to end, if it still runs, and then leaves nothing of it.
+
+    A stopped one would not hear of it: it is killed at once.
+    """
     if worker.poll() is None:
-        os.killpg(worker.pid, signal.SIGTERM)
+        os.killpg(worker.pid, signal.SIGKILL if is_stopped(worker.pid) else signal.SIGTERM)
     streams = _streams(worker)
     deadline = time.monotonic() + GRACE_SECONDS
     while worker.poll() is None and time.monotonic() < deadline:

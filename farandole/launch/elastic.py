@@ -10,6 +10,11 @@ decides who sits where, `reception` tells them, `rejoining` is their side. When 
     the last of a generation,     the job has failed: nobody is left who has the state
       in any other way
 
+A worker that is stuck does not end. The others notice when a collective breaks, and ask for their
+seats. One that does not ask then is named, and ended: soon if it is stopped (SIGSTOP), or else
+after `answer_seconds`. It counts as one that failed. When rank 0 is done, the others have as long
+to end as `exit_watch` says.
+
 A host that was added gets workers, which wait; when they are ready the running ones are told, and
 come at their next commit. A host that was removed loses its workers at the next commit. With fewer
 than `min_workers` the job waits for hosts, and after `start_timeout_seconds` it fails.
@@ -55,6 +60,7 @@ class ElasticJob:
     environment: Mapping[str, str] = field(default_factory=dict)
     reset_limit: int | None = None
     start_timeout_seconds: float = 600.0
+    answer_seconds: float = 150.0  # for a seat to be asked for, once another has: collectives break
     whole_command: bool = False  # `command` begins with the program itself, not with a script
     ssh: Ssh = field(default_factory=Ssh)  # how hosts other than this one are reached
     interfaces: Sequence[str] = ()  # that all hosts share, if the system shall not choose
@@ -75,6 +81,8 @@ class ElasticJob:
             raise UserError(f"reset_limit={self.reset_limit}: it is 0 or more.")
         if not self.start_timeout_seconds > 0:
             raise UserError(f"start_timeout_seconds={self.start_timeout_seconds} is no time.")
+        if not self.answer_seconds > 0:
+            raise UserError(f"answer_seconds={self.answer_seconds} is no time.")
 
 
 def launch_elastic(job: ElasticJob) -> Outcome:

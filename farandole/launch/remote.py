@@ -65,6 +65,8 @@ class RemoteWorker:
     Raises `LaunchError` when there is no ssh.
     """
 
+    pid: int | None = None  # its process is on the other host
+
     def __init__(self, host: str, ssh: Ssh, order: Order, out: Path, err: Path, error: Path):
         self.host = host
         self._files = {OUTPUT: out, END: error}

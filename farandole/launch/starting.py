@@ -14,6 +14,7 @@ from farandole.errors import LaunchError
 from farandole.launch.attendant import GRACE_SECONDS, Order
 from farandole.launch.leftovers import IDENTITY
 from farandole.launch.network import interface_towards, is_here
+from farandole.launch.process_state import is_stopped
 from farandole.launch.processes import Process, start_process
 from farandole.launch.remote import RemoteWorker, Ssh, exported
 from farandole.launch.store.hosted import JobStore
@@ -26,6 +27,10 @@ _FAREWELL_SECONDS = GRACE_SECONDS + 15.0  # an attendant first gives its worker 
 
 class Running(Protocol):
     """A worker that has been started, here or elsewhere."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None on another host."""
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
@@ -44,8 +49,13 @@ class _Here:
     def poll(self) -> int | None:
         return self._process.poll()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def stop(self) -> None:
-        self._send(signal.SIGTERM)
+        # A stopped process would not hear of SIGTERM.
+        self._send(signal.SIGKILL if is_stopped(self.pid) else signal.SIGTERM)
 
     def kill(self) -> None:
         self._send(signal.SIGKILL)

@@ -8,27 +8,39 @@ with the same variables, and decides for each one that ends:
     rank 0, in any other way      the job has failed: rank 0 writes logs and checkpoints
     another, with 0               it is done
     another, in any other way     it is started again while it has restarts, or else lost
+    one that is stopped (SIGSTOP) the servers give it up; it is then ended, and has failed
+    the others, when one is done  they have so long to end as `exit_watch` says
 
 Ctrl-C and signals end such a job as they end any other, and no process is left.
 """
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Sequence
 
 from farandole.errors import LaunchError
+from farandole.launch.exit_watch import ExitWatch, Where
 from farandole.launch.failure import Failure
 from farandole.launch.job import Job, Outcome
 from farandole.launch.output import Relay
-from farandole.launch.processes import Process, start_process, stop_processes, tell
+from farandole.launch.processes import (
+    Process,
+    kill_processes,
+    start_process,
+    stop_processes,
+    tell,
+)
 from farandole.launch.seats import seat_variables
 from farandole.launch.signals import signals_noted
+from farandole.launch.stall_watch import StallWatch
 from farandole.launch.store.hosted import LOOPBACK, JobStore
 from farandole.launch.workplace import Workplace
 from farandole.topology import Topology
 
 _POLL_SECONDS = 0.1
+_STOPPED_SECONDS = 25.0  # somewhat later than the servers give a silent worker up
 
 
 def _nobody(rank: int) -> None:
@@ -100,6 +112,9 @@ class _Crew:
         self._running: dict[int, Process] = {}
         self._restarts = [0] * job.workers
         self._store = JobStore(place.folder)  # for workers that form a group
+        self._exits = ExitWatch(job.exit_seconds, stopped_seconds=_STOPPED_SECONDS)
+        self._stalls = StallWatch(place.folder, job.stall_seconds, kill=job.stall_kill)
+        self._done: int | None = None  # the first that ended with 0
 
     def start(self) -> None:
         for rank in range(self._job.workers):
@@ -126,9 +141,26 @@ class _Crew:
             for rank, code in ended.items()
             if code != 0
         }
+        if self._done is None:
+            self._done = next((rank for rank, code in ended.items() if code == 0), None)
+        overdue = dict(self._exits.look(self._places(), self._done))
+        overdue.update(self._stalls.look(self._places()))
+        for rank, how in overdue.items():
+            failures[rank] = self._end(rank).held_up_others(how)
         self.failure = failures.pop(0, None)
         for rank, failure in failures.items():
             self._miss(rank, failure)
+
+    def _places(self) -> dict[int, Where]:
+        host = platform.node() or LOOPBACK
+        return {rank: Where(process.pid, host) for rank, process in self._running.items()}
+
+    def _end(self, rank: int) -> Failure:
+        """Ends a worker that is waited for in vain."""
+        process = self._running.pop(rank)
+        stop_processes([process])
+        kill_processes([process])
+        return self._place.failure(rank, process.poll() or 0, int(time.time()))
 
     def _miss(self, rank: int, failure: Failure) -> None:
         again = 0 in self._running and self._restarts[rank] < self._job.restarts
@@ -151,8 +183,9 @@ class _Crew:
 
     def _start(self, rank: int) -> None:
         command = [self._job.program, *self._job.command]
+        variables = self._seat(rank) | self._stalls.expect(rank)
         try:
-            self._running[rank] = start_process(self._place, rank, command, self._seat(rank))
+            self._running[rank] = start_process(self._place, rank, command, variables)
         except OSError as error:
             raise LaunchError(
                 f"cannot start worker {rank} of {self._job.workers}: {error}. Start fewer, or "

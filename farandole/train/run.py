@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import farandole
 from farandole.comm import Group
+from farandole.comm.activity import NO_ACTIVITY
 from farandole.comm.trace import NO_TRACE
 from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
 from farandole.errors import UserError
@@ -188,6 +189,9 @@ class Run:
             refuse_wrapper_around(synchronizer.model)
         if self._watch is not None:
             self._watch.follow(synchronizer.model, optimizer)
+        activity = self.group.meter.activity
+        if optimizer is not None and activity is not NO_ACTIVITY:
+            optimizer.register_step_post_hook(lambda *_: activity.step())
         if optimizer is None:
             return synchronizer.model
         return synchronizer.model, optimizer
@@ -334,6 +338,7 @@ class Run:
 
     def _count(self, loader: Loader, info: BatchInfo) -> None:
         """Runs for every batch. What is drawn without gradients is evaluation, not training."""
+        self.group.meter.activity.step()
         if torch.is_grad_enabled():
             if self.steps == 0 and self.size > 1 and not self._synchronizers:
                 self.print(
@@ -434,6 +439,7 @@ class Run:
 
         The other ranks' calls do nothing: pass what `mean` and `sum` return.
         """
+        self.group.meter.activity.step()
         if self.rank != 0:
             return
         logged = {name: plain(name, value) for name, value in metrics.items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from farandole.comm import TransportName, check_transport
+from farandole.comm.activity import show_activity
 from farandole.errors import UserError
 from farandole.launch.environment import Seat, detect
 from farandole.launch.failure import record_uncaught
@@ -63,6 +64,8 @@ def init(
         settings = replace(settings, script=sys.argv[0] or "run")
     share_cores(seat, os.environ)
     device, shared_gpu = pick_device(seat)
+    activity = show_activity(os.environ)
+    activity.begin_wait()
     group = join(
         seat,
         device,
@@ -70,6 +73,8 @@ def init(
         timeout=limit,
         transport=settings.transport or transport,
     )
+    activity.end_wait()
+    group.meter.activity = activity
     if settings.hosts is not None:
         group.transport.topology = declared_hosts(settings.hosts, group.size)
     chosen = settings.seed if settings.seed is not None else seed

@@ -80,7 +80,9 @@ class Trainer:
         Under pipedream and 2bw, where several batches are under way, it is the loss of the last one
         that this rank is done with, and NaN before there is one.
         """
-        return self._engine.step(inputs, targets)
+        loss = self._engine.step(inputs, targets)
+        self._run.group.meter.activity.step()
+        return loss
 
     def predict(self, inputs: Any) -> Any:
         """The model's output in evaluation mode, without gradients, on every rank of a replica.

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import LaunchError
+from farandole.launch import exit_watch, troupe
 from farandole.launch.discovery import Discovery
 from farandole.launch.elastic import ElasticJob
 from farandole.launch.environment import Seat
@@ -397,9 +398,55 @@ def test_one_that_all_wait_for_is_ended(
     play.ask(0)
     play.look_until(lambda: 1 not in play.workers())
     assert capfd.readouterr().err.startswith(
-        "farandole: worker 1 on a did not ask for its seat within 0.3 s, and is ended\n"
-        "farandole: worker 1 on a (rank 1) was killed by SIGKILL"
+        "farandole: worker 1 on a (rank 1) did not ask for its seat within 0.3 s, and was ended; "
     )
+
+
+def test_one_that_is_stuck_is_ended_when_collectives_have_broken(
+    rehearse: Callable[..., Rehearsal],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Long before the time that new workers have, and sooner when it is stopped."""
+    monkeypatch.setattr(troupe, "_STOPPED_SECONDS", 0.5)
+    monkeypatch.setattr(troupe, "_NAMED_SECONDS", 0.5)
+    play = rehearse({"a": 3}, answer_seconds=2.0)
+    play.seats(0, 1, 2)
+    os.kill(play.workers()[1], signal.SIGSTOP)
+    play.look()
+    assert set(play.workers()) == {0, 1, 2}  # nobody waits for it yet
+    running = play.workers()[2]
+    asked = play.ask(0)
+    play.look_until(lambda: set(play.workers()) == {0, 3, 4})
+    assert play.answers(asked | play.ask(3, 4)) == {0: (0, 0), 3: (1, 1), 4: (2, 2)}
+    place = "another takes its place"
+    said = [line.removeprefix("farandole: ") for line in capfd.readouterr().err.splitlines()]
+    assert sorted(said) == sorted(
+        [
+            "generation 1: 3 workers on a:3; rank 0 is worker 0",
+            "worker 1 on a (rank 1) was stopped (SIGSTOP), and did not ask for its seat, "
+            f"and was ended; {place}",
+            f"waiting for worker 2 (process {running} on a, running) to ask for its seat; "
+            "it is ended after 2 s",
+            f"worker 2 on a (rank 2) did not ask for its seat within 2 s, and was ended; {place}",
+        ]
+    )
+
+
+def test_one_that_runs_on_when_rank_0_is_done_is_ended(
+    rehearse: Callable[..., Rehearsal],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exit_watch, "_STOPPED_SECONDS", 0.5)
+    play = rehearse({"a": 2}, "trap 'exit 0' USR1; sleep 600 & wait")
+    play.seats(0, 1)
+    os.kill(play.workers()[1], signal.SIGSTOP)
+    play.end(0, signal.SIGUSR1)
+    play.look_until(lambda: not play.troupe.is_at_work())
+    assert play.troupe.failure is None
+    assert play.troupe.lost == [1]
+    assert "worker 1 on a (rank 1) was stopped (SIGSTOP) for" in capfd.readouterr().err
 
 
 def test_one_that_never_got_the_state_does_not_become_rank_0(
