@@ -77,6 +77,13 @@ if TYPE_CHECKING:
     help="Under servers: start a worker that has failed again, up to R times. [0]",
 )
 @click.option(
+    "--grace",
+    type=float,
+    default=30.0,
+    metavar="SECONDS",
+    help="When the job is stopped: how long workers have to save once more and leave. [30]",
+)
+@click.option(
     "--horovod",
     is_flag=True,
     help="In the workers, `import horovod` is Farandole's: for scripts written for Horovod.",
@@ -100,6 +107,7 @@ def run(
     functions: tuple[str, ...],
     key_file: Path | None,
     restarts: int,
+    grace: float,
     horovod: bool,
     joined_file: Path | None,
     module: bool,
@@ -125,6 +133,8 @@ def run(
         _refuse_settings_of_our_own(click.get_current_context().params)
     if workers is not None and workers < 1:
         raise UserError(f"-n {workers}: a job needs at least 1 worker.")
+    if not 0 < grace < float("inf"):
+        raise UserError(f"--grace {grace:g}: give a number of seconds above 0.")
     if not module:
         check_script(script)
     if transport == "mpi":
@@ -194,6 +204,7 @@ def run(
         rank0_owns_terminal=sys.stdout.isatty() and sys.stderr.isatty(),
         tolerant=plan is not None,
         restarts=restarts,
+        grace_seconds=grace,
     )
     if horovod:
         job = _with_horovod(job, hosts, trace)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from farandole.errors import UserError
 from farandole.launch.failure import Failure
+from farandole.launch.grace import DEFAULT_SECONDS
 from farandole.launch.signals import exit_code_of
 
 
@@ -30,6 +31,7 @@ class Job:
     per_rank: Sequence[Mapping[str, str]] = ()  # further variables of each worker
     output: Path | None = None  # a folder that keeps rank.N/stdout and rank.N/stderr
     timed_output: bool = False  # each line that is shown begins with the time
+    grace_seconds: float = DEFAULT_SECONDS  # between SIGTERM and SIGKILL
 
     def __post_init__(self) -> None:
         if self.per_rank and len(self.per_rank) != self.workers:
@@ -39,6 +41,11 @@ class Job:
             )
         if self.workers < 1:
             raise UserError(f"{self.workers} workers cannot run anything; ask for 1 or more.")
+        if not 0 < self.grace_seconds < float("inf"):
+            raise UserError(
+                f"grace_seconds={self.grace_seconds:g}: give the seconds, above 0, that workers "
+                "have to save and leave when the job is stopped."
+            )
         if self.restarts < 0:
             raise UserError(f"restarts={self.restarts}: a worker is started again 0 times or more.")
         if self.restarts and not self.tolerant:

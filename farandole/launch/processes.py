@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from farandole.launch.forks import ForkError
+from farandole.launch.grace import Grace
+from farandole.launch.saving import any_saves
 from farandole.launch.workplace import Workplace
 from farandole.orphans import end_with_parent
 
-_GRACE_SECONDS = 30.0  # TorchElastic's: a worker may save something when it is told to stop
+_POLL_SECONDS = 0.05
 
 
 class Process(Protocol):
@@ -58,15 +60,28 @@ def start_process(
         )
 
 
-def stop_processes(processes: Iterable[Process]) -> None:
+def stop_processes(processes: Iterable[Process], grace: Grace | None = None) -> None:
     """Asks those that still run to end, with their children; `Workplace.reap` does the rest."""
     running = [process for process in processes if process.poll() is None]
     for process in running:
         os.killpg(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + _GRACE_SECONDS
-    for process in running:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
+    grace = grace or Grace()
+    while running and not grace.is_over():
+        time.sleep(_POLL_SECONDS)
+        running = [process for process in running if process.poll() is None]
+
+
+def send_to(process: Process, number: signal.Signals) -> None:
+    """To this worker alone, and not to its children."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def tell_grace(place: Workplace, stopped_by: str, seconds: float) -> None:
+    """Says how long the job has, if any of its workers saves before it leaves."""
+    if any_saves(place.folder):
+        tell(f"{stopped_by}: the workers have {seconds:g} s to save and leave (--grace)")
 
 
 def tell(line: str) -> None:

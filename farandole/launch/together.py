@@ -22,24 +22,33 @@ from datetime import timedelta
 from pathlib import Path
 
 from farandole.errors import LaunchError
-from farandole.launch.attendant import GRACE_SECONDS, Order
+from farandole.launch.attendant import Order
 from farandole.launch.failure import Failure, first_cause
+from farandole.launch.grace import Grace
 from farandole.launch.hosts import HERE
 from farandole.launch.job import Job, Outcome
+from farandole.launch.left import left_by
 from farandole.launch.leftovers import IDENTITY
 from farandole.launch.loopback import LOOPBACK, serve_store
 from farandole.launch.network import interface_towards
 from farandole.launch.output import Relay
-from farandole.launch.processes import Process, start_process, stop_processes
+from farandole.launch.processes import (
+    Process,
+    send_to,
+    start_process,
+    stop_processes,
+    tell_grace,
+)
 from farandole.launch.remote import UNREACHABLE, RemoteWorker, Ssh, exported
 from farandole.launch.seats import seat_variables
-from farandole.launch.signals import signals_noted
+from farandole.launch.signals import signals_noted, warnings_passed_on
 from farandole.launch.workplace import Workplace
 from farandole.topology import Topology
+from farandole.variables import GRACE
 
 _POLL_SECONDS = 0.05
 _STORE_TIMEOUT = timedelta(seconds=60)
-_FAREWELL_SECONDS = GRACE_SECONDS + 15.0  # an attendant first gives its worker time
+_FAREWELL_SECONDS = 15.0
 
 
 def run_together(
@@ -58,15 +67,19 @@ def run_together(
     crew = _Crew(job, topology, place, address, ssh or Ssh(), interfaces)
     relay = Relay(place.sources())
     kept = False
-    with signals_noted() as received:
+    with signals_noted() as received, warnings_passed_on(crew.send):
         relay.start()
         try:
             crew.start()
             while crew.is_at_work() and not received:
                 time.sleep(_POLL_SECONDS)
             stopped_by = received[0] if crew.is_at_work() else None
-            crew.stop()
+            if stopped_by is not None:
+                tell_grace(place, stopped_by, job.grace_seconds)
+            crew.stop(received)
             failures = [] if stopped_by else crew.failures()
+            if (stop := left_by(failures)) is not None:
+                stopped_by, failures = stop, []
             joined = crew.has_joined()
             kept = bool(failures)
         finally:
@@ -139,13 +152,24 @@ class _Crew:
         error = f"{failure.error}\n{advice}".strip()
         return Failure(rank, UNREACHABLE, error, failure.time_ns)
 
-    def stop(self) -> None:
-        """Asks all to end, waits until they have, and gives up those that do not."""
+    def send(self, number: signal.Signals) -> None:
+        """A signal to every worker; only SIGUSR1 reaches those on other hosts."""
+        for process in self._here.values():
+            send_to(process, number)
+        for worker in self._there.values():
+            worker.warn()
+
+    def stop(self, received: Sequence[str] = ()) -> None:
+        """Asks all to end, waits until they have, and gives up those that do not.
+
+        Does not wait any longer when one more signal is `received`.
+        """
         for worker in self._there.values():
             worker.stop()
-        stop_processes(self._here.values())
-        deadline = time.monotonic() + _FAREWELL_SECONDS
-        while self._there and None in self._codes().values() and time.monotonic() < deadline:
+        stop_processes(self._here.values(), Grace(self._job.grace_seconds, received))
+        # An attendant first gives its worker time.
+        farewell = Grace(self._job.grace_seconds + _FAREWELL_SECONDS, received)
+        while self._there and None in self._codes().values() and not farewell.is_over():
             time.sleep(_POLL_SECONDS)
         for worker in self._there.values():
             if worker.poll() is None:
@@ -180,9 +204,16 @@ class _Crew:
             **self._job.environment,
             **(self._job.per_rank[rank] if self._job.per_rank else {}),
             IDENTITY: self._place.identity,
+            GRACE: f"{self._job.grace_seconds:g}",
         }
         command = (self._job.program, *self._job.command)
-        order = Order(command, str(Path.cwd()), variables, self._place.in_one_file)
+        order = Order(
+            command,
+            str(Path.cwd()),
+            variables,
+            self._place.in_one_file,
+            self._job.grace_seconds,
+        )
         self._there[rank] = RemoteWorker(
             host,
             self._ssh,

@@ -26,6 +26,7 @@ from farandole.launch.loopback import stay_on_loopback
 from farandole.launch.old_logs import LogFolder, remove_old_logs
 from farandole.launch.output import Source
 from farandole.orphans import LAUNCHER
+from farandole.variables import GRACE
 
 _PATIENCE_SECONDS = 5
 
@@ -74,6 +75,7 @@ class Workplace:
             **worker_defaults(self._here or self._job.workers, alone=self._here is None),
             **self._job.environment,
             **(self._job.per_rank[rank] if self._job.per_rank else {}),
+            GRACE: f"{self._job.grace_seconds:g}",
             LAUNCHER: str(os.getpid()),
             IDENTITY: self.identity,
             "TORCHELASTIC_ERROR_FILE": str(self.error_file(rank)),
