@@ -39,6 +39,7 @@ from farandole.train.preemption import Preemption
 from farandole.train.progress import EpochProgress
 from farandole.train.recipe import MakeOptimizer, Recipe
 from farandole.train.resume import RunState
+from farandole.train.save_folder import SaveFolders
 from farandole.train.saver import Saver, WholeSaver
 from farandole.train.settings import (
     Settings,
@@ -106,7 +107,7 @@ class Run:
         self._checks_in_step = check_in_step
         self._total_epochs: int | None = None
         self._notes: list[tuple[dict[str, float], dict[str, float | str]]] = []
-        self._first_checkpoint: dict[Path, int] = {}  # this run's, in each folder it uses
+        self._save_folders = SaveFolders()
         self._metrics: MetricsLog | None = None
         self._progress = EpochProgress() if group.rank == 0 else None
         self._watch = Watch(group.trace) if group.trace is not NO_TRACE else None
@@ -589,6 +590,7 @@ class Run:
                 self._metrics.close(self._counters())
             except OSError as error:  # must not hide the error that ended the script
                 warnings.warn(f"the end of {self.folder} is not written: {error}", stacklevel=2)
+        self._save_folders.release()
         if self._claim is not None:
             self._claim.release()
 

@@ -49,7 +49,7 @@ def main(folder: str, kills: int) -> None:
             "number": int(newest.name),
             "count": parts["state"]["count"],
             "weights": parts["model-0"]["weight"].unique().tolist(),
-            "half": [path.name for path in checkpoints.iterdir() if path.name.startswith(".")],
+            "half": [path.name for path in checkpoints.iterdir() if path.name.endswith(".tmp")],
         }
         print(json.dumps(answer), flush=True)
 
