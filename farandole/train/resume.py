@@ -25,7 +25,9 @@ class RunState:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def save(self, folder: Path, user_state: dict[str, Any], keep: int) -> Path:
+    def save(
+        self, folder: Path, user_state: dict[str, Any], keep: int, *, background: bool = False
+    ) -> Path:
         """Saves together with all ranks; see `Run.save`."""
         run = self._run
         if keep < 1:
@@ -59,7 +61,14 @@ class RunState:
             own["sync"].append(run._synchronizers[index].state_dict())
         try:
             return save_together(
-                run.group, run._save_folders, folder, shared, own, parts, keep=keep
+                run.group,
+                run._save_folders,
+                folder,
+                shared,
+                own,
+                parts,
+                keep=keep,
+                background=run._background if background else None,
             )
         finally:
             self._tell_notes()

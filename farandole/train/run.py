@@ -32,6 +32,7 @@ from farandole.sync.alignment import require_in_step
 from farandole.sync.wrappers import refuse_wrapped, refuse_wrapper_around
 from farandole.topology import Topology
 from farandole.train import checkpoint
+from farandole.train.background_save import BackgroundSaves
 from farandole.train.claim import Claim, claim
 from farandole.train.compiling import NOTE, is_compiled
 from farandole.train.numbers import T, double, like, plain, short
@@ -108,6 +109,7 @@ class Run:
         self._total_epochs: int | None = None
         self._notes: list[tuple[dict[str, float], dict[str, float | str]]] = []
         self._save_folders = SaveFolders()
+        self._background = BackgroundSaves()
         self._metrics: MetricsLog | None = None
         self._progress = EpochProgress() if group.rank == 0 else None
         self._watch = Watch(group.trace) if group.trace is not NO_TRACE else None
@@ -498,18 +500,38 @@ class Run:
 
     # Checkpoints
 
-    def save(self, path: str | Path | None = None, *, keep: int = 3, **state: Any) -> Path:
+    def save(
+        self,
+        path: str | Path | None = None,
+        *,
+        keep: int = 3,
+        background: bool = False,
+        **state: Any,
+    ) -> Path:
         """*Together.* Saves everything needed to go on: models, optimizers, strategy, epoch,
         positions of the loaders, random state, and `state` of your own (numbers, tensors, dicts).
 
         `path` is a folder that holds checkpoints, `runs/<name>/checkpoints` by default; the
         newest `keep` stay. Returns the new one. Raises `CheckpointError` on every rank when it
         could not be written whole; earlier checkpoints are then untouched.
+
+        In the `background` it returns as soon as the state is copied to the memory of the ranks
+        that write, and training goes on while they do; the checkpoint is there a little later. At
+        most one is under way: a further save waits for it. What goes wrong is raised by the next
+        `save`, `load` or `wait_for_save`, or else at the end of the run.
         """
         folder = Path(path) if path else self.folder / "checkpoints"
         self._settle()
         with self.group.trace.span("save", "checkpoint"):
-            return self._state().save(folder, state, keep)
+            self.wait_for_save()
+            return self._state().save(folder, state, keep, background=background)
+
+    def wait_for_save(self) -> Path | None:
+        """*Together.* Waits for the save in the background; returns it, or None if there is none.
+
+        Raises `CheckpointError` on every rank when it could not be written whole.
+        """
+        return self._background.finish_together(self.group)
 
     def load(self, path: str | Path | None = None) -> dict[str, Any] | None:
         """*Together.* Goes on from a checkpoint, or from the newest in a folder of them.
@@ -520,6 +542,7 @@ class Run:
         """
         folder = Path(path) if path else self.folder / "checkpoints"
         with self.group.trace.span("load", "checkpoint"):
+            self.wait_for_save()
             return self._state().load(folder, missing_ok=path is None)
 
     def save_when_stopped(
@@ -573,7 +596,9 @@ class Run:
     # The end
 
     def close(self) -> None:
-        """Writes the end of the metrics. Called at the end of the script; waits for nobody."""
+        """Writes the end of the metrics. Called at the end of the script; waits for no other rank,
+        but for a save in the background. Raises `CheckpointError` if that has failed.
+        """
         if self._preemption is not None:
             self._preemption.close()
         if self._progress is not None:
@@ -590,9 +615,12 @@ class Run:
                 self._metrics.close(self._counters())
             except OSError as error:  # must not hide the error that ended the script
                 warnings.warn(f"the end of {self.folder} is not written: {error}", stacklevel=2)
-        self._save_folders.release()
-        if self._claim is not None:
-            self._claim.release()
+        try:
+            self._background.finish_alone()
+        finally:
+            self._save_folders.release()
+            if self._claim is not None:
+                self._claim.release()
 
     def __enter__(self) -> Run:
         return self

@@ -6,7 +6,7 @@ raise the same error: a rank that went on alone would hang the others in the nex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,9 @@ from safetensors import SafetensorError
 from farandole.comm import Group
 from farandole.errors import CheckpointError
 from farandole.train import checkpoint
+from farandole.train.background_save import BackgroundSaves
 from farandole.train.save_folder import SaveFolders
+from farandole.train.snapshot import PartSnapshot
 
 T = TypeVar("T")
 
@@ -29,6 +31,7 @@ def save_together(
     parts: Mapping[str, Any],
     *,
     keep: int,
+    background: BackgroundSaves | None = None,
 ) -> Path:
     """Saves into a new checkpoint in `folder`; returns its path, the same on every rank.
 
@@ -36,12 +39,18 @@ def save_together(
     in `parts` must differ between ranks. Of the checkpoints that are this run's, by `folders`, the
     newest `keep` stay.
 
+    With `background` it returns when the state is copied: what is written later goes wrong later.
+
     Raises `CheckpointError` on every rank when any rank could not write, or when another job saves
     into the same folder.
     """
     lock_together(group, folders, folder)
-    target = folder / group.broadcast_json(checkpoint.next_name(folder) if group.rank == 0 else "")
+    target: Path = folder / group.broadcast_json(
+        checkpoint.next_name(folder) if group.rank == 0 else ""
+    )
+    mine = {f"rank-{group.rank}": own, **parts, **(shared if group.rank == 0 else {})}
     begun: list[Path] = []
+    copied: dict[str, PartSnapshot] = {}
 
     def begin() -> str:
         if group.rank != 0:
@@ -50,12 +59,13 @@ def save_together(
         return begun[0].name
 
     def write() -> checkpoint.Entry:
-        mine = {f"rank-{group.rank}": own, **parts, **(shared if group.rank == 0 else {})}
         return checkpoint.write_parts(folder / name, mine)
 
-    def commit() -> str:
-        if group.rank != 0:
-            return ""
+    def copy() -> None:
+        assert background is not None
+        copied.update(background.take(mine))
+
+    def commit(entries: Sequence[checkpoint.Entry]) -> str:
         named = checkpoint.commit(folder / name, target, entries)
         begun.clear()
         folders.made(named)
@@ -64,8 +74,14 @@ def save_together(
 
     try:
         name = _all_or_none(group, target, begin)[0]
+        if background is not None:
+            _all_or_none(group, target, copy)
+            begun.clear()  # it belongs to the background from here on
+            background.begin(group, target, folder / name, copied, commit)
+            return target
         entries = _all_or_none(group, target, write)
-        return folder / _all_or_none(group, target, commit)[0]
+        named = _all_or_none(group, target, lambda: commit(entries) if group.rank == 0 else "")
+        return folder / named[0]
     finally:
         for left in begun:  # whatever the error was
             checkpoint.discard(left)
