@@ -52,7 +52,7 @@ class Snapshots:
     """Takes one after the other; the memory of the last one is used again for the next."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._buffers: dict[tuple[str, bool], torch.Tensor] = {}  # by name, and if pinned
 
     def take(self, parts: Mapping[str, Any]) -> dict[str, PartSnapshot]:
         """The parts as they are now. Raises `CheckpointError` for what a checkpoint cannot hold."""
@@ -78,17 +78,18 @@ class Snapshots:
         return taken
 
     def _buffer(self, name: str, size: int, *, pinned: bool) -> torch.Tensor:
-        known = self._buffers.get(name)
-        if known is None or known.numel() != size or known.is_pinned() != pinned:
-            self._buffers.pop(name, None)  # before there are two
-            known = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-            self._buffers[name] = known
-        return known
+        key = name, pinned
+        if key not in self._buffers or self._buffers[key].numel() != size:
+            self._buffers.pop(key, None)  # before there are two
+            self._buffers[key] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        return self._buffers[key]
 
 
 def _copy(tensor: torch.Tensor, into: torch.Tensor) -> None:
     if tensor.numel():
-        into.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach(), non_blocking=True)
+        into.view(tensor.dtype).view(tensor.shape).copy_(
+            tensor.detach(), non_blocking=tensor.is_cuda
+        )
 
 
 def _header(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, tuple[int, int]]]:

@@ -77,7 +77,7 @@ def test_the_memory_of_the_copy_is_used_again(tmp_path: Path) -> None:
             run.save(background=True)
             run.wait_for_save()
             buffers = run._background._snapshots._buffers
-            places.add(buffers["model-0"].data_ptr())
+            places.add(buffers["model-0", False].data_ptr())
         return places
 
     (places,) = run_world(1, body, folder=tmp_path)
