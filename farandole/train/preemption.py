@@ -74,6 +74,8 @@ class Preemption:
         self._got: int | None = None  # the signal that this rank has got first
         self._told: int | None = None  # the one that any rank has got, once all can know of it
         self._terminated: float | None = None  # when SIGTERM came, here or elsewhere
+        self._first_here: float | None = None  # when it came here
+        self._is_leaving = False
         self._doing = "has not come to the end of its step"
         self._over = threading.Event()
         self._signals = StopSignals()
@@ -114,7 +116,7 @@ class Preemption:
             self._thread.join(2 * _POLL_SECONDS)
 
     def _leave(self, number: int, message: str) -> None:
-        self._doing = "has saved, and has not ended"
+        self._is_leaving, self._doing = True, "has saved, and has not ended"
         self._say(message)
         raise SystemExit(exit_code_of(signal.Signals(number).name))
 
@@ -138,8 +140,11 @@ class Preemption:
     def _receive(self, number: signal.Signals) -> None:
         now = time.monotonic()
         if number == signal.SIGTERM:
-            if self._terminated is not None and now - self._terminated > APART_SECONDS:
+            # One that comes after the save is the launcher's, which has seen another rank leave.
+            again = self._first_here is not None and now - self._first_here > APART_SECONDS
+            if again and not self._is_leaving:
                 self._give_up(f"rank {self._group.rank} {self._doing}; a second")
+            self._first_here = self._first_here or now
             self._terminated = self._terminated or now
         self._got = self._got or int(number)
 
