@@ -100,6 +100,13 @@ if TYPE_CHECKING:
     help="With --stall: also end that worker, if it does not just wait for another.",
 )
 @click.option(
+    "--grace",
+    type=float,
+    default=30.0,
+    metavar="SECONDS",
+    help="When the job is stopped: how long workers have to save once more and leave. [30]",
+)
+@click.option(
     "--horovod",
     is_flag=True,
     help="In the workers, `import horovod` is Farandole's: for scripts written for Horovod.",
@@ -132,6 +139,7 @@ def run(
     exit_timeout: float | None,
     stall: float | None,
     stall_kill: bool,
+    grace: float,
     horovod: bool,
     no_fork: bool,
     joined_file: Path | None,
@@ -164,6 +172,8 @@ def run(
         raise UserError(f"--stall {stall:g}: give the seconds without a step, above 0.")
     if stall_kill and stall is None:
         raise UserError("--stall-kill: say with --stall SECONDS how long is too long.")
+    if not 0 < grace < float("inf"):
+        raise UserError(f"--grace {grace:g}: give a number of seconds above 0.")
     if not module:
         check_script(script)
     if transport == "mpi":
@@ -238,6 +248,7 @@ def run(
         exit_seconds=exit_timeout,
         stall_seconds=stall,
         stall_kill=stall_kill,
+        grace_seconds=grace,
     )
     if horovod:
         job = _with_horovod(job, hosts, trace)

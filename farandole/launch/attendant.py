@@ -44,6 +44,7 @@ from farandole.watchdog import Watchdog
 OUTPUT, ERRORS, END = b"o", b"e", b"x"
 HEADER = struct.Struct(">cI")  # which of these, and how many bytes follow
 GRACE_SECONDS = 30.0  # a worker may save something when it is told to stop
+WARNING = b"u"  # on standard input: SIGUSR1 for the worker
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0
 _CHUNK = 2**16
@@ -58,6 +59,7 @@ class Order:
     folder: str
     variables: dict[str, str]
     in_one_stream: bool = False  # its errors among its output, so that their order stays
+    grace_seconds: float = GRACE_SECONDS  # between SIGTERM and SIGKILL
 
     def line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -139,6 +141,8 @@ def _pass_on_until_the_end(worker: subprocess.Popen[bytes]) -> None:
             kind = streams[descriptor]
             if (kind and not _send(kind, found)) or (not kind and not found):
                 return
+            if not kind and WARNING in found and worker.poll() is None:
+                worker.send_signal(signal.SIGUSR1)
             if not found:
                 del streams[descriptor]
 
@@ -151,7 +155,7 @@ def _reap(worker: subprocess.Popen[bytes], order: Order) -> None:
     if worker.poll() is None:
         os.killpg(worker.pid, signal.SIGKILL if is_stopped(worker.pid) else signal.SIGTERM)
     streams = _streams(worker)
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + order.grace_seconds
     while worker.poll() is None and time.monotonic() < deadline:
         # Its output is read on, or it might wait for ever for room to write in.
         for descriptor in select.select(list(streams), [], [], _POLL_SECONDS)[0]:
@@ -218,7 +222,8 @@ def _main() -> None:
         said += found
     asked = json.loads(said)
     order = Order(tuple(asked["command"]), asked["folder"], asked["variables"])
-    attend(replace(order, in_one_stream=asked["in_one_stream"]))
+    rest = {name: asked[name] for name in ("in_one_stream", "grace_seconds")}
+    attend(replace(order, **rest))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farandole.errors import LaunchError
-from farandole.launch.attendant import END, OUTPUT, Order, read_frame
+from farandole.launch.attendant import END, OUTPUT, WARNING, Order, read_frame
 from farandole.orphans import tied_to_this_process
 
 UNREACHABLE = 255
@@ -105,6 +105,13 @@ class RemoteWorker:
         assert self._ssh.stdin is not None
         with contextlib.suppress(OSError):
             self._ssh.stdin.close()
+
+    def warn(self) -> None:
+        """Sends it SIGUSR1: a scheduler says that it will end the job."""
+        assert self._ssh.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it has gone, or was stopped
+            self._ssh.stdin.write(WARNING)
+            self._ssh.stdin.flush()
 
     def kill(self) -> None:
         """Gives up the connection."""

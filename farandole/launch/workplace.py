@@ -30,6 +30,7 @@ from farandole.launch.old_logs import LOGS, remove_old_folders
 from farandole.launch.output import Source
 from farandole.orphans import LAUNCHER
 from farandole.owned_folders import OwnedFolder
+from farandole.variables import GRACE
 from farandole.watchdog import Watchdog
 
 _PATIENCE_SECONDS = 5
@@ -95,6 +96,7 @@ class Workplace:
             **worker_defaults(self._here or self._job.workers, alone=self._here is None),
             **self._job.environment,
             **(self._job.per_rank[rank] if self._job.per_rank else {}),
+            GRACE: f"{self._job.grace_seconds:g}",
             LAUNCHER: str(os.getpid()),
             IDENTITY: self.identity,
             "TORCHELASTIC_ERROR_FILE": str(self.error_file(rank)),
