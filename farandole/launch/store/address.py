@@ -6,7 +6,9 @@ line can be read by everybody, and never has it.
 
 from __future__ import annotations
 
+import os
 import secrets
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ from farandole.variables import STORE, TOKEN, TOKEN_FILE
 
 _TOKEN_BYTES = 32
 _FEWEST_CHARACTERS = 32
+_LONGEST_FILE = 4096
 
 
 @dataclass(frozen=True)
@@ -89,10 +92,13 @@ def users_token(environ: Mapping[str, str]) -> bytes | None:
 
 def _read_private(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            mode = path.stat().st_mode
-            if mode & 0o077:
+        # Without O_NONBLOCK, opening a named pipe would wait for its other end.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+                raise UserError(f"the token {path} is not a file of yours.")
+            if about.st_mode & 0o077:
                 raise UserError(f"others can use the token {path}: chmod 600 {path}")
-            return file.read(4096).decode().strip()
+            return file.read(_LONGEST_FILE).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the job's token {path}: {error}") from None

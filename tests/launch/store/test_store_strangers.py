@@ -279,6 +279,9 @@ def test_the_users_token(tmp_path: Path) -> None:
         users_token({"FARANDOLE_TOKEN_FILE": str(file)})
     file.chmod(0o600)
     assert users_token({"FARANDOLE_TOKEN_FILE": str(file)}) == b"f" * 40
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(UserError, match="is not a file of yours"):
+        users_token({"FARANDOLE_TOKEN_FILE": str(tmp_path / "pipe")})
     with pytest.raises(UserError, match="cannot read"):
         users_token({"FARANDOLE_TOKEN_FILE": str(tmp_path / "none")})
     with pytest.raises(UserError, match="5 characters"):
