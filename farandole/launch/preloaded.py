@@ -2,8 +2,9 @@
 
 Until then they are not in `sys.modules`, as in any fresh process. At that moment the script's
 variables are compared with those that it was started with: libraries read some of them when they
-are imported, and never again. (`forked.can_run` has compared those with the server's own.) If these differ, the worker begins again as a fresh process (`afresh`),
-or says what comes too late.
+are imported, and never again. (`forked.can_run` has compared those with the server's own.) If the
+script has changed any, the worker begins again as a fresh process (`afresh`), or says what comes
+too late.
 """
 
 from __future__ import annotations
