@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+JOB: Final = "FARANDOLE_JOB"
+"""The identity of the job that a process belongs to, whoever started the process."""
 SERVERS: Final = "FARANDOLE_SERVERS"
 """The address of the servers' registrar."""
 SERVER_KEY: Final = "FARANDOLE_SERVER_KEY"
@@ -18,5 +20,13 @@ RESERVED: Final = "FARANDOLE_RESERVED"
 """Room for variables that a forked process shows as its own."""
 ACTIVITY: Final = "FARANDOLE_ACTIVITY"
 """The file in which a worker shows its launcher that it makes progress."""
+GRACE: Final = "FARANDOLE_GRACE"
+"""How many seconds a worker has between SIGTERM and SIGKILL."""
 STARTED: Final = "FARANDOLE_STARTED"
 """When a race started a lane, by the system's monotonic clock."""
+STORE: Final = "FARANDOLE_STORE"
+"""Where the launcher's store is: `unix:PORT:PATH`, or `tcp:PORT:HOST`."""
+TOKEN: Final = "FARANDOLE_TOKEN"
+"""What proves to a store between hosts that a process belongs to the job."""
+TOKEN_FILE: Final = "FARANDOLE_TOKEN_FILE"
+"""A private file with that token, for ranks that another launcher started."""

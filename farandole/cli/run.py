@@ -100,9 +100,21 @@ if TYPE_CHECKING:
     help="With --stall: also end that worker, if it does not just wait for another.",
 )
 @click.option(
+    "--grace",
+    type=float,
+    default=30.0,
+    metavar="SECONDS",
+    help="When the job is stopped: how long workers have to save once more and leave. [30]",
+)
+@click.option(
     "--horovod",
     is_flag=True,
     help="In the workers, `import horovod` is Farandole's: for scripts written for Horovod.",
+)
+@click.option(
+    "--no-fork",
+    is_flag=True,
+    help="Start every worker afresh; else 3 and more are forked from a process that has torch.",
 )
 @click.option("--joined-file", hidden=True, type=click.Path(path_type=Path))  # for `race`
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
@@ -127,7 +139,9 @@ def run(
     exit_timeout: float | None,
     stall: float | None,
     stall_kill: bool,
+    grace: float,
     horovod: bool,
+    no_fork: bool,
     joined_file: Path | None,
     module: bool,
     script: str,
@@ -158,6 +172,8 @@ def run(
         raise UserError(f"--stall {stall:g}: give the seconds without a step, above 0.")
     if stall_kill and stall is None:
         raise UserError("--stall-kill: say with --stall SECONDS how long is too long.")
+    if not 0 < grace < float("inf"):
+        raise UserError(f"--grace {grace:g}: give a number of seconds above 0.")
     if not module:
         check_script(script)
     if transport == "mpi":
@@ -228,9 +244,11 @@ def run(
         rank0_owns_terminal=sys.stdout.isatty() and sys.stderr.isatty(),
         tolerant=plan is not None,
         restarts=restarts,
+        fork=not no_fork,
         exit_seconds=exit_timeout,
         stall_seconds=stall,
         stall_kill=stall_kill,
+        grace_seconds=grace,
     )
     if horovod:
         job = _with_horovod(job, hosts, trace)

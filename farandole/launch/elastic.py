@@ -29,13 +29,13 @@ from dataclasses import dataclass, field
 from farandole.errors import UserError
 from farandole.launch.discovery import Discovery
 from farandole.launch.job import Job, Outcome
-from farandole.launch.loopback import LOOPBACK
 from farandole.launch.network import address_for, is_here
 from farandole.launch.output import Relay
 from farandole.launch.reception import Reception
 from farandole.launch.remote import Ssh
 from farandole.launch.signals import signals_noted
 from farandole.launch.starting import Starter
+from farandole.launch.store.hosted import LOOPBACK, JobStore
 from farandole.launch.troupe import Troupe
 from farandole.launch.workplace import Workplace
 from farandole.variables import ELASTIC_WORKER
@@ -104,14 +104,15 @@ def launch_elastic(job: ElasticJob) -> Outcome:
         here=shared_by if known else None,
     )
     relay = Relay(())
-    reception = Reception(address)
+    store = JobStore(place.folder, address)
+    reception = Reception(store)
     starter = Starter(
         place,
         job.command,
         job.environment,
         whole_command=job.whole_command,
         address=address,
-        port=reception.port,
+        store=store,
         alone=not known,
         ssh=job.ssh,
     )
@@ -130,6 +131,7 @@ def launch_elastic(job: ElasticJob) -> Outcome:
             troupe.stop()
             place.reap()
             relay.stop()
+            store.close()
             place.close(keep_logs=kept)
     return Outcome(
         troupe.failure,

@@ -17,6 +17,7 @@ from farandole.launch.network import interface_towards, is_here
 from farandole.launch.process_state import is_stopped
 from farandole.launch.processes import Process, start_process
 from farandole.launch.remote import RemoteWorker, Ssh, exported
+from farandole.launch.store.hosted import JobStore
 from farandole.launch.workplace import Workplace
 from farandole.variables import ELASTIC_WORKER
 
@@ -76,7 +77,7 @@ class Starter:
         *,
         whole_command: bool,
         address: str,
-        port: int,
+        store: JobStore,
         alone: bool,
         ssh: Ssh,
     ) -> None:
@@ -84,7 +85,7 @@ class Starter:
         self._command = [*command] if whole_command else [sys.executable, *command]
         self._environment = environment
         self._address = address
-        self._port = port
+        self._store = store
         self._alone = alone
         self._ssh = ssh
 
@@ -98,11 +99,13 @@ class Starter:
             ELASTIC_WORKER: str(number),
             "HOROVOD_HOSTNAME": host,  # hosts count as the discovery calls them
             "MASTER_ADDR": self._address,
-            "MASTER_PORT": str(self._port),
+            "MASTER_PORT": str(self._store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         if not is_here(host):
+            variables |= self._store.elsewhere().variables()
             return self._start_there(host, slots, number, variables)
+        variables |= self._store.here().variables()
         interface = interface_towards(self._address)
         if interface is not None and not self._alone:
             # Else gloo takes the address of the host's own name, which is often a loopback one.

@@ -17,31 +17,34 @@ Ctrl-C and signals end such a job as they end any other, and no process is left.
 from __future__ import annotations
 
 import platform
+import signal
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 from farandole.errors import LaunchError
 from farandole.launch.exit_watch import ExitWatch, Where
 from farandole.launch.failure import Failure
+from farandole.launch.grace import Grace
 from farandole.launch.job import Job, Outcome
-from farandole.launch.loopback import LOOPBACK, serve_store
+from farandole.launch.left import left_by
 from farandole.launch.output import Relay
 from farandole.launch.processes import (
     Process,
     kill_processes,
+    send_to,
     start_process,
     stop_processes,
     tell,
+    tell_grace,
 )
 from farandole.launch.seats import seat_variables
-from farandole.launch.signals import signals_noted
+from farandole.launch.signals import signals_noted, warnings_passed_on
 from farandole.launch.stall_watch import StallWatch
+from farandole.launch.store.hosted import LOOPBACK, JobStore
 from farandole.launch.workplace import Workplace
 from farandole.topology import Topology
 
 _POLL_SECONDS = 0.1
-_STORE_TIMEOUT = timedelta(seconds=60)
 _STOPPED_SECONDS = 25.0  # somewhat later than the servers give a silent worker up
 
 
@@ -66,9 +69,10 @@ def supervise(
     crew = _Crew(job, place, on_lost, on_restart)
     relay = Relay(place.sources())
     kept = False
-    with signals_noted() as received:
+    with signals_noted() as received, warnings_passed_on(crew.send):
         relay.start()
         try:
+            place.prepare(received)
             crew.start()
             while crew.is_at_work() and not received:
                 time.sleep(_POLL_SECONDS)
@@ -76,12 +80,17 @@ def supervise(
                     tell(line)
                 crew.look_after()
             stopped_by = received[0] if crew.is_at_work() else None
+            if stopped_by is not None:
+                tell_grace(place, stopped_by, job.grace_seconds)
+            elif crew.failure is not None and (stop := left_by([crew.failure])) is not None:
+                stopped_by, crew.failure = stop, None
             kept = stopped_by is None and bool(crew.failure or crew.lost)
         finally:
-            crew.stop()
+            crew.stop(received)
             joined = crew.has_joined()
             place.reap()
             relay.stop()
+            crew.close()
             place.close(keep_logs=kept)
     return Outcome(
         crew.failure,
@@ -111,8 +120,7 @@ class _Crew:
         self._on_restart = on_restart
         self._running: dict[int, Process] = {}
         self._restarts = [0] * job.workers
-        self._store = serve_store(_STORE_TIMEOUT)  # for workers that form a group
-        self._keys_before = self._store.num_keys()
+        self._store = JobStore(place.folder)  # for workers that form a group
         self._exits = ExitWatch(job.exit_seconds, stopped_seconds=_STOPPED_SECONDS)
         self._stalls = StallWatch(place.folder, job.stall_seconds, kill=job.stall_kill)
         self._done: int | None = None  # the first that ended with 0
@@ -124,9 +132,12 @@ class _Crew:
     def is_at_work(self) -> bool:
         return self.failure is None and bool(self._running)
 
+    def close(self) -> None:
+        self._store.close()
+
     def has_joined(self) -> bool:
         """Whether any worker took part: by our own calls, or else by torch's, in the store."""
-        return self._place.has_joined() or self._store.num_keys() > self._keys_before
+        return self._place.has_joined() or self._store.key_count() > 0
 
     def look_after(self) -> None:
         """Deals with those that have ended since the last time."""
@@ -162,6 +173,7 @@ class _Crew:
 
     def _miss(self, rank: int, failure: Failure) -> None:
         again = 0 in self._running and self._restarts[rank] < self._job.restarts
+        again = again and left_by([failure]) is None  # rank 0 is about to leave, too
         if again:
             self._restarts[rank] += 1
             rest = f"; it is started again ({self._restarts[rank]} of {self._job.restarts})"
@@ -176,8 +188,13 @@ class _Crew:
             self._on_restart(rank)
             self._start(rank)
 
-    def stop(self) -> None:
-        stop_processes(self._running.values())
+    def send(self, number: signal.Signals) -> None:
+        """A signal to every worker."""
+        for process in list(self._running.values()):
+            send_to(process, number)
+
+    def stop(self, received: Sequence[str] = ()) -> None:
+        stop_processes(self._running.values(), Grace(self._job.grace_seconds, received))
 
     def _start(self, rank: int) -> None:
         command = [self._job.program, *self._job.command]
@@ -198,6 +215,7 @@ class _Crew:
                 rank,
                 address=LOOPBACK,
                 port=self._store.port,
+                store=self._store.here(),
                 identity=self._place.identity,
             ),
             "TORCHELASTIC_RESTART_COUNT": str(self._restarts[rank]),

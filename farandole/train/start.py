@@ -23,6 +23,7 @@ from farandole.launch.joined import record_joined
 from farandole.launch.threads import share_cores
 from farandole.orphans import end_with_launcher
 from farandole.train.current_run import make_current
+from farandole.train.ending import Ending
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
 from farandole.train.settings import Settings, declared_hosts
@@ -97,11 +98,13 @@ def init(
     # more before it ends, for a second.
     gc.freeze()
     # In this order at exit: last registered, first called.
+    ending = Ending(run)
+    atexit.register(ending.leave)
     if group.size > 1:
         atexit.register(leave, group)
     if tracing is not None:
         atexit.register(tracing.close)
-    atexit.register(run.close)
+    atexit.register(ending.close)
     return run
 
 

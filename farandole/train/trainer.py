@@ -91,9 +91,11 @@ class Trainer:
         """
         return self._engine.predict(inputs)
 
-    def save(self, path: str | Path | None = None, **state: Any) -> Path:
+    def save(
+        self, path: str | Path | None = None, *, background: bool = False, **state: Any
+    ) -> Path:
         """As `run.save`: one whole model, which can be loaded under any other layout."""
-        return self._run.save(path, **state)
+        return self._run.save(path, background=background, **state)
 
     def load(self, path: str | Path | None = None) -> dict[str, Any] | None:
         """As `run.load`."""

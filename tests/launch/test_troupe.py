@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,7 @@ from farandole.launch.rejoining import (
 )
 from farandole.launch.remote import Ssh
 from farandole.launch.starting import Running, Starter
+from farandole.launch.store.hosted import JobStore
 from farandole.launch.troupe import Troupe
 from farandole.launch.workplace import Workplace
 from farandole.variables import ELASTIC_WORKER
@@ -56,7 +58,8 @@ class Rehearsal:
         words = ("sh", "-c", command)
         job = ElasticJob(words, discover=dict, whole_command=True, **settings)  # type: ignore[arg-type]
         self.place = Workplace(Job(1, words), ELASTIC_WORKER)
-        self.reception = Reception()
+        self.store = JobStore(self.place.folder)
+        self.reception = Reception(self.store)
         self.discovery = Discovery(dict)
         self.discovery.hosts = hosts
         starter = Everywhere(
@@ -65,7 +68,7 @@ class Rehearsal:
             {},
             whole_command=True,
             address="127.0.0.1",
-            port=self.reception.port,
+            store=self.store,
             alone=True,
             ssh=Ssh(),
         )
@@ -76,10 +79,11 @@ class Rehearsal:
     def close(self) -> None:
         self.troupe.stop()
         self.place.reap()
-        self.place.close(keep_logs=False)
         for worker in self.reception.asking(self.environments):  # else its voice would wait on
             self.reception.dismiss(worker)
         self.voices.shutdown()
+        self.store.close()
+        self.place.close(keep_logs=False)
 
     def workers(self) -> dict[int, int]:
         """The process of each worker that runs."""
@@ -107,7 +111,8 @@ class Rehearsal:
                 {
                     ELASTIC_WORKER: str(worker),
                     "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(self.reception.port),
+                    "MASTER_PORT": str(self.store.port),
+                    **self.store.here().variables(),
                     "FARANDOLE_JOB": "j",
                 },
             )
@@ -467,11 +472,13 @@ def test_one_that_never_got_the_state_does_not_become_rank_0(
     assert not play.troupe.is_at_work()
 
 
-def test_a_launcher_without_a_pulse() -> None:
-    reception = Reception()
+def test_a_launcher_without_a_pulse(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    reception = Reception(store)
     reception.expect(5)
-    environ = {ELASTIC_WORKER: "5", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reception.port)}
+    environ = {ELASTIC_WORKER: "5", **store.here().variables()}
     with pytest.raises(
         LauncherLostError, match=r"worker 5 waits for its seat after generation -1, and the"
     ):
         next_seat(environ, -1, timedelta(seconds=0.1))
+    store.close()
