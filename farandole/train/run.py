@@ -75,12 +75,14 @@ class Run:
         seed: int = 0,
         check_in_step: bool = True,
         check_finite: bool = True,
+        fallback: bool = False,
     ) -> None:
         self.group = group
         self.topology = topology
         self.device = device
         self.seed = seed
         self.settings = settings
+        self.fallback = settings.fallback or fallback  # from a damaged checkpoint to a good one
         place = settings.folder or folder
         chosen = settings.name or name
         self._claim: Claim | None = None  # of a folder that nobody named
@@ -560,8 +562,11 @@ class Run:
         """*Together.* Goes on from a checkpoint, or from the newest in a folder of them.
 
         Call it after `distribute`. Returns the `state` that was given to `save`. Without `path`
-        it looks in this run's own folder and returns None when there is nothing to resume. A
-        damaged checkpoint is refused with a `CheckpointError` that names the last good one.
+        it looks in this run's own folder and returns None when there is nothing to resume; that
+        folder is locked then, because this run goes on there. A checkpoint that is damaged, or that
+        was saved when training had diverged, is refused with a `CheckpointError` that names the
+        last good one; with `--fallback` that one is taken. Nothing is changed before everything was
+        checked, on all ranks.
         """
         folder = Path(path) if path else self.folder / "checkpoints"
         with self.group.trace.span("load", "checkpoint"):
