@@ -21,20 +21,22 @@ from pathlib import Path
 from common import save
 from faults.book import Book
 from faults.page import write_page
-from faults.report import line, summary
-from faults.table import drills
+from faults.report import line, summary, without_output
+from faults.table import drills, selection
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", metavar="PATTERN", help="drills whose name matches")
+    parser.add_argument("--selection", action="store_true", help="the few that the tests run")
     parser.add_argument("--list", action="store_true", help="show the names and end")
     parser.add_argument("--jobs", type=int, default=2, help="drills at a time")
     parser.add_argument("--fresh", action="store_true", help="forget verdicts of an earlier table")
     parser.add_argument("--failed", action="store_true", help="those again that broke a promise")
     parser.add_argument("--folder", type=Path, default=Path("runs/drills"), help="of the verdicts")
     args = parser.parse_args()
-    chosen = [drill for drill in drills() if re.search(args.only, drill.name)]
+    rows = selection() if args.selection else drills()
+    chosen = [drill for drill in rows if re.search(args.only, drill.name)]
     if args.list:
         print("\n".join(drill.name for drill in chosen))
         return
@@ -45,8 +47,8 @@ def main() -> None:
         print(f"{done}/{len(chosen)} {line(drill, verdict)}", flush=True)
     verdicts = {drill.name: book.read(drill) for drill in chosen}
     print(summary(verdicts))
-    if not args.only:
-        save("drills", {"drills": [verdict for verdict in verdicts.values() if verdict]})
+    if not args.only and not args.selection:
+        save("drills", {"drills": [without_output(found) for found in verdicts.values() if found]})
         write_page()
     sys.exit(any(verdict is None or verdict["broken"] for verdict in verdicts.values()))
 

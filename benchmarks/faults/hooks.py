@@ -14,6 +14,7 @@ from pathlib import Path
 PHASE = "FARANDOLE_DRILL_PHASE"
 RANKS = "FARANDOLE_DRILL_RANKS"
 NAN = "FARANDOLE_DRILL_NAN"  # the rank whose data are spoilt
+STOPPED = "FARANDOLE_DRILL_STOPPED"  # set: the script saves when it is told to stop
 LOADER = "FARANDOLE_DRILL_LOADER"  # set: batches come from processes
 _LONGEST_SECONDS = 120.0  # a script whose harness is gone must not wait for ever
 _HERE = Path.cwd()

@@ -11,10 +11,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from faults.hooks import LOADER, NAN
+from faults.hooks import LOADER, NAN, STOPPED
 from faults.place import Place
 from faults.settings import HERE, NAME
 from faults.slot import Slot
+from faults.table import Drill
 
 FOLDERS = {
     "a folder with spaces": "a job with  spaces",
@@ -30,11 +31,15 @@ def place_for(action: str, slot: Slot) -> Place:
     return Place(slot, FOLDERS.get(action, "job"), temporary)
 
 
-def variables_for(role: str, action: str) -> dict[str, str]:
+def variables_for(drill: Drill) -> dict[str, str]:
+    """What the script, or Python, is told."""
+    role, action = drill.role, drill.action
     if action == "in Cyrillic under LC_ALL=POSIX":
         return {"LC_ALL": "POSIX", "LANG": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     if action == "NaN":
         return {NAN: "1"}
+    if drill.again and role == "launcher":
+        return {STOPPED: "1"}
     return {LOADER: "1"} if role.startswith("loader's") else {}
 
 

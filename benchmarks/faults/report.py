@@ -21,6 +21,11 @@ def line(drill: Drill, verdict: Record) -> str:
     return text + "".join(f"\n           {one}" for one in verdict["broken"])
 
 
+def without_output(verdict: Record) -> Record:
+    """What is kept: the figures, not what a job has written."""
+    return {key: value for key, value in verdict.items() if key != "output"}
+
+
 def summary(verdicts: Mapping[str, Record | None]) -> str:
     """The last line of a table."""
     run = [verdict for verdict in verdicts.values() if verdict and not verdict["skipped"]]

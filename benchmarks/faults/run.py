@@ -121,7 +121,7 @@ class _Trial:
         drill = self.drill
         script = prepare.script_for(drill.action, self.place)
         command = [*prepare.limits_for(drill.action), *self._setting.line(drill.options, script)]
-        variables = {**prepare.variables_for(drill.role, drill.action), **held}
+        variables = {**prepare.variables_for(drill), **held}
         return self.place.start(command, variables, output)
 
     def _await_phase(self, job: Process) -> None:
@@ -193,6 +193,8 @@ class _Trial:
         limit = struck + promise.seconds + _BEYOND_SECONDS - time.monotonic()
         if not self._wait(lambda: job.poll() is not None, limit):
             self.verdict.broken.append(f"had not ended after {time.monotonic() - struck:.0f} s")
+        if (self.drill.role, self.drill.action) == ("launcher", "SIGKILL"):
+            self._wait(lambda: not self.place.processes(), promise.seconds)
 
     def _measure_recovery(self, struck: float) -> None:
         """Of those ranks that have gone on."""

@@ -79,6 +79,23 @@ def drills() -> list[Drill]:
     return rows
 
 
+def selection() -> list[Drill]:
+    """A few that together meet most of the promises, for the tests."""
+    wanted = {
+        "allreduce/training/rank_1/SIGKILL",
+        "allreduce/finished/rank_1/SIGSTOP",
+        "allreduce/set-up/launcher/SIGKILL",
+        "allreduce/training/launcher/SIGUSR1",
+        "allreduce/training/another_job/the_same_folder",
+        "allreduce/the_newest_checkpoint/a_flipped_bit/--fallback",
+        "allreduce/rank_1's_data/NaN",
+        "async/training/a_server/SIGKILL",
+    }
+    found = [row for row in drills() if row.name in wanted]
+    assert len(found) == len(wanted), "a drill of the selection is not in the table"
+    return found
+
+
 def _undisturbed() -> Iterator[Drill]:
     for setting in SETTINGS:
         yield Drill(setting, "", "nobody", "nothing", Promise((0,), seconds=60.0, right=True))
@@ -137,13 +154,11 @@ def _stopped_ranks() -> Iterator[Drill]:
         ("stages", "training", "rank 1"),
         ("gems", "training", "rank 0"),
         ("tiles", "training", "rank 1"),
+        ("allreduce", "finished", "rank 1"),
     ]
     for setting, phase, role in where:
-        promise = Promise((1,), (role,), AFTER_TIMEOUT)
+        promise = Promise((1, 137), (role,), AFTER_TIMEOUT)
         yield Drill(setting, phase, role, "SIGSTOP", promise)
-    limit = ("--exit-timeout", "5")
-    promise = Promise((1, 137), ("rank 1",), AFTER_TIMEOUT)
-    yield Drill("allreduce", "finished", "rank 1", "SIGSTOP", promise, limit)
     for setting in ("allreduce", "stages"):
         promise = Promise((0,), right=True)
         yield Drill(setting, "training", "rank 1", "SIGSTOP, SIGCONT", promise)
@@ -215,8 +230,7 @@ def _served() -> Iterator[Drill]:
     given_up = Promise((0,), ("rank 1",), 50.0, right=True)
     for setting in ("server", "async"):
         yield Drill(setting, "training", "rank 1", "SIGSTOP", given_up)
-    late = Promise((0,), ("rank 1",), 50.0, right=True)
-    yield Drill("async", "finished", "rank 1", "SIGSTOP", late, ("--exit-timeout", "5"))
+    yield Drill("async", "finished", "rank 1", "SIGSTOP", given_up)
     replaced = Promise((0,), ("server",), right=True)
     for setting, phase in (("async", "training"), ("downpour", "collective")):
         yield Drill(setting, phase, "a server", "SIGKILL", replaced)

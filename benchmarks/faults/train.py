@@ -84,6 +84,8 @@ def main() -> None:
             opt.step()
             return loss.detach()
 
+    if os.environ.get(hooks.STOPPED):
+        run.save_when_stopped()
     run.load()
     for epoch in run.epochs(EPOCHS):
         loss = torch.zeros(())
