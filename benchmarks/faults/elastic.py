@@ -6,7 +6,6 @@ All ranks see the same batches, so that the weights do not depend on how many th
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -31,7 +30,6 @@ optimizer = hvd.DistributedOptimizer(
 
 @hvd.elastic.run
 def train(state: hvd.elastic.TorchState) -> None:
-    os.environ["RANK"] = str(hvd.rank())
     while state.step < STEPS:
         if state.step == 4:
             hooks.reach("training", hvd.rank())
@@ -39,7 +37,7 @@ def train(state: hvd.elastic.TorchState) -> None:
         inputs = BATCHES[state.step % 4]
         F.mse_loss(model(inputs), inputs.sum(1, keepdim=True)).backward()
         optimizer.step()
-        hooks.stepped()
+        hooks.stepped(hvd.rank())
         state.step += 1
         if state.step % 2 == 0:
             state.commit()

@@ -22,8 +22,7 @@ _HERE = Path.cwd()
 
 def rank() -> int:
     """Also before anything has been joined."""
-    names = ("RANK", "HOROVOD_RANK", "FARANDOLE_ELASTIC_WORKER")
-    return int(next((os.environ[name] for name in names if name in os.environ), "0"))
+    return int(os.environ.get("RANK", "0"))
 
 
 def reach(phase: str, who: int | None = None) -> None:
@@ -46,9 +45,9 @@ def meet(size: int) -> None:
         _wait_for([_HERE / f"reached-imported-{other}" for other in range(size)])
 
 
-def stepped() -> None:
+def stepped(who: int | None = None) -> None:
     """One more step has been taken: the harness reads when."""
-    with (_HERE / f"steps-{rank()}").open("a") as file:
+    with (_HERE / f"steps-{rank() if who is None else who}").open("a") as file:
         file.write(f"{time.monotonic()}\n")
 
 

@@ -101,10 +101,14 @@ def _undisturbed() -> Iterator[Drill]:
         yield Drill(setting, "", "nobody", "nothing", Promise((0,), seconds=60.0, right=True))
 
 
+def _left(phase: str) -> tuple[str, ...]:
+    """Half a checkpoint stays where a save was cut off; the next job that saves removes it."""
+    return (r"checkpoints/\..*tmp",) if phase == "saving" else ()
+
+
 def _killed(setting: str, phase: str, role: str, again: bool = False) -> Drill:
-    left = (r"checkpoints/\..*tmp",) if phase == "saving" else ()
     named = (rf"{role} was killed by SIGKILL",)
-    promise = Promise((137,), named, right=again, may_leave=left)
+    promise = Promise((137,), named, right=again, may_leave=_left(phase))
     return Drill(setting, phase, role, "SIGKILL", promise, again=again)
 
 
@@ -195,9 +199,7 @@ def _launchers() -> Iterator[Drill]:
         ("async", "training"),
     ]
     for setting, phase in killed:
-        # Nobody is left to remove its folders: the next job does.
-        left = (r"tmp/farandole-.*", r"checkpoints/\..*tmp")
-        yield Drill(setting, phase, "launcher", "SIGKILL", Promise((137,), may_leave=left))
+        yield Drill(setting, phase, "launcher", "SIGKILL", Promise((137,), may_leave=_left(phase)))
     told = [
         ("allreduce", "set-up", "SIGTERM"),
         ("codec", "collective", "SIGTERM"),
@@ -242,10 +244,9 @@ def _served() -> Iterator[Drill]:
 def _races() -> Iterator[Drill]:
     for number in ("SIGINT", "SIGTERM", "SIGHUP"):
         yield Drill("race", "training", "launcher", number, Promise((KILLED_BY[number],)))
-    left = (r"tmp/farandole-.*",)
     for phase in ("set-up", "training"):
-        yield Drill("race", phase, "launcher", "SIGKILL", Promise((137,), may_leave=left))
-    told = Promise((1,), ("failed|killed",), 30.0, may_leave=left)
+        yield Drill("race", phase, "launcher", "SIGKILL", Promise((137,)))
+    told = Promise((1,), ("failed|killed",), 30.0)
     yield Drill("race", "training", "a lane's launcher", "SIGKILL", told)
     yield Drill("race", "training", "rank 1", "SIGKILL", Promise((1,), ("rank 1|failed",), 30.0))
     yield Drill("race", "training", "the fork server", "SIGKILL", Promise((0,), (), 30.0))
@@ -261,8 +262,7 @@ def _elastic() -> Iterator[Drill]:
     )
     stuck = Promise((0,), ("worker 1|rank 1",), 45.0, right=True)
     yield Drill("elastic", "training", "member 1", "SIGSTOP", stuck)
-    left = (r"tmp/farandole-.*",)
-    yield Drill("elastic", "training", "launcher", "SIGKILL", Promise((137,), may_leave=left))
+    yield Drill("elastic", "training", "launcher", "SIGKILL", Promise((137,)))
     for number in ("SIGINT", "SIGTERM"):
         yield Drill("elastic", "training", "launcher", number, Promise((KILLED_BY[number],)))
 
@@ -305,7 +305,9 @@ def _bad_data() -> Iterator[Drill]:
     for setting in (*WHOLE, *CUT, *SERVED):
         if setting == "gems":  # as stages
             continue
-        promise = Promise((1,), ("DivergedError",), 60.0)
+        # Under servers that rank alone ends, and the others go on.
+        codes = (0,) if setting in SERVED else (1,)
+        promise = Promise(codes, ("rank 1", "DivergedError"), 60.0, right=setting in SERVED)
         yield Drill(setting, "", "rank 1's data", "NaN", promise)
 
 
@@ -327,5 +329,4 @@ def _children() -> Iterator[Drill]:
     died = Promise((1,), ("DataLoader worker", "rank 1"), AFTER_TIMEOUT)
     yield Drill("allreduce", "training", "loader's process of rank 1", "SIGKILL", died)
     for number in ("SIGINT", "SIGKILL"):
-        promise = Promise((KILLED_BY[number],), may_leave=(r"tmp/farandole-.*",))
-        yield Drill("emulate", "training", "launcher", number, promise)
+        yield Drill("emulate", "training", "launcher", number, Promise((KILLED_BY[number],)))
