@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 )
 @hosts_option()
 @click.option(
+    "--no-check-finite",
+    is_flag=True,
+    help="Go on with gradients and parameters that are NaN or infinite, instead of stopping.",
+)
+@click.option(
     "--trace",
     metavar="FILE.json",
     type=click.Path(path_type=Path),
@@ -94,6 +99,7 @@ def run(
     seed: int | None,
     transport: str | None,
     hosts: str | None,
+    no_check_finite: bool,
     trace: Path | None,
     servers: str | None,
     replicas: int | None,
@@ -174,6 +180,7 @@ def run(
         settings.SEED: str(seed) if seed is not None else None,
         settings.SCRIPT: script,
         settings.TRANSPORT: check_transport(transport) if transport is not None else None,
+        settings.CHECK_FINITE: "0" if no_check_finite else None,
     }
     if trace is not None:
         trace = trace.absolute()

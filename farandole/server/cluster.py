@@ -32,6 +32,7 @@ from farandole.server.service import Service
 from farandole.variables import SERVER_KEY, SERVERS
 
 _START_SECONDS = 60.0
+_CONFIRM_SECONDS = 1.0
 _LIVES = 100  # of servers in a row, before there must be something wrong with them
 
 
@@ -131,8 +132,21 @@ class Cluster:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every range is where it belongs, as often as it should be."""
-        return self._desk.is_settled
+        """Whether any `replicas` servers could die now and nothing acknowledged would be lost.
+
+        Every range is where it belongs, and `replicas` + 1 living servers have confirmed that they
+        hold the whole of it. They are asked when you ask: that takes a message to each server and
+        back, and at most a second.
+        """
+        return self._desk.is_settled and self.missing_copies() == 0
+
+    def missing_copies(self) -> int:
+        """How many copies of ranges there are fewer than `replicas` + 1 of each, as living servers
+        confirm now. A server that does not answer within a second has none."""
+        return self._desk.missing_copies(_CONFIRM_SECONDS, self._has_dead_servers)
+
+    def _has_dead_servers(self) -> bool:
+        return any(member.ended() is not None for member in list(self._members.values()))
 
     def check(self) -> list[str]:
         """Call it a few times a second: replaces dead servers, and says what has happened.
@@ -153,13 +167,8 @@ class Cluster:
                         f"{_LIVES} parameter servers have died. The last one {how}. See above."
                     )
                 self._start_one()
-        lost = self._desk.lost_ranges
-        if lost:
-            raise LaunchError(
-                f"{len(lost)} ranges of parameters are lost: all servers that held them are dead. "
-                "With --servers 2 or more there is a replica of everything, unless --replicas 0 "
-                "says otherwise."
-            )
+        if self._desk.loss:
+            raise LaunchError(self._desk.loss)
         lines, self._lines = self._lines + self._desk.take_lines(), []
         return lines
 

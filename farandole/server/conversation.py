@@ -149,6 +149,11 @@ class Conversation:
                 "this worker was given up: the registrar had not heard of it. What it pushed since "
                 "is not taken; start it again."
             )
+        if self._liaison.job_is_over and self._liaison.others_are_done:
+            raise CommError(
+                "this worker was started again too late: the others have finished, and the "
+                "parameter servers have ended with the job. Nothing of the job is lost."
+            )
         if self._liaison.job_is_over:
             raise CommError(
                 "the parameter servers have been closed, by the process that started them. If that "
@@ -157,10 +162,7 @@ class Conversation:
         lost = [n for n, chain in enumerate(self._dialogue.view.chains) if not chain.servers]
         wanted = {range_ for ranges in self._dialogue.waited_for().values() for range_ in ranges}
         if wanted & set(lost):
-            raise CommError(
-                f"{len(lost)} of {self.ranges} ranges are lost: the servers that held them are "
-                "dead, and there was no replica. Start 2 servers or more, and --replicas 1 or more."
-            )
+            raise CommError(self._dialogue.view.lost_because)
         if time.monotonic() - began > self.timeout:
             raise CommError(self._complaint())
 

@@ -27,6 +27,7 @@ from farandole.layout.objective import LossFunction, LossWeight
 from farandole.report.metrics import MetricsLog
 from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
 from farandole.sync.alignment import require_in_step
+from farandole.sync.finite_models import require_finite
 from farandole.sync.wrappers import refuse_wrapped, refuse_wrapper_around
 from farandole.topology import Topology
 from farandole.train.claim import Claim, claim
@@ -66,6 +67,7 @@ class Run:
         folder: Path = Path("runs"),
         seed: int = 0,
         check_in_step: bool = True,
+        check_finite: bool = True,
     ) -> None:
         self.group = group
         self.topology = topology
@@ -97,6 +99,8 @@ class Run:
         self._pass_ended = False  # a pass over training data, in this epoch
         self._broken_off = False  # the last one was left before its end
         self._checks_in_step = check_in_step
+        told = settings.check_finite
+        self._checks_finite = check_finite if told is None else told
         self._total_epochs: int | None = None
         self._notes: list[tuple[dict[str, float], dict[str, float | str]]] = []
         self._first_checkpoint: dict[Path, int] = {}  # this run's, in each folder it uses
@@ -224,6 +228,9 @@ class Run:
         )
 
     def _keep(self, synchronizer: Synchronizer, saver: Saver) -> None:
+        synchronizer.check_finite(self._checks_finite)
+        if synchronizer.guard is not None:
+            synchronizer.guard.count = synchronizer.guard.count or (lambda: self.steps)
         self._synchronizers.append(synchronizer)
         self._savers.append(saver)
 
@@ -374,12 +381,21 @@ class Run:
         self._broken_off = False
         for synchronizer in self._synchronizers:
             synchronizer.end_pass()
+        self._settle_guards()
         self._collect_notes()
+        if self._checks_finite:
+            require_finite([known.model for known in self._synchronizers], self.group, self.steps)
         if self._checks_in_step and self._replicas.size > 1:
             for synchronizer in self._synchronizers:
                 if synchronizer.in_step_after_pass:
                     when = f"after {self.steps} steps"
                     require_in_step(synchronizer.model, self._replicas, when)
+
+    def _settle_guards(self) -> None:
+        """*Together.* What a GPU has found out about the last gradients is acted on."""
+        for synchronizer in self._synchronizers:
+            if synchronizer.guard is not None:
+                synchronizer.guard.settle()
 
     def report(self, loss: float | torch.Tensor) -> None:
         """Tells the strategies the loss of this rank's batch: AdaComm and DASO steer by it.
@@ -483,6 +499,7 @@ class Run:
         """
         folder = Path(path) if path else self.folder / "checkpoints"
         self._settle()
+        self._settle_guards()
         with self.group.trace.span("save", "checkpoint"):
             return self._state().save(folder, state, keep)
 

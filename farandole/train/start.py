@@ -36,6 +36,7 @@ def init(
     name: str | None = None,
     folder: str | Path = "runs",
     check_in_step: bool = True,
+    check_finite: bool = True,
 ) -> Run:
     """Joins the job that this process belongs to, or runs alone as rank 0 of 1.
 
@@ -44,7 +45,9 @@ def init(
     an error that names them. `transport` is what carries the bytes: `auto`, `shm`, `c10d`
     (gloo, NCCL) or `mpi`; `farandole run --transport` wins over it. Metrics and checkpoints go to
     `folder/name`. After each pass over the training data all ranks compare a digest of their
-    parameters, and stop if they differ, unless `check_in_step` is False.
+    parameters, and stop if they differ, unless `check_in_step` is False. A gradient that is not
+    finite stops all ranks with a `DivergedError` before it is applied, unless `check_finite` is
+    False; `farandole run --no-check-finite` wins over it.
     """
     check_transport(transport)
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
@@ -82,6 +85,7 @@ def init(
         folder=Path(folder),
         seed=chosen or 0,
         check_in_step=check_in_step,
+        check_finite=check_finite,
     )
     make_current(run)
     # What is here stays to the end. Without this the interpreter looks through all of torch once
