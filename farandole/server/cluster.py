@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -24,12 +22,14 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from farandole.errors import LaunchError, UserError
-from farandole.orphans import end_with_parent
+from farandole.orphans import tied_to_this_process
+from farandole.owned_folders import OwnedFolder
 from farandole.server.desk import Desk
 from farandole.server.registrar import Registrar
 from farandole.server.seal import make_key, read_key
 from farandole.server.service import Service
 from farandole.variables import SERVER_KEY, SERVERS
+from farandole.watchdog import Watchdog
 
 _START_SECONDS = 60.0
 _CONFIRM_SECONDS = 1.0
@@ -68,9 +68,10 @@ class Cluster:
             )
         for module in functions:
             _check_importable(module)
-        self._own_folder = Path(tempfile.mkdtemp(prefix="farandole-servers-"))
+        self._own_folder = OwnedFolder("servers")
+        self._watchdog = Watchdog(folders=[self._own_folder.path])
         try:
-            self.key_file = key_file or self._own_folder / "key"
+            self.key_file = key_file or self._own_folder.path / "key"
             self._key = (
                 read_key(self.key_file) if self.key_file.exists() else make_key(self.key_file)
             )
@@ -82,7 +83,7 @@ class Cluster:
                 worker_patience=worker_patience,
             )
         except BaseException:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+            self._remove_folder()
             raise
         self.address = self._desk.address
         self._in_threads = in_threads
@@ -181,7 +182,11 @@ class Cluster:
         self._desk.close()
         for member in self._members.values():
             member.end()
-        shutil.rmtree(self._own_folder, ignore_errors=True)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        self._own_folder.close()
+        self._watchdog.close()
 
     def _start_one(self) -> None:
         self._started += 1
@@ -231,7 +236,7 @@ class _Process:
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=tied_to_this_process(),
         )
 
     def ended(self) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import zmq
 
+from farandole.comm.activity import NO_ACTIVITY, Activity
 from farandole.errors import CommError
 from farandole.server.arena import Arena
 from farandole.server.channels import Line
@@ -41,6 +42,7 @@ class Conversation:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.waited_seconds = 0.0
+        self.activity: Activity = NO_ACTIVITY  # is told of waits
         self._context = context
         self._key = key
         self._liaison = liaison
@@ -80,11 +82,15 @@ class Conversation:
         """The answers, when all are there. Raises `CommError` naming those that did not answer."""
         left = {ticket for ticket in tickets if ticket not in self._dialogue.answers}
         began = time.monotonic()
-        while left:
-            self._progress(_POLL_SECONDS)
-            left = {ticket for ticket in left if ticket not in self._dialogue.answers}
-            if left:
-                self._check(began)
+        self.activity.begin_wait()
+        try:
+            while left:
+                self._progress(_POLL_SECONDS)
+                left = {ticket for ticket in left if ticket not in self._dialogue.answers}
+                if left:
+                    self._check(began)
+        finally:
+            self.activity.end_wait()
         self.waited_seconds += time.monotonic() - began
         return [self._dialogue.answers.pop(ticket) for ticket in tickets]
 

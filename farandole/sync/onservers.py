@@ -33,6 +33,7 @@ class OnServers(Synchronizer):
         self._optimizer = optimizer
         self._connection = Connection(group)
         self._store = self._connection.store
+        self._store.show_waits(group.meter.activity)
         self._saw_forward = False
         model.register_forward_pre_hook(ForwardHook(self._before_forward))
         self._steps = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -177,5 +178,10 @@ def unwritable(folder: Path, error: OSError) -> FarandoleError:
 
 
 def default_name(script: str) -> str:
-    """`digits-20260131-235959` for `examples/digits.py`."""
-    return f"{Path(script).stem or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """`digits-20260131-235959` for `examples/digits.py`.
+
+    Bytes of the script's name that are no characters here become `_`: the name is printed, and is
+    that of a folder for libraries that take characters only.
+    """
+    stem = re.sub(r"[\ud800-\udfff]+", "_", Path(script).stem)
+    return f"{stem or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from farandole.comm import TransportName, check_transport
+from farandole.comm.activity import show_activity
 from farandole.errors import UserError
 from farandole.launch.environment import Seat, detect
 from farandole.launch.failure import record_uncaught
@@ -22,6 +23,7 @@ from farandole.launch.joined import record_joined
 from farandole.launch.threads import share_cores
 from farandole.orphans import end_with_launcher
 from farandole.train.current_run import make_current
+from farandole.train.ending import Ending
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
 from farandole.train.settings import Settings, declared_hosts
@@ -63,6 +65,8 @@ def init(
         settings = replace(settings, script=sys.argv[0] or "run")
     share_cores(seat, os.environ)
     device, shared_gpu = pick_device(seat)
+    activity = show_activity(os.environ)
+    activity.begin_wait()
     group = join(
         seat,
         device,
@@ -70,6 +74,8 @@ def init(
         timeout=limit,
         transport=settings.transport or transport,
     )
+    activity.end_wait()
+    group.meter.activity = activity
     if settings.hosts is not None:
         group.transport.topology = declared_hosts(settings.hosts, group.size)
     chosen = settings.seed if settings.seed is not None else seed
@@ -92,11 +98,13 @@ def init(
     # more before it ends, for a second.
     gc.freeze()
     # In this order at exit: last registered, first called.
+    ending = Ending(run)
+    atexit.register(ending.leave)
     if group.size > 1:
         atexit.register(leave, group)
     if tracing is not None:
         atexit.register(tracing.close)
-    atexit.register(run.close)
+    atexit.register(ending.close)
     return run
 
 
