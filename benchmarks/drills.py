@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def main() -> None:
     if args.list:
         print("\n".join(drill.name for drill in chosen))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the drills under way end, too
     if args.fresh:
         shutil.rmtree(args.folder, ignore_errors=True)
     book = Book(args.folder)

@@ -10,10 +10,13 @@ import hashlib
 import json
 import multiprocessing as mp
 import queue
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from farandole.orphans import end_with_parent
 from faults.run import Verdict, run_drill
 from faults.slot import Slot
 from faults.table import Drill, drills
@@ -24,10 +27,13 @@ _LONGEST_SECONDS = 600.0  # of one drill, whatever happens
 
 
 def serve(tasks: Any, verdicts: Any, undisturbed: Path) -> None:
-    """In a process of its own: one drill after another, until there are no more."""
+    """In a process of its own: one drill after another, until it is told to stop."""
+    end_with_parent()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # by way of every `finally`
     slot = Slot()
     try:
-        for drill in iter(tasks.get, None):
+        while True:
+            drill = tasks.get()
             verdicts.put((drill, run_drill(drill, slot, Baselines(undisturbed))))
     finally:
         slot.close()
@@ -95,8 +101,8 @@ class Book:
                     self._write(drill, verdict)
                     yield drill
         finally:
-            for _ in slots:
-                tasks.put(None)
+            for slot in slots:
+                slot.terminate()
             for slot in slots:
                 slot.join(30)
 
