@@ -52,8 +52,10 @@ def push(address: str, key_file: str, region: int, out: Path, stop: Any) -> None
 
 
 def read_log(path: Path) -> list[list[float]]:
-    """A last line may be half written: its writer was killed."""
-    lines = []
+    """A last line may be half written: its writer was killed, perhaps before it wrote anything."""
+    lines: list[list[float]] = []
+    if not path.exists():
+        return lines
     for line in path.read_text().splitlines():
         try:
             lines.append(json.loads(line))
@@ -117,7 +119,7 @@ def kill_in_turns(
         if time.monotonic() < due:
             continue
         if len(kills) % 2 == 0:
-            if not cluster.is_settled or len(cluster.pids) < args.servers:
+            if not cluster.is_settled:
                 continue  # one more death now could take the last copy of something
             os.kill(random.choice(cluster.pids), signal.SIGKILL)
             kills.append({"what": "server", "when": time.monotonic()})

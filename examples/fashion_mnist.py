@@ -1,6 +1,7 @@
 """Fashion-MNIST with the large-batch recipe: rate and warm-up follow the number of workers.
 
     farandole run -n 2 examples/fashion_mnist.py --epochs 3
+    farandole run -n 2 --name fashion examples/fashion_mnist.py    Ctrl-C; again: it goes on
 
 Reads the four files of Debian's package dataset-fashion-mnist (apt install dataset-fashion-mnist),
 or the same files in a folder given with --data.
@@ -57,6 +58,8 @@ schedule = recipe.apply(
 )
 if state := run.load():  # goes on where a run of the same --name stopped
     schedule.load_state_dict(state["schedule"])
+# SIGTERM, or Slurm's warning SIGUSR1: all ranks save at the end of the same step, and leave.
+run.save_when_stopped(state=lambda: {"schedule": schedule.state_dict()})
 
 
 @torch.no_grad()
@@ -77,4 +80,4 @@ for epoch in run.epochs(args.epochs):
         opt.step()
         schedule.step()
     run.log(epoch=epoch, loss=run.mean(loss.item()), accuracy=accuracy())
-    run.save(schedule=schedule.state_dict())
+    run.save(background=True, schedule=schedule.state_dict())  # the next epoch need not wait

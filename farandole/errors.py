@@ -35,7 +35,8 @@ class ModelMismatchError(FarandoleError):
 
 
 class DivergedError(FarandoleError):
-    """A loss or a parameter is not finite; the message names the rank, the step and the tensor."""
+    """A gradient, a loss or a parameter is not finite; the message names the rank, the step and
+    the tensor."""
 
 
 class StageError(FarandoleError):

@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # From the lowest room to the highest; a room may know those below it and its neighbours.
 FLOORS = (
-    {"errors", "orphans", "variables"},
+    {"errors", "orphans", "owned_folders", "variables", "watchdog"},
     {"options", "topology", "schedule"},
     {"comm"},
     {"server", "models", "optim"},

@@ -12,6 +12,7 @@ import farandole
 from farandole.cli.bench import bench
 from farandole.cli.doctor import doctor
 from farandole.cli.emulate import emulate
+from farandole.cli.encoding import print_any_character
 from farandole.cli.horovodrun import horovodrun
 from farandole.cli.race import race
 from farandole.cli.run import run
@@ -35,6 +36,7 @@ def main() -> None:
     """The entry point: our own errors become one clear line instead of a traceback."""
     # Else the interpreter looks through all of torch once more before it ends, for half a second.
     atexit.register(gc.freeze)
+    print_any_character()
     try:
         commands(prog_name="farandole")
     except FarandoleError as error:

@@ -8,11 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -82,12 +80,13 @@ def fill_in(command: Sequence[str], host: int, cluster: Cluster) -> list[str]:
 
 
 def _clean(command: Sequence[str]) -> None:
+    from farandole.launch.old_logs import remove_old_folders
     from farandole.testing.namespaces import remove_leftovers, require_root
 
     if command:
         raise UserError(f"--clean runs nothing, so leave {command[0]!r} out, or --clean.")
     require_root()
-    removed = remove_leftovers()
+    removed = [*remove_leftovers(), *map(str, remove_old_folders())]
     for name in removed:
         click.echo(f"removed {name}")
     if not removed:
@@ -96,14 +95,18 @@ def _clean(command: Sequence[str]) -> None:
 
 def _run(cluster: Cluster, commands: Sequence[Sequence[str]]) -> int:
     """Runs them all to their end and returns the exit code. The cluster is gone afterwards."""
+    from farandole.launch.old_logs import remove_old_folders
     from farandole.launch.output import Relay, Source
     from farandole.launch.signals import exit_code_of, signals_noted
+    from farandole.owned_folders import OwnedFolder
 
+    remove_old_folders()
     with ExitStack() as stack:
         received = stack.enter_context(signals_noted())
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-hosts-")))
-        outputs = [folder / f"{name}.out" for name in cluster.names]
-        errors = [folder / f"{name}.err" for name in cluster.names]
+        kept = OwnedFolder("hosts")
+        stack.callback(kept.close)
+        outputs = [kept.path / f"{name}.out" for name in cluster.names]
+        errors = [kept.path / f"{name}.err" for name in cluster.names]
         shown = ((outputs, sys.stdout.buffer), (errors, sys.stderr.buffer))
         relay = Relay(
             [

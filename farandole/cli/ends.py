@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farandole.launch.failure import Kind
+
 if TYPE_CHECKING:
     from farandole.launch.failure import Failure
     from farandole.launch.job import Outcome
@@ -36,6 +38,9 @@ def tell_end(outcome: Outcome, workers: int, who: str = "rank") -> None:
 
 
 def _explain(failure: Failure, workers: int, who: str) -> None:
+    if failure.kind is Kind.HELD_UP:
+        click.secho(f"\nfarandole: {who} {failure.rank} {failure.error}", fg="red", err=True)
+        return
     how = (
         f"was killed by {failure.killed_by}"
         if failure.killed_by

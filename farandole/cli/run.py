@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 )
 @hosts_option()
 @click.option(
+    "--no-check-finite",
+    is_flag=True,
+    help="Go on with gradients and parameters that are NaN or infinite, instead of stopping.",
+)
+@click.option(
     "--trace",
     metavar="FILE.json",
     type=click.Path(path_type=Path),
@@ -77,9 +82,39 @@ if TYPE_CHECKING:
     help="Under servers: start a worker that has failed again, up to R times. [0]",
 )
 @click.option(
+    "--exit-timeout",
+    type=float,
+    metavar="SECONDS",
+    help="Once a worker is done, end the others after so long. [15 minutes of doing nothing, a day "
+    "in any case]",
+)
+@click.option(
+    "--stall",
+    type=float,
+    metavar="SECONDS",
+    help="Name a worker that makes no step for so long, and show its Python stack.",
+)
+@click.option(
+    "--stall-kill",
+    is_flag=True,
+    help="With --stall: also end that worker, if it does not just wait for another.",
+)
+@click.option(
+    "--grace",
+    type=float,
+    default=30.0,
+    metavar="SECONDS",
+    help="When the job is stopped: how long workers have to save once more and leave. [30]",
+)
+@click.option(
     "--horovod",
     is_flag=True,
     help="In the workers, `import horovod` is Farandole's: for scripts written for Horovod.",
+)
+@click.option(
+    "--no-fork",
+    is_flag=True,
+    help="Start every worker afresh; else 3 and more are forked from a process that has torch.",
 )
 @click.option("--joined-file", hidden=True, type=click.Path(path_type=Path))  # for `race`
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
@@ -94,13 +129,19 @@ def run(
     seed: int | None,
     transport: str | None,
     hosts: str | None,
+    no_check_finite: bool,
     trace: Path | None,
     servers: str | None,
     replicas: int | None,
     functions: tuple[str, ...],
     key_file: Path | None,
     restarts: int,
+    exit_timeout: float | None,
+    stall: float | None,
+    stall_kill: bool,
+    grace: float,
     horovod: bool,
+    no_fork: bool,
     joined_file: Path | None,
     module: bool,
     script: str,
@@ -125,6 +166,14 @@ def run(
         _refuse_settings_of_our_own(click.get_current_context().params)
     if workers is not None and workers < 1:
         raise UserError(f"-n {workers}: a job needs at least 1 worker.")
+    if exit_timeout is not None and not exit_timeout > 0:
+        raise UserError(f"--exit-timeout {exit_timeout:g}: give seconds above 0; inf: no limit.")
+    if stall is not None and not stall > 0:
+        raise UserError(f"--stall {stall:g}: give the seconds without a step, above 0.")
+    if stall_kill and stall is None:
+        raise UserError("--stall-kill: say with --stall SECONDS how long is too long.")
+    if not 0 < grace < float("inf"):
+        raise UserError(f"--grace {grace:g}: give a number of seconds above 0.")
     if not module:
         check_script(script)
     if transport == "mpi":
@@ -174,6 +223,7 @@ def run(
         settings.SEED: str(seed) if seed is not None else None,
         settings.SCRIPT: script,
         settings.TRANSPORT: check_transport(transport) if transport is not None else None,
+        settings.CHECK_FINITE: "0" if no_check_finite else None,
     }
     if trace is not None:
         trace = trace.absolute()
@@ -194,6 +244,11 @@ def run(
         rank0_owns_terminal=sys.stdout.isatty() and sys.stderr.isatty(),
         tolerant=plan is not None,
         restarts=restarts,
+        fork=not no_fork,
+        exit_seconds=exit_timeout,
+        stall_seconds=stall,
+        stall_kill=stall_kill,
+        grace_seconds=grace,
     )
     if horovod:
         job = _with_horovod(job, hosts, trace)
@@ -215,6 +270,11 @@ def _refuse_settings_of_our_own(given: dict[str, Any]) -> None:
                 f"--{name} is for scripts that call fd.init(); with --horovod the script calls "
                 f"hvd.init(), which knows no such thing. Leave out --{name} or --horovod."
             )
+    if given["stall"] is not None:
+        raise UserError(
+            "--stall watches scripts that call fd.init(). With --horovod set "
+            "HOROVOD_STALL_CHECK_TIME_SECONDS, which names the ranks that are missing."
+        )
 
 
 def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from farandole.comm.activity import NO_ACTIVITY, Activity
 from farandole.comm.trace import NO_TRACE, Trace
 
 
@@ -20,6 +21,7 @@ class Meter:
         self._lock = threading.Lock()
         self._waited_seconds = 0.0
         self._bytes_sent = 0
+        self.activity: Activity = NO_ACTIVITY  # is told of waits
         self._device_spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
     @property
@@ -54,9 +56,11 @@ class Meter:
     def waiting(self) -> Iterator[None]:
         """Counts the time spent inside as waiting: for blocking collectives."""
         begin = time.perf_counter()
+        self.activity.begin_wait()
         try:
             yield
         finally:
+            self.activity.end_wait()
             self.add_wait(time.perf_counter() - begin)
 
     def _settle(self) -> None:

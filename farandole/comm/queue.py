@@ -96,7 +96,11 @@ class Queue:
 
     def unmetered(self, work: Callable[[], T]) -> T:
         """The same, for callers who count the waiting themselves."""
-        return work() if self.idle else self.start(work)._result()
+        self._meter.activity.begin_wait()
+        try:
+            return work() if self.idle else self.start(work)._result()
+        finally:
+            self._meter.activity.end_wait()
 
     def _serve(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from farandole.data.mirror import DataLoaderMirror
 from farandole.data.options import LoaderOptions, understood
 from farandole.data.order import from_sampler, mixed, sampler_length, shuffled
 from farandole.data.position import Position
+from farandole.data.process_start import ProcessStart
 from farandole.data.samplers import RankBatches
 from farandole.data.shares import Shares
 from farandole.data.stream import StreamShare
@@ -49,6 +50,7 @@ class Loader(DataLoaderMirror):
         on_batch: Callable[[BatchInfo], None] = lambda info: None,
         on_begin: Callable[[bool], None] = lambda fresh: None,
         on_end: Callable[[bool], None] = lambda finished: None,
+        on_pause: Callable[[bool], None] = lambda within: None,
         **torch_options: Any,
     ) -> None:
         self.position = position or Position()
@@ -58,11 +60,15 @@ class Loader(DataLoaderMirror):
         self._on_batch = on_batch
         self._on_begin = on_begin  # is told whether the epoch begins, or goes on after a resume
         self._on_end = on_end  # is told whether it was read to its end, or broken off
+        self._on_pause = on_pause  # is told whether the epoch is under way, or about to begin
         self.finish: Callable[[Any], Any] = _as_it_is  # what a batch goes through at last
         self._told = told = understood(source, options, torch_options)
         source, options, torch_options = told.dataset, told.options, dict(told.torch_options)
         if device.type == "cuda":
             torch_options.setdefault("pin_memory", True)
+        self.process_start = ProcessStart(torch_options.get("worker_init_fn"))
+        if torch_options.get("num_workers"):
+            torch_options["worker_init_fn"] = self.process_start
         self.options = options
         # A DataLoader draws a seed for its processes at every start. From torch's own generator,
         # that would shift the random numbers of a run that resumes in the middle of an epoch.
@@ -103,6 +109,8 @@ class Loader(DataLoaderMirror):
                 "two loaders over the same dataset are read at once, and the second was made to "
                 "follow the first. Call run.loader for both before either is read."
             )
+        if position.resume_at == 0:
+            self._on_pause(False)
         done, position.resume_at = position.resume_at, 0
         position.done_samples = done
         self._seeder.manual_seed(mixed(self.options.seed, self.epoch, self._group.rank))
@@ -124,6 +132,8 @@ class Loader(DataLoaderMirror):
                 position.done_samples += samples
                 self._on_batch(BatchInfo(steps_before + index, steps, samples, weight))
                 yield self.finish(to_device(batch, self._device))
+                if steps is None or steps_before + index + 1 < steps:  # else the epoch is over
+                    self._on_pause(True)
             finished = True
         finally:
             # A loop that the user breaks out of has ended its epoch too.

@@ -98,7 +98,7 @@ class DataLoaderMirror:
 
     @property
     def worker_init_fn(self) -> Callable[[int], Any] | None:
-        return self._inner.worker_init_fn
+        return self._told.torch_options.get("worker_init_fn")
 
     @property
     def multiprocessing_context(self) -> Any:

@@ -10,6 +10,7 @@ from collections import Counter
 from datetime import timedelta
 
 import psutil
+import torch
 from torch.distributed import PrefixStore, Store
 
 from farandole.comm import Exchange, Group, InProcess
@@ -19,7 +20,7 @@ from farandole.horovod.gpus import GpuLinks
 from farandole.launch import rejoining
 from farandole.launch.environment import Seat, detect
 from farandole.launch.loopback import stay_on_loopback
-from farandole.launch.rendezvous import find_store, forget_port_file, roll_call
+from farandole.launch.rendezvous import find_store, forget_announcement, roll_call, store_for_nccl
 
 _MORE_TIME = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _SEATED = "FARANDOLE_HOROVOD_SEATED"  # who has the seat that the variables describe
@@ -51,12 +52,15 @@ class Meeting:
                 self._store = find_store(seat, timeout)
             # Counted only when all have come: a rank that gave up, and comes again, must not look
             # for the others where they will be the next time.
-            store = PrefixStore(f"horovod/{job}/{self._times[job] + 1}", self._store)
+            name = f"horovod/{job}/{self._times[job] + 1}"
+            store = PrefixStore(name, self._store)
             roll_call(PrefixStore("roll", store), seat, timeout, "hvd.init()")
             self._times[job] += 1
         finally:
-            forget_port_file(seat)
+            forget_announcement(seat)
         group = Group(carrier(seat, store, timeout), more_time=_MORE_TIME)
+        if torch.cuda.is_available():
+            store = PrefixStore(name, store_for_nccl(seat, self._store, timeout))
         return seat, group, GpuLinks(store, seat.local_size)
 
 

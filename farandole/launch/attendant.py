@@ -13,6 +13,7 @@ the launcher wants that, or is gone, or the network is. In every case no process
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -20,26 +21,34 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import psutil
 
+from farandole.errors import CommError
 from farandole.launch.cores import fair_share
 from farandole.launch.leftovers import IDENTITY, kill_leftovers
 from farandole.launch.network import interface_towards
-from farandole.orphans import LAUNCHER, end_with_parent
+from farandole.launch.process_state import is_stopped
+from farandole.launch.store.address import told
+from farandole.launch.store.protocol import COUNT
+from farandole.orphans import LAUNCHER, tied_to_this_process
+from farandole.owned_folders import OwnedFolder
 from farandole.variables import ELASTIC_WORKER
+from farandole.watchdog import Watchdog
 
 OUTPUT, ERRORS, END = b"o", b"e", b"x"
 HEADER = struct.Struct(">cI")  # which of these, and how many bytes follow
 GRACE_SECONDS = 30.0  # a worker may save something when it is told to stop
+WARNING = b"u"  # on standard input: SIGUSR1 for the worker
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0
 _CHUNK = 2**16
+_INTRODUCTION_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Order:
     folder: str
     variables: dict[str, str]
     in_one_stream: bool = False  # its errors among its output, so that their order stays
+    grace_seconds: float = GRACE_SECONDS  # between SIGTERM and SIGKILL
 
     def line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -57,8 +67,10 @@ class Order:
 
 def attend(order: Order) -> None:
     """Runs the worker to its end, or to that of standard input, and tells how it ended."""
-    with tempfile.TemporaryDirectory(prefix="farandole-worker-") as folder:
-        error_file = Path(folder) / "error.json"
+    folder = OwnedFolder("worker")
+    watchdog = Watchdog(variables=_identification(order), folders=[folder.path])
+    try:
+        error_file = folder.path / "error.json"
         try:
             worker = _start(order, error_file)
         except OSError as error:
@@ -72,6 +84,15 @@ def attend(order: Order) -> None:
         _pass_on_the_rest(worker)
         error_text = error_file.read_text() if error_file.exists() else None
         _send(END, json.dumps({"exit_code": worker.returncode, "error": error_text}))
+    finally:
+        folder.close()
+        watchdog.close()
+
+
+def _identification(order: Order) -> dict[str, str]:
+    """The variables by which the worker's processes are found, apart from other workers' here."""
+    variable = ELASTIC_WORKER if ELASTIC_WORKER in order.variables else "RANK"
+    return {name: order.variables[name] for name in (IDENTITY, variable)}
 
 
 def _start(order: Order, error_file: Path) -> subprocess.Popen[bytes]:
@@ -80,6 +101,7 @@ def _start(order: Order, error_file: Path) -> subprocess.Popen[bytes]:
         "OMP_NUM_THREADS": str(fair_share(int(environment["LOCAL_WORLD_SIZE"]))),
         "PYTHONUNBUFFERED": "1",
     }
+    _introduce(environment)
     interface = interface_towards(environment["MASTER_ADDR"])
     if interface is not None:
         # Else gloo takes the address of the host's own name, which is often a loopback one.
@@ -93,8 +115,21 @@ def _start(order: Order, error_file: Path) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if order.in_one_stream else subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=end_with_parent,
+        preexec_fn=tied_to_this_process(),
     )
+
+
+def _introduce(environment: Mapping[str, str]) -> None:
+    """Shows the job's token to the launcher's store, which then lets in PyTorch's own clients from
+    this host: a script that forms its process group itself has no token to show."""
+    store = told(environment)
+    if store is not None:
+        with contextlib.suppress(OSError, CommError):  # the worker will say so
+            link = store.connect(_INTRODUCTION_SECONDS)
+            try:
+                link.ask(COUNT, (), _INTRODUCTION_SECONDS)  # the answer says that it was let in
+            finally:
+                link.close()
 
 
 def _pass_on_until_the_end(worker: subprocess.Popen[bytes]) -> None:
@@ -106,16 +141,21 @@ def _pass_on_until_the_end(worker: subprocess.Popen[bytes]) -> None:
             kind = streams[descriptor]
             if (kind and not _send(kind, found)) or (not kind and not found):
                 return
+            if not kind and WARNING in found and worker.poll() is None:
+                worker.send_signal(signal.SIGUSR1)
             if not found:
                 del streams[descriptor]
 
 
 def _reap(worker: subprocess.Popen[bytes], order: Order) -> None:
-    """Asks the worker to end, if it still runs, and then leaves nothing of it."""
+    """Asks the worker to end, if it still runs, and then leaves nothing of it.
+
+    A stopped one would not hear of it: it is killed at once.
+    """
     if worker.poll() is None:
-        os.killpg(worker.pid, signal.SIGTERM)
+        os.killpg(worker.pid, signal.SIGKILL if is_stopped(worker.pid) else signal.SIGTERM)
     streams = _streams(worker)
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + order.grace_seconds
     while worker.poll() is None and time.monotonic() < deadline:
         # Its output is read on, or it might wait for ever for room to write in.
         for descriptor in select.select(list(streams), [], [], _POLL_SECONDS)[0]:
@@ -126,8 +166,8 @@ def _reap(worker: subprocess.Popen[bytes], order: Order) -> None:
     if worker.poll() is None:
         worker.kill()
         worker.wait(_PATIENCE_SECONDS)
-    variable = ELASTIC_WORKER if ELASTIC_WORKER in order.variables else "RANK"
-    left = kill_leftovers(order.variables[IDENTITY], int(order.variables[variable]), variable)
+    (_, identity), (variable, number) = _identification(order).items()
+    left = kill_leftovers(identity, int(number), variable)
     psutil.wait_procs(left, timeout=_PATIENCE_SECONDS)
 
 
@@ -151,7 +191,7 @@ def _streams(worker: subprocess.Popen[bytes]) -> dict[int, bytes]:
 
 def _send(kind: bytes, content: bytes | str) -> bool:
     """Whether anybody is there to read it."""
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     rest = HEADER.pack(kind, len(data)) + data if data else b""
     try:
         while rest:
@@ -182,7 +222,8 @@ def _main() -> None:
         said += found
     asked = json.loads(said)
     order = Order(tuple(asked["command"]), asked["folder"], asked["variables"])
-    attend(replace(order, in_one_stream=asked["in_one_stream"]))
+    rest = {name: asked[name] for name in ("in_one_stream", "grace_seconds")}
+    attend(replace(order, **rest))
 
 
 if __name__ == "__main__":

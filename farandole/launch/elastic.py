@@ -10,6 +10,11 @@ decides who sits where, `reception` tells them, `rejoining` is their side. When 
     the last of a generation,     the job has failed: nobody is left who has the state
       in any other way
 
+A worker that is stuck does not end. The others notice when a collective breaks, and ask for their
+seats. One that does not ask then is named, and ended: soon if it is stopped (SIGSTOP), or else
+after `answer_seconds`. It counts as one that failed. When rank 0 is done, the others have as long
+to end as `exit_watch` says.
+
 A host that was added gets workers, which wait; when they are ready the running ones are told, and
 come at their next commit. A host that was removed loses its workers at the next commit. With fewer
 than `min_workers` the job waits for hosts, and after `start_timeout_seconds` it fails.
@@ -24,13 +29,13 @@ from dataclasses import dataclass, field
 from farandole.errors import UserError
 from farandole.launch.discovery import Discovery
 from farandole.launch.job import Job, Outcome
-from farandole.launch.loopback import LOOPBACK
 from farandole.launch.network import address_for, is_here
 from farandole.launch.output import Relay
 from farandole.launch.reception import Reception
 from farandole.launch.remote import Ssh
 from farandole.launch.signals import signals_noted
 from farandole.launch.starting import Starter
+from farandole.launch.store.hosted import LOOPBACK, JobStore
 from farandole.launch.troupe import Troupe
 from farandole.launch.workplace import Workplace
 from farandole.variables import ELASTIC_WORKER
@@ -55,6 +60,7 @@ class ElasticJob:
     environment: Mapping[str, str] = field(default_factory=dict)
     reset_limit: int | None = None
     start_timeout_seconds: float = 600.0
+    answer_seconds: float = 150.0  # for a seat to be asked for, once another has: collectives break
     whole_command: bool = False  # `command` begins with the program itself, not with a script
     ssh: Ssh = field(default_factory=Ssh)  # how hosts other than this one are reached
     interfaces: Sequence[str] = ()  # that all hosts share, if the system shall not choose
@@ -75,6 +81,8 @@ class ElasticJob:
             raise UserError(f"reset_limit={self.reset_limit}: it is 0 or more.")
         if not self.start_timeout_seconds > 0:
             raise UserError(f"start_timeout_seconds={self.start_timeout_seconds} is no time.")
+        if not self.answer_seconds > 0:
+            raise UserError(f"answer_seconds={self.answer_seconds} is no time.")
 
 
 def launch_elastic(job: ElasticJob) -> Outcome:
@@ -96,14 +104,15 @@ def launch_elastic(job: ElasticJob) -> Outcome:
         here=shared_by if known else None,
     )
     relay = Relay(())
-    reception = Reception(address)
+    store = JobStore(place.folder, address)
+    reception = Reception(store)
     starter = Starter(
         place,
         job.command,
         job.environment,
         whole_command=job.whole_command,
         address=address,
-        port=reception.port,
+        store=store,
         alone=not known,
         ssh=job.ssh,
     )
@@ -122,6 +131,7 @@ def launch_elastic(job: ElasticJob) -> Outcome:
             troupe.stop()
             place.reap()
             relay.stop()
+            store.close()
             place.close(keep_logs=kept)
     return Outcome(
         troupe.failure,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
 from farandole.errors import JoinError
+from farandole.launch.store.address import StoreAddress, told
 
 _SEAT = re.compile(
     r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
@@ -32,6 +33,7 @@ class Seat:
     address: str | None = None  # where rank 0, or the agent, can be reached
     port: int | None = None
     agent_store: bool = False  # the launcher already runs the store; nobody else should
+    store: StoreAddress | None = None  # where it is, if it is ours
     job: str = ""  # the same on every rank, different for every job
     attempt: int = 0
 
@@ -82,10 +84,17 @@ def _elastic(env: Mapping[str, str], parent: int) -> Seat | None:
         address=env.get("MASTER_ADDR"),
         port=_port(env),
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        store=_own_store(env),
         job=env.get("FARANDOLE_JOB") or env.get("TORCHELASTIC_RUN_ID", "torchrun"),
         attempt=_int(env, "TORCHELASTIC_RESTART_COUNT", 0),
     )
     return seat if "LOCAL_WORLD_SIZE" in env or size == 1 else _hand_set(seat, env, parent)
+
+
+def _own_store(env: Mapping[str, str]) -> StoreAddress | None:
+    """That of our launcher, unless somebody below it, such as torchrun, has set another place."""
+    store = told(env) if "FARANDOLE_JOB" in env else None
+    return store if store is not None and store.port == _port(env) else None
 
 
 def _hand_set(seat: Seat, env: Mapping[str, str], parent: int) -> Seat:

@@ -2,7 +2,9 @@
 
 When one rank raises, its peers soon fail too, because their collectives break. What the user needs
 is the first traceback, not the last. Each worker therefore writes its exception with a time stamp
-before it dies, or when it left if there was none; the launcher picks the cause among what it finds.
+before it dies, or when it left if there was none, and whether the exception says that a peer was
+lost. The launcher adds what it knows itself, whom it has told to stop and when, and picks the cause
+by the `Kind` of each end, never by the text of a message.
 """
 
 from __future__ import annotations
@@ -16,16 +18,27 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
+
+from farandole.errors import CommError, JoinError
 
 _FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _TAIL_LINES = 40
 # A worker that was killed could not say when, only the launcher when it noticed: later than the
-# peers felt it, on a busy machine by seconds. But those that ignore SIGTERM for 30 s are killed by
-# the launcher itself, and must not look like the cause.
+# peers felt it, on a busy machine by seconds.
 _NOTICED_WITHIN_SECONDS = 20
+
+
+class Kind(IntEnum):
+    """Why a worker ended badly. The cause of a job's end is of the lowest kind there is."""
+
+    OWN = 0  # by itself: it raised, exited, or a signal that the launcher did not send killed it
+    HELD_UP = 1  # the launcher ended it, because the others waited for it in vain
+    FOLLOWED = 2  # it raised because a peer was lost or did not answer
+    TOLD = 3  # the launcher told it to stop, because of another
 
 
 @dataclass(frozen=True)
@@ -34,8 +47,10 @@ class Failure:
 
     rank: int
     exit_code: int  # negative: the signal that killed it, as in subprocess
-    error: str  # its traceback, or the end of its standard error
+    error: str  # its traceback, or the end of its standard error; if it held others up, how
     time_ns: int  # when it raised or left; if it could not say, not later than that
+    kind: Kind = Kind.OWN
+    is_dated: bool = False  # it has said itself when that was
 
     @property
     def killed_by(self) -> str | None:
@@ -48,10 +63,23 @@ class Failure:
 
     def __str__(self) -> str:
         """In one line: which rank, how, and the last thing it said."""
+        if self.kind is Kind.HELD_UP:
+            return f"rank {self.rank} {self.error}, and was ended"
         if self.killed_by:
             return f"rank {self.rank} was killed by {self.killed_by}"
         said = self.error.strip().splitlines()
         return f"rank {self.rank} failed: {said[-1] if said else f'exit code {self.exit_code}'}"
+
+    def told_to_stop(self, when_ns: int) -> Failure:
+        """The launcher told this worker to stop at that time. One that was leaving before it, and
+        said so, has ended by itself all the same."""
+        was_leaving = self.is_dated and self.time_ns < when_ns
+        return self if was_leaving else replace(self, kind=max(self.kind, Kind.TOLD))
+
+    def held_up_others(self, how: str) -> Failure:
+        """The launcher ended this worker, because others waited for it in vain."""
+        code = self.exit_code or -signal.SIGTERM  # it may have ended in peace when told to
+        return replace(self, exit_code=code, error=how, kind=Kind.HELD_UP)
 
 
 def record_uncaught(environ: Mapping[str, str] = os.environ) -> None:
@@ -62,7 +90,8 @@ def record_uncaught(environ: Mapping[str, str] = os.environ) -> None:
     show = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _write(Path(target), "".join(traceback.format_exception(kind, error, trace)))
+        text = "".join(traceback.format_exception(kind, error, trace))
+        _write(Path(target), text, followed=_follows(error))
         show(kind, error, trace)
 
     sys.excepthook = hook
@@ -83,7 +112,18 @@ def record_leaving(environ: Mapping[str, str] = os.environ) -> None:
             _write(Path(target), "")
 
 
-def _write(target: Path, text: str) -> None:
+def _follows(error: BaseException | None) -> bool:
+    """Whether a lost peer led to this error, directly or while the script dealt with that."""
+    seen: set[int] = set()  # a chain may be closed by hand
+    while error is not None and id(error) not in seen:
+        if isinstance(error, (CommError, JoinError)):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _write(target: Path, text: str, *, followed: bool = False) -> None:
     now = time.time_ns()
     # The shape around `time_ns` is the one TorchElastic's own reader expects.
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(now // 10**9)}}
@@ -91,7 +131,8 @@ def _write(target: Path, text: str) -> None:
         # In one step: the launcher may end this process at any moment, and that reader does not
         # survive half a file.
         half = target.with_suffix(".half")
-        half.write_text(json.dumps({"message": message, "time_ns": now}))
+        said = {"message": message, "time_ns": now, "followed": followed}
+        half.write_text(json.dumps(said))
         half.replace(target)
 
 
@@ -105,9 +146,11 @@ def read_failure(
     """In the launcher: what a worker left behind. Never raises: a missing file is no news."""
     error = ""
     time_ns = (noticed_seconds - _NOTICED_WITHIN_SECONDS) * 10**9
+    kind, is_dated = Kind.OWN, False
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(error_file.read_text())
         error, time_ns = found["message"]["message"], int(found["time_ns"])
+        kind, is_dated = Kind.FOLLOWED if found.get("followed") else Kind.OWN, True
     if error:
         # It raised, and was on its way out with 1 when the launcher sent a signal to hurry it.
         exit_code = exit_code if exit_code > 0 else 1
@@ -115,13 +158,14 @@ def read_failure(
         with contextlib.suppress(OSError):
             lines = stderr_file.read_text(errors="replace").splitlines()
             error = "\n".join(lines[-_TAIL_LINES:])
-    return Failure(rank, exit_code, error, time_ns)
+    return Failure(rank, exit_code, error, time_ns, kind, is_dated)
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:
-    """The failure that the others follow from: the earliest.
+    """The failure that the others follow from: of the lowest kind, and of those the earliest.
 
-    SIGTERM is what the launcher ends the rest with, so it counts only when there is nothing else.
-    Of failures at the same time the one given first is taken.
+    Of failures at the same time one by a signal is taken, or else the one given first.
     """
-    return min(failures, key=lambda failure: (failure.killed_by == "SIGTERM", failure.time_ns))
+    return min(
+        failures, key=lambda failure: (failure.kind, failure.time_ns, failure.exit_code >= 0)
+    )

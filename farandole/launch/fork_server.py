@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from farandole.launch import forked
+from farandole.launch.afresh import Beginning, execute
 from farandole.launch.preloaded import Preloaded
 from farandole.orphans import end_with_parent
 from farandole.variables import FORKS, RESERVED
@@ -83,10 +84,11 @@ def main() -> None:
             forked.can_run(request.command, checked, modules)
             and forked.show_variables(RESERVED, reserved_bytes, request.shown)
         ):
-            forked.execute(request.command)
+            execute(request.command, request.variables)
         forked.show_command(request.command)
         if not request.serves:
-            Preloaded.hide(before, imported_under)
+            beginning = Beginning(request.command, request.variables, request.folder)
+            Preloaded.hide(before, imported_under, beginning)
         elif (inner := _fork_server()) is not None:
             request = _serve(inner)
             continue

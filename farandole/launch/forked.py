@@ -18,20 +18,36 @@ import os
 import re
 import runpy
 import shlex
-import signal
 import sys
 import tempfile
 import types
 from collections.abc import Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 # Read when they are needed, not when a module is imported. All others may be, for all we know.
 _READ_LATE = re.compile(
     r"FARANDOLE_|TORCHELASTIC_|HOROVOD_|MASTER_(ADDR|PORT)$|((LOCAL|ROLE|GROUP)_)?(RANK|WORLD_SIZE)$|"
     r"ROLE_NAME$|GLOO_|NCCL_|TORCH_NCCL_|CUDA_VISIBLE_DEVICES$|PYTHONUNBUFFERED$|PWD$|OLDPWD$|_$"
 )
-_RESTORED = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")  # what Python ignores, and a new program does not
+
+
+class _Input(io.FileIO):
+    """Standard input, which knows whether it was read."""
+
+    was_read = False
+
+    def readinto(self, buffer: Buffer, /) -> int | None:
+        self.was_read = True
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        self.was_read = True
+        return super().readall()
 
 
 def take_streams(descriptors: Sequence[int]) -> None:
@@ -52,7 +68,7 @@ def _open_stream(
 ) -> io.TextIOWrapper:
     reading = number == 0
     direct = unbuffered and not reading
-    raw = io.FileIO(number, "r" if reading else "w", closefd=False)
+    raw = (_Input if reading else io.FileIO)(number, "r" if reading else "w", closefd=False)
     raw.name = f"<{name}>"
     buffer = raw if direct else (io.BufferedReader if reading else io.BufferedWriter)(raw)
     stream = io.TextIOWrapper(
@@ -121,20 +137,22 @@ def can_run(
     command: Sequence[str], imported_under: Mapping[str, str] | None, modules: Sequence[str]
 ) -> bool:
     """Whether `command` runs here as it would in a fresh process. None: whatever the variables."""
+    if not is_script(command) or (imported_under is not None and _differing(imported_under)):
+        return False
+    _, first, *_ = command
+    folder = Path.cwd() if first == "-m" else Path(first).resolve().parent
+    if not sys.flags.safe_path:
+        sys.path[0] = str(folder)
+    return all(_would_be_imported(name) for name in modules)
+
+
+def is_script(command: Sequence[str]) -> bool:
+    """Whether it runs a script or a module in this interpreter."""
     program, *arguments = command
     if program != sys.executable or not arguments:
         return False
-    if imported_under is not None and _differing(imported_under):
-        return False
-    if arguments[0] == "-m":
-        folder = str(Path.cwd())
-    elif arguments[0].endswith(".py") and Path(arguments[0]).is_file():
-        folder = str(Path(arguments[0]).resolve().parent)
-    else:
-        return False
-    if not sys.flags.safe_path:
-        sys.path[0] = folder
-    return all(_would_be_imported(name) for name in modules)
+    script = arguments[0]
+    return script == "-m" or (script.endswith(".py") and Path(script).is_file())
 
 
 def _differing(imported_under: Mapping[str, str]) -> bool:
@@ -152,18 +170,6 @@ def _would_be_imported(name: str) -> bool:
         if found is not None:
             return found.origin == known.origin
     return False
-
-
-def execute(command: Sequence[str]) -> None:
-    """Becomes a fresh process after all."""
-    for name in _RESTORED:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
-    try:
-        os.execve(command[0], list(command), os.environ)
-    except OSError as error:
-        sys.stderr.write(f"cannot start {command[0]!r}: {error}\n")
-        os._exit(127)
 
 
 def run(command: Sequence[str]) -> None:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from farandole.launch.fork_server import LENGTH, NOBODY, STARTED, Request
-from farandole.orphans import adopt_orphans, end_with_parent
+from farandole.orphans import adopt_orphans, tied_to_this_process
 from farandole.variables import FORK, FORKS, RESERVED
 
 _RESERVED_BYTES = 256  # for the variables that a worker shows
 _COMMAND_BYTES = 1024
 _IMPORT_SECONDS = 300.0  # how long the first worker may take: torch is imported before it
 _POLL_SECONDS = 0.01
+_WAIT_SECONDS = 0.1
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd")
 
 
@@ -60,9 +62,12 @@ class Forked:
 class Forks:
     """One fork server, started or inherited."""
 
-    def __init__(self, connection: socket.socket, server: Forked | subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, connection: socket.socket, server: Forked | subprocess.Popen[bytes], *, ready: bool
+    ) -> None:
         self._connection = connection
         self._server = server
+        self._ready = ready
         connection.settimeout(_IMPORT_SECONDS)
 
     @classmethod
@@ -85,10 +90,10 @@ class Forks:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=end_with_parent,
+                preexec_fn=tied_to_this_process(),
                 pass_fds=[theirs.fileno()],
             )
-        return cls(ours, server)
+        return cls(ours, server, ready=False)
 
     @classmethod
     def inherited(cls, environ: MutableMapping[str, str] = os.environ) -> Forks | None:
@@ -97,12 +102,22 @@ class Forks:
         if known is None or not adopt_orphans():
             return None
         descriptor, server = map(int, known.split(":"))
-        return cls(socket.socket(fileno=descriptor), Forked(server))
+        return cls(socket.socket(fileno=descriptor), Forked(server), ready=True)
 
-    def wait(self) -> bool:
-        """Until one that was begun is ready. False: it has ended instead, as where torch is not."""
-        with contextlib.suppress(OSError):
-            return len(self._connection.recv(STARTED.size, socket.MSG_WAITALL)) == STARTED.size
+    def wait(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Until one that was begun is ready. False: it has ended instead, as where torch is not, or
+        the wait was stopped, or took too long."""
+        if self._ready or self._connection.fileno() < 0:
+            return self._ready
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN)
+        deadline = time.monotonic() + _IMPORT_SECONDS
+        while not is_stopped() and time.monotonic() < deadline:
+            if poller.poll(_WAIT_SECONDS * 1000):
+                with contextlib.suppress(OSError):
+                    said = self._connection.recv(STARTED.size, socket.MSG_WAITALL)
+                    self._ready = len(said) == STARTED.size
+                return self._ready
         return False
 
     def start(
@@ -118,6 +133,9 @@ class Forks:
 
         `shown` are variables by which others must be able to find it.
         """
+        if not self.wait():
+            self.close()
+            raise ForkError("the fork server did not start")
         request = Request(
             tuple(command),
             dict(environment),

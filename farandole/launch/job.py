@@ -9,6 +9,7 @@ from pathlib import Path
 
 from farandole.errors import UserError
 from farandole.launch.failure import Failure
+from farandole.launch.grace import DEFAULT_SECONDS
 from farandole.launch.signals import exit_code_of
 
 
@@ -30,6 +31,13 @@ class Job:
     per_rank: Sequence[Mapping[str, str]] = ()  # further variables of each worker
     output: Path | None = None  # a folder that keeps rank.N/stdout and rank.N/stderr
     timed_output: bool = False  # each line that is shown begins with the time
+    # Many workers may be forked from one process that has imported torch. This process then adopts
+    # its orphans (`orphans.adopt_orphans`), which only a program of our own should do.
+    fork: bool = False
+    exit_seconds: float | None = None  # for the others, once a worker is done; see `exit_watch`
+    stall_seconds: float | None = None  # without a step, then a worker is named; see `stall_watch`
+    stall_kill: bool = False  # and is ended
+    grace_seconds: float = DEFAULT_SECONDS  # between SIGTERM and SIGKILL
 
     def __post_init__(self) -> None:
         if self.per_rank and len(self.per_rank) != self.workers:
@@ -39,6 +47,20 @@ class Job:
             )
         if self.workers < 1:
             raise UserError(f"{self.workers} workers cannot run anything; ask for 1 or more.")
+        if self.exit_seconds is not None and not self.exit_seconds > 0:
+            raise UserError(
+                f"exit_seconds={self.exit_seconds:g}: give the seconds, above 0, that workers have "
+                "to end once the first is done; inf sets no limit."
+            )
+        if self.stall_seconds is not None and not self.stall_seconds > 0:
+            raise UserError(f"stall_seconds={self.stall_seconds:g} must be above 0.")
+        if self.stall_kill and self.stall_seconds is None:
+            raise UserError("stall_kill=True: give stall_seconds too, the time without a step.")
+        if not 0 < self.grace_seconds < float("inf"):
+            raise UserError(
+                f"grace_seconds={self.grace_seconds:g}: give the seconds, above 0, that workers "
+                "have to save and leave when the job is stopped."
+            )
         if self.restarts < 0:
             raise UserError(f"restarts={self.restarts}: a worker is started again 0 times or more.")
         if self.restarts and not self.tolerant:

@@ -31,7 +31,7 @@ from farandole.errors import JoinError
 from farandole.launch.environment import Seat
 from farandole.launch.failure import record_leaving
 from farandole.launch.loopback import stay_on_loopback
-from farandole.launch.rendezvous import find_store, forget_port_file, roll_call
+from farandole.launch.rendezvous import find_store, forget_announcement, roll_call, store_for_nccl
 from farandole.topology import Topology
 from farandole.variables import SERVER_KEY, SERVERS
 
@@ -139,6 +139,8 @@ def _form(seat: Seat, device: torch.device | None, timeout: timedelta) -> None:
     try:
         store = find_store(seat, timeout)
         roll_call(PrefixStore(f"roll-{seat.attempt}", store), seat, timeout)
+        if device is not None:
+            store = store_for_nccl(seat, store, timeout)
         show_error = sys.excepthook
         dist.init_process_group(
             "gloo" if device is None else "cpu:gloo,cuda:nccl",
@@ -149,7 +151,7 @@ def _form(seat: Seat, device: torch.device | None, timeout: timedelta) -> None:
             device_id=device,
         )
     finally:
-        forget_port_file(seat)
+        forget_announcement(seat)
     if seat.launcher == "farandole":
         # torch now prefixes tracebacks with the rank; our launcher prefixes every line already.
         sys.excepthook = show_error

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 
 import psutil
 
-IDENTITY = "FARANDOLE_JOB"
+from farandole.variables import JOB
+
+IDENTITY = JOB
 """The variable that says to which job a process belongs."""
 
 

@@ -1,8 +1,4 @@
-"""A c10d store that only this machine can reach.
-
-PyTorch's TCPStore listens on every interface unless it is handed a socket that is already bound,
-so we bind one to 127.0.0.1 ourselves. The store is how ranks find each other; it needs no more.
-"""
+"""Where to listen, and which interface to use: loopback, unless a job has several hosts."""
 
 from __future__ import annotations
 
@@ -15,21 +11,22 @@ from torch.distributed import TCPStore
 
 from farandole.launch.environment import is_loopback
 
-LOOPBACK = "127.0.0.1"
 
+def serve_tcp_store(timeout: timedelta, address: str, port: int) -> TCPStore:
+    """PyTorch's store, for ranks that have no token: it lets in everybody who reaches the port.
 
-def serve_store(timeout: timedelta, address: str = LOOPBACK, port: int = 0) -> TCPStore:
-    """Starts a store that listens on `address` alone; `store.port` says where."""
+    It listens on every interface unless it is handed a socket that is bound, so we bind one to
+    `address` ourselves.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(1024)
-        bound_port = listener.getsockname()[1]
         # The store takes the descriptor over; `detach` keeps `with` from closing it under it.
         return TCPStore(
             address,
-            bound_port,
+            port,
             is_master=True,
             timeout=timeout,
             wait_for_workers=False,

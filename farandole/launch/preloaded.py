@@ -2,7 +2,8 @@
 
 Until then they are not in `sys.modules`, as in any fresh process. At that moment the script's
 variables are compared with those under which the modules were imported: libraries read some of
-them then, and never again.
+them then, and never again. If these differ, the worker begins again as a fresh process (`afresh`),
+or says what comes too late.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+from farandole.launch.afresh import Beginning
 
 # What torch, NumPy and the libraries below them read when they are loaded.
 _READ_EARLY = re.compile(
@@ -25,19 +28,27 @@ _NOT_HIDDEN = {"farandole"}  # reads no variables when it is imported
 class Preloaded:
     """A finder, and the loader of what it finds."""
 
-    def __init__(self, modules: dict[str, ModuleType], imported_under: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        modules: dict[str, ModuleType],
+        imported_under: Mapping[str, str],
+        beginning: Beginning,
+    ) -> None:
         self._modules = modules
         self._imported_under = imported_under
+        self._beginning = beginning
         self._told: set[str] = set()
 
     @classmethod
-    def hide(cls, before: Collection[str], imported_under: Mapping[str, str]) -> None:
+    def hide(
+        cls, before: Collection[str], imported_under: Mapping[str, str], beginning: Beginning
+    ) -> None:
         """Takes all modules from `sys.modules` that were not there `before`, but the library's."""
         kept = sys.stdlib_module_names | {_root(name) for name in before} | _NOT_HIDDEN
         hidden = {name: module for name, module in sys.modules.items() if _root(name) not in kept}
         for name in hidden:
             del sys.modules[name]
-        sys.meta_path.insert(0, cls(hidden, imported_under))
+        sys.meta_path.insert(0, cls(hidden, imported_under, beginning))
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -52,6 +63,9 @@ class Preloaded:
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        changed = self._changed()
+        if changed and self._beginning.can_start_again():
+            self._start_again(changed)
         module = self._modules[spec.name]
         spec.loader_state = module.__spec__, module.__dict__.get("__loader__")
         return module
@@ -63,13 +77,25 @@ class Preloaded:
         package = _root(module.__name__)
         for name in [name for name in self._modules if package in ("torch", _root(name))]:
             sys.modules[name] = self._modules.pop(name)  # torch has imported all others
-        self._compare()
+        if package == "torch":
+            self._beginning.end()
+        self._tell()
 
-    def _compare(self) -> None:
+    def _changed(self) -> set[str]:
         names = {name for name in {*os.environ, *self._imported_under} if _READ_EARLY.match(name)}
-        changed = {
-            name for name in names if os.environ.get(name) != self._imported_under.get(name)
-        } - self._told
+        return {name for name in names if os.environ.get(name) != self._imported_under.get(name)}
+
+    def _start_again(self, changed: Collection[str]) -> None:
+        if os.environ.get("RANK") == "0":
+            sys.stderr.write(
+                f"farandole: note: the script sets {', '.join(sorted(changed))} itself, before it "
+                "imports torch. So its workers start again as fresh processes; they start sooner "
+                "if it is set outside of the script.\n"
+            )
+        self._beginning.start_again()
+
+    def _tell(self) -> None:
+        changed = self._changed() - self._told
         self._told |= changed
         threads = [name for name in _THREADS if name in changed and _is_number(name)]
         if threads:
@@ -78,8 +104,8 @@ class Preloaded:
         if ignored:
             sys.stderr.write(
                 f"farandole: note: the script sets {', '.join(ignored)} itself, and torch was "
-                "imported before (workers are forked from one process that has it). Set it outside "
-                "of the script, or start with FARANDOLE_FORK=0.\n"
+                "imported before (workers are forked from one process that has it). Set it as the "
+                "script's first act, or outside of it, or start with --no-fork.\n"
             )
 
 

@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from farandole.launch.forks import ForkError
+from farandole.launch.grace import Grace
+from farandole.launch.process_state import is_stopped
+from farandole.launch.saving import any_saves
 from farandole.launch.workplace import Workplace
-from farandole.orphans import end_with_parent
+from farandole.orphans import tied_to_this_process
 
-_GRACE_SECONDS = 30.0  # TorchElastic's: a worker may save something when it is told to stop
+_KILLED_SECONDS = 5.0
+_POLL_SECONDS = 0.05
 
 
 class Process(Protocol):
@@ -54,25 +58,70 @@ def start_process(
             stdout=out,
             stderr=err,
             start_new_session=True,  # Ctrl-C reaches the launcher alone
-            preexec_fn=end_with_parent,
+            preexec_fn=tied_to_this_process(),
         )
 
 
-def stop_processes(processes: Iterable[Process]) -> None:
-    """Asks those that still run to end, with their children; `Workplace.reap` does the rest."""
+def stop_processes(processes: Iterable[Process], grace: Grace | None = None) -> None:
+    """Asks those that still run to end, with their children; `Workplace.reap` does the rest.
+
+    A stopped process would not hear of it, and has nothing to save: it is killed at once.
+    """
     running = [process for process in processes if process.poll() is None]
     for process in running:
-        os.killpg(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + _GRACE_SECONDS
+        _send(process, signal.SIGKILL if is_stopped(process.pid) else signal.SIGTERM)
+    grace = grace or Grace()
+    while running and not grace.is_over():
+        time.sleep(_POLL_SECONDS)
+        running = [process for process in running if process.poll() is None]
+        for process in running:
+            if is_stopped(process.pid):
+                _send(process, signal.SIGKILL)
+
+
+def kill_processes(processes: Iterable[Process]) -> None:
+    """Asks no more. One that the system itself holds (state D) is named, and not waited for."""
+    running = [process for process in processes if process.poll() is None]
     for process in running:
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        _send(process, signal.SIGKILL)
+    deadline = time.monotonic() + _KILLED_SECONDS
+    for process in running:
+        try:
             process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            tell(
+                f"process {process.pid} does not end, {_KILLED_SECONDS:g} s after SIGKILL: a "
+                "device or a network file system holds it"
+            )
+
+
+def send_to(process: Process, number: signal.Signals) -> None:
+    """To this worker alone, and not to its children."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def tell_grace(place: Workplace, stopped_by: str, seconds: float) -> None:
+    """Says how long the job has, if any of its workers saves before it leaves."""
+    if any_saves(place.folder):
+        tell(f"{stopped_by}: the workers have {seconds:g} s to save and leave (--grace)")
+
+
+def _send(process: Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.killpg(process.pid, number)
 
 
 def tell(line: str) -> None:
+    """What the launcher itself has to say."""
+    write_error(f"farandole: {line}\n")
+
+
+def write_error(text: str) -> None:
     """In one piece, so that no worker's line gets into it."""
     with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the job goes on
-        sys.stderr.write(f"farandole: {line}\n")
+        sys.stderr.write(text)
         sys.stderr.flush()
 
 

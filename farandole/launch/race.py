@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from farandole.launch.forks import Forked, ForkError, Forks
 from farandole.launch.workplace import worker_defaults
-from farandole.orphans import end_with_parent
+from farandole.orphans import tied_to_this_process
 from farandole.report import Follower, History, Lane, outcome_of
 from farandole.report.metrics import FILE_NAME
 from farandole.variables import STARTED
@@ -134,7 +134,7 @@ class WarmProcesses:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=tied_to_this_process(),
         )
 
     def close(self) -> None:

@@ -10,28 +10,22 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
-from torch.distributed import PrefixStore
-
 from farandole.launch.generations import Place
-from farandole.launch.loopback import LOOPBACK, serve_store
 from farandole.launch.rejoining import LEAVE, PREFIX, WITH_STATE, WITHOUT_STATE, Change
+from farandole.launch.store.client import Prefixed
+from farandole.launch.store.hosted import JobStore
 
 _STORE_TIMEOUT = timedelta(seconds=60)
 _NOTHING_YET = -2  # before -1, with which a new worker asks
 
 
 class Reception:
-    """Serves the store, on `listen` alone."""
+    """Writes and reads in the job's store."""
 
-    def __init__(self, listen: str = LOOPBACK) -> None:
-        self._server = serve_store(_STORE_TIMEOUT, listen)
-        self._store = PrefixStore(PREFIX, self._server)
+    def __init__(self, store: JobStore) -> None:
+        self._store = Prefixed(PREFIX, store.client(_STORE_TIMEOUT))
         self._answered: dict[int, int] = {}  # the last question of each worker that has its answer
         self.beat()
-
-    @property
-    def port(self) -> int:
-        return self._server.port
 
     def beat(self) -> None:
         """Call it often: shows that the launcher lives."""

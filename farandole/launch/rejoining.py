@@ -21,11 +21,13 @@ from datetime import timedelta
 from typing import Final, Literal
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import Store
 
 from farandole.errors import JoinError
 from farandole.launch.environment import Seat
-from farandole.variables import ELASTIC_WORKER
+from farandole.launch.store.address import told
+from farandole.launch.store.client import Prefixed, StoreClient
+from farandole.variables import ELASTIC_WORKER, STORE
 
 GENERATION: Final = "FARANDOLE_ELASTIC_GENERATION"
 """The number of the generation that this process was last seated in."""
@@ -63,14 +65,13 @@ def next_seat(environ: MutableMapping[str, str], after: int, timeout: timedelta)
     """
     worker, after = environ[ELASTIC_WORKER], max(after, generation(environ))
     question = f"{after} {WITH_STATE if STATE in environ else WITHOUT_STATE}"
-    address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     try:
         store = _connect(environ, timeout)
         answer = _ask(store, worker, question, timeout)
     except (RuntimeError, dist.DistError) as error:
         raise LauncherLostError(
             f"worker {worker} waits for its seat after generation {after}, and the launcher at "
-            f"{address}:{port} has given no sign of life for {timeout.total_seconds():g} s. "
+            f"{told(environ)} has given no sign of life for {timeout.total_seconds():g} s. "
             "See the launcher's own output."
         ) from error
     if answer == LEAVE:
@@ -92,9 +93,10 @@ def next_seat(environ: MutableMapping[str, str], after: int, timeout: timedelta)
         size=found["size"],
         local_rank=found["local_rank"],
         local_size=found["local_size"],
-        address=address,
-        port=port,
+        address=environ["MASTER_ADDR"],
+        port=int(environ["MASTER_PORT"]),
         agent_store=True,
+        store=told(environ),
         job=f"{environ.get('FARANDOLE_JOB', '')}-{found['generation']}",
         attempt=found["generation"],
     )
@@ -115,7 +117,7 @@ class HostChanges:
         except (RuntimeError, dist.DistError) as error:
             raise JoinError(
                 f"worker {environ[ELASTIC_WORKER]} asks for changed hosts, and no launcher answers "
-                f"at {environ['MASTER_ADDR']}:{environ['MASTER_PORT']}."
+                f"at {told(environ)}."
             ) from error
         self._told = -1
 
@@ -139,9 +141,10 @@ def hosts_changed(environ: Mapping[str, str], since: int) -> Change | None:
 
 
 def _connect(environ: Mapping[str, str], timeout: timedelta) -> Store:
-    address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    store = TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
-    return PrefixStore(PREFIX, store)
+    address = told(environ)
+    if address is None:
+        raise JoinError(f"{STORE} says nowhere where the launcher of this elastic job is.")
+    return Prefixed(PREFIX, StoreClient(address, timeout))
 
 
 def _ask(store: Store, worker: str, question: str, timeout: timedelta) -> str:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farandole.errors import LaunchError
-from farandole.launch.attendant import END, OUTPUT, Order, read_frame
-from farandole.orphans import end_with_parent
+from farandole.launch.attendant import END, OUTPUT, WARNING, Order, read_frame
+from farandole.orphans import tied_to_this_process
 
 UNREACHABLE = 255
 """The exit code of ssh when it could not connect, or lost the connection."""
@@ -65,6 +65,8 @@ class RemoteWorker:
     Raises `LaunchError` when there is no ssh.
     """
 
+    pid: int | None = None  # its process is on the other host
+
     def __init__(self, host: str, ssh: Ssh, order: Order, out: Path, err: Path, error: Path):
         self.host = host
         self._files = {OUTPUT: out, END: error}
@@ -82,7 +84,7 @@ class RemoteWorker:
                     stdout=subprocess.PIPE,
                     stderr=complaints,
                     start_new_session=True,  # Ctrl-C reaches the launcher alone
-                    preexec_fn=end_with_parent,
+                    preexec_fn=tied_to_this_process(),
                 )
             except OSError as failed:
                 raise LaunchError(
@@ -103,6 +105,13 @@ class RemoteWorker:
         assert self._ssh.stdin is not None
         with contextlib.suppress(OSError):
             self._ssh.stdin.close()
+
+    def warn(self) -> None:
+        """Sends it SIGUSR1: a scheduler says that it will end the job."""
+        assert self._ssh.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it has gone, or was stopped
+            self._ssh.stdin.write(WARNING)
+            self._ssh.stdin.flush()
 
     def kill(self) -> None:
         """Gives up the connection."""

@@ -1,66 +1,104 @@
 """Where the ranks of a job find each other: a store that all of them reach.
 
-store run by the agent    connect to it                                  (farandole run, torchrun)
-one host, port known      rank 0 serves one on loopback; the others connect      (RANK set by hand)
-one host, port unknown    rank 0 serves one on loopback and writes its port to a private file; the
-                          others read it                                         (mpirun, srun -N1)
-several hosts             rank 0 serves one on MASTER_ADDR; the others connect
+our launcher              connect to its store: a Unix socket, or TCP with a token
+torchrun's agent          connect to its TCPStore
+one host, no such store   rank 0 serves one on a Unix socket and writes its path to a file in a
+                          private folder; the others read it       (mpirun, srun -N1, RANK by hand)
+several hosts             rank 0 serves one on MASTER_ADDR; the others connect. With FARANDOLE_TOKEN
+                          it is ours, else PyTorch's TCPStore, which asks nobody who he is
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import stat
-import tempfile
-import time
+from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 
-import psutil
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore
 
 from farandole.errors import JoinError
+from farandole.launch.announcement import Announcement
 from farandole.launch.environment import Seat
-from farandole.launch.loopback import LOOPBACK, reachable, serve_store
+from farandole.launch.loopback import reachable, serve_tcp_store
+from farandole.launch.store.address import StoreAddress, users_token
+from farandole.launch.store.client import StoreClient
+from farandole.launch.store.hosted import HostedStore
 
 
-def find_store(seat: Seat, timeout: timedelta) -> Store:
+def find_store(seat: Seat, timeout: timedelta, environ: Mapping[str, str] = os.environ) -> Store:
     """Connects to the job's store, or serves it. Raises `JoinError` when there is none."""
+    if seat.store is not None:
+        return connect_store(seat.store, timeout)
     address, port = seat.address, seat.port
     if seat.agent_store:
         if address is None or port is None:
             raise JoinError(f"{seat.launcher} set no MASTER_ADDR and MASTER_PORT to connect to.")
-        return _connect(address, port, timeout)
-    if seat.one_host and seat.launcher != "torchrun":
-        if seat.rank == 0:
-            store = serve_store(timeout)
-            _write_port_file(seat, store.port)
-            return store
-        return _connect(LOOPBACK, _read_port_file(seat, timeout), timeout)
+        return _connect_tcp(address, port, timeout)
+    if seat.one_host:
+        return _meet_here(seat, timeout)
     if address is None or port is None:
         raise JoinError(
             f"{seat.launcher} started {seat.size} ranks and nothing says where rank 0 is. "
             "Set MASTER_ADDR and MASTER_PORT for all ranks, for example "
             "mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 …"
         )
-    address = LOOPBACK if seat.one_host else address
-    return _serve(address, port, timeout) if seat.rank == 0 else _connect(address, port, timeout)
-
-
-def _serve(address: str, port: int, timeout: timedelta) -> TCPStore:
+    token = users_token(environ)
     try:
-        return serve_store(timeout, reachable(address), port)
+        if seat.rank == 0 and token is not None:
+            return HostedStore(timeout, host=reachable(address), port=port, token=token)
+        if seat.rank == 0:
+            return serve_tcp_store(timeout, reachable(address), port)
     except OSError as error:
         raise JoinError(
             f"rank 0 cannot listen at {address}:{port}: {error}. Set MASTER_ADDR to a name of its "
             "host and MASTER_PORT to a free port."
         ) from error
+    if token is not None:
+        return connect_store(StoreAddress(None, address, port, token), timeout)
+    return _connect_tcp(address, port, timeout)
 
 
-def _connect(address: str, port: int, timeout: timedelta) -> TCPStore:
+def connect_store(address: StoreAddress, timeout: timedelta) -> StoreClient:
+    """Raises `JoinError` where none of ours answers."""
+    try:
+        return StoreClient(address, timeout).keep()
+    except dist.DistError as error:
+        raise JoinError(
+            f"no store answers at {address} within {timeout.total_seconds():g} s: {error}. "
+            "Is rank 0 (or the launcher) still running, and can this host reach it?"
+        ) from error
+
+
+def _meet_here(seat: Seat, timeout: timedelta) -> Store:
+    announcement = Announcement(seat)
+    if seat.rank != 0:
+        return connect_store(StoreAddress(announcement.read(timeout)), timeout)
+    path = announcement.new_socket()
+    try:
+        store = HostedStore(timeout, path)
+    except OSError as error:
+        raise JoinError(
+            f"rank 0 cannot listen at {path}: {error}. Set TMPDIR to a folder of a local disk, the "
+            "same for all ranks."
+        ) from error
+    announcement.write(path)
+    return store
+
+
+def store_for_nccl(seat: Seat, store: Store, timeout: timedelta) -> Store:
+    """The same store for NCCL, whose threads use it as long as the process lives.
+
+    They should not have to wait for Python. So where the launcher serves `store`, it is PyTorch's
+    own client of it: on one host the kernel tells the launcher who connects; from another host it
+    is let in because `store` has shown the token before.
+    """
+    if seat.store is None or seat.address is None or seat.port is None:
+        return store
+    return _connect_tcp(seat.address, seat.port, timeout)
+
+
+def _connect_tcp(address: str, port: int, timeout: timedelta) -> TCPStore:
     try:
         return TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
     except (RuntimeError, dist.DistError) as error:
@@ -70,25 +108,27 @@ def _connect(address: str, port: int, timeout: timedelta) -> TCPStore:
         ) from error
 
 
+def forget_announcement(seat: Seat) -> None:
+    """All ranks have come, or nobody waits for them any more."""
+    if seat.store is None and not seat.agent_store and seat.one_host and seat.rank == 0:
+        Announcement(seat).remove()
+
+
 def roll_call(store: Store, seat: Seat, timeout: timedelta, by: str = "fd.init()") -> None:
     """Waits until every rank has come this far, and names those that have not. `by` is the call
     that they have not made."""
     store.set(f"here-{seat.rank}", "1")
-    deadline = time.monotonic() + timeout.total_seconds()
-    missing = [rank for rank in range(seat.size) if rank != seat.rank]
-    while missing:
-        left = deadline - time.monotonic()
-        try:
-            store.wait([f"here-{missing[0]}"], timedelta(seconds=max(left, 0.001)))
-            missing.pop(0)
-        except (RuntimeError, dist.DistError):
-            missing = _still_missing(store, seat, missing, by)
-            if missing:
-                raise JoinError(
-                    f"rank {seat.rank} waited {timeout.total_seconds():g} s for rank(s) {missing} "
-                    f"of {seat.size} to call {by}. Did they fail before it? "
-                    "(A longer timeout allows more.)"
-                ) from None
+    others = [rank for rank in range(seat.size) if rank != seat.rank]
+    try:
+        store.wait([f"here-{rank}" for rank in others], timeout)
+    except (RuntimeError, dist.DistError):
+        missing = _still_missing(store, seat, others, by)
+        if missing:
+            raise JoinError(
+                f"rank {seat.rank} waited {timeout.total_seconds():g} s for rank(s) {missing} "
+                f"of {seat.size} to call {by}. Did they fail before it? "
+                "(A longer timeout allows more.)"
+            ) from None
 
 
 def _still_missing(store: Store, seat: Seat, missing: list[int], by: str) -> list[int]:
@@ -99,59 +139,3 @@ def _still_missing(store: Store, seat: Seat, missing: list[int], by: str) -> lis
             f"rank {seat.rank} waited for rank {missing[0]} of {seat.size} to call {by} when "
             "rank 0 (or the launcher) ended, and with it the store. See its own output."
         ) from error
-
-
-# The port file. Its folder belongs to this user alone, so nobody else can point ranks at a store
-# of their own.
-
-
-def _port_file(seat: Seat) -> Path:
-    folder = Path(tempfile.gettempdir()) / f"farandole-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-    if status.st_uid != os.getuid() or not private:
-        raise JoinError(f"{folder} is not a private folder of this user. Remove it and try again.")
-    name = hashlib.sha256(f"{seat.launcher}/{seat.job}".encode()).hexdigest()[:16]
-    return folder / f"{name}.json"
-
-
-def _write_port_file(seat: Seat, port: int) -> None:
-    path = _port_file(seat)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    own = psutil.Process()
-    content = {"port": port, "pid": own.pid, "started": own.create_time()}
-    temporary.write_text(json.dumps(content))
-    temporary.replace(path)
-
-
-def _read_port_file(seat: Seat, timeout: timedelta) -> int:
-    path = _port_file(seat)
-    deadline = time.monotonic() + timeout.total_seconds()
-    while time.monotonic() < deadline:
-        port = _announced_port(path)
-        if port is not None:
-            return port
-        time.sleep(0.01)
-    raise JoinError(
-        f"rank {seat.rank} waited {timeout.total_seconds():g} s for rank 0 to announce itself in "
-        f"{path}. Did rank 0 fail before fd.init()?"
-    )
-
-
-def _announced_port(path: Path) -> int | None:
-    """The port in the file. None if it was left by a job that crashed: its writer is gone, even if
-    another process has the same id by now."""
-    try:
-        found = json.loads(path.read_text())
-        writer = psutil.Process(int(found["pid"]))
-        # The system's idea of when it booted, and with it this time, wanders a little.
-        alive = abs(writer.create_time() - float(found["started"])) < 2.0
-        return int(found["port"]) if alive else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError, psutil.Error):
-        return None
-
-
-def forget_port_file(seat: Seat) -> None:
-    if seat.one_host and seat.rank == 0 and not seat.agent_store and seat.launcher != "torchrun":
-        _port_file(seat).unlink(missing_ok=True)

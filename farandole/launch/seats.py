@@ -7,13 +7,24 @@ from __future__ import annotations
 
 import os
 
+from farandole.launch.store.address import StoreAddress
 from farandole.topology import Topology
 
 
 def seat_variables(
-    topology: Topology, rank: int, *, address: str, port: int, identity: str
+    topology: Topology,
+    rank: int,
+    *,
+    address: str,
+    port: int,
+    store: StoreAddress,
+    identity: str,
 ) -> dict[str, str]:
-    """The seat of a rank whose launcher's store is at `address`."""
+    """The seat of a rank whose launcher's store is `store`.
+
+    At `address` and `port` it also answers PyTorch's own clients: those of scripts that call
+    `init_process_group` themselves.
+    """
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(topology.local_rank(rank)),
@@ -24,6 +35,7 @@ def seat_variables(
         "ROLE_WORLD_SIZE": str(topology.size),
         "GROUP_WORLD_SIZE": str(len(topology.hosts)),
         "ROLE_NAME": "worker",
+        **store.variables(),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": identity,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -64,6 +64,16 @@ def undisturbed() -> Iterator[None]:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         yield
+
+
+@contextmanager
+def warnings_passed_on(send: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Inside, SIGUSR1 goes to the workers: a scheduler warns that it will end the job."""
+    before = signal.signal(signal.SIGUSR1, lambda number, _: send(signal.Signals(number)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @contextmanager

@@ -14,8 +14,10 @@ from farandole.errors import LaunchError
 from farandole.launch.attendant import GRACE_SECONDS, Order
 from farandole.launch.leftovers import IDENTITY
 from farandole.launch.network import interface_towards, is_here
+from farandole.launch.process_state import is_stopped
 from farandole.launch.processes import Process, start_process
 from farandole.launch.remote import RemoteWorker, Ssh, exported
+from farandole.launch.store.hosted import JobStore
 from farandole.launch.workplace import Workplace
 from farandole.variables import ELASTIC_WORKER
 
@@ -25,6 +27,10 @@ _FAREWELL_SECONDS = GRACE_SECONDS + 15.0  # an attendant first gives its worker 
 
 class Running(Protocol):
     """A worker that has been started, here or elsewhere."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None on another host."""
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
@@ -43,8 +49,13 @@ class _Here:
     def poll(self) -> int | None:
         return self._process.poll()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def stop(self) -> None:
-        self._send(signal.SIGTERM)
+        # A stopped process would not hear of SIGTERM.
+        self._send(signal.SIGKILL if is_stopped(self.pid) else signal.SIGTERM)
 
     def kill(self) -> None:
         self._send(signal.SIGKILL)
@@ -66,7 +77,7 @@ class Starter:
         *,
         whole_command: bool,
         address: str,
-        port: int,
+        store: JobStore,
         alone: bool,
         ssh: Ssh,
     ) -> None:
@@ -74,7 +85,7 @@ class Starter:
         self._command = [*command] if whole_command else [sys.executable, *command]
         self._environment = environment
         self._address = address
-        self._port = port
+        self._store = store
         self._alone = alone
         self._ssh = ssh
 
@@ -88,11 +99,13 @@ class Starter:
             ELASTIC_WORKER: str(number),
             "HOROVOD_HOSTNAME": host,  # hosts count as the discovery calls them
             "MASTER_ADDR": self._address,
-            "MASTER_PORT": str(self._port),
+            "MASTER_PORT": str(self._store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         if not is_here(host):
+            variables |= self._store.elsewhere().variables()
             return self._start_there(host, slots, number, variables)
+        variables |= self._store.here().variables()
         interface = interface_towards(self._address)
         if interface is not None and not self._alone:
             # Else gloo takes the address of the host's own name, which is often a loopback one.

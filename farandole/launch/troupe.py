@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 
 from farandole.errors import LaunchError
 from farandole.launch.discovery import Discovery
+from farandole.launch.exit_watch import ExitWatch, Where
 from farandole.launch.failure import Failure, first_cause
 from farandole.launch.generations import Member, Plan, places, plan_generation
 from farandole.launch.output import Relay
+from farandole.launch.process_state import is_stopped
 from farandole.launch.processes import tell
 from farandole.launch.reception import Reception
 from farandole.launch.rejoining import Change
@@ -31,6 +33,10 @@ from farandole.launch.workplace import Workplace
 
 if TYPE_CHECKING:
     from farandole.launch.elastic import ElasticJob
+
+_STOPPED_SECONDS = 3.0  # that others have waited for a stopped worker, before it is ended
+_NAMED_SECONDS = 5.0
+_NEW_NAMED_SECONDS = 60.0
 
 
 @dataclass
@@ -43,7 +49,12 @@ class _Worker:
     rank: int | None = None  # in the current generation
     newborn: bool = False  # it has had a seat, perhaps, but has not got the state from the others
     dismissed: bool = False
-    killed: bool = False
+    named: bool = False  # as one that the others wait for
+    held_up: str | None = None  # how it did so to the others, and was ended
+
+    @property
+    def where(self) -> Where:
+        return Where(self.process.pid, self.host)
 
 
 class Troupe:
@@ -76,7 +87,8 @@ class Troupe:
         self._hosts: Mapping[str, int] = {}  # those of them that can be used
         self._announced: Change | None = None
         self._had_state = False  # some worker, once
-        self._someone_done = False
+        self._done: int | None = None  # a worker of this generation that ended with 0
+        self._exits = ExitWatch(who="worker")
         self._over = False
         self._too_few_since: float | None = None
         self._asked_since: float | None = None
@@ -84,7 +96,7 @@ class Troupe:
     def is_at_work(self) -> bool:
         if self.failure is not None:
             return False
-        return bool(self._running) or not (self._over or self._someone_done)
+        return bool(self._running) or not (self._over or self._done is not None)
 
     def look_after(self) -> None:
         """Raises `LaunchError` when the job cannot go on."""
@@ -92,6 +104,7 @@ class Troupe:
         self._notice_ends()
         if self.failure is not None or not self.is_at_work():
             return
+        self._end_overdue()
         asking = self._asking()
         if self._over:
             self._dismiss(asking)
@@ -100,7 +113,7 @@ class Troupe:
         returning = any(
             self._is_first_time() or self._running[number].rank is not None for number in asking
         )
-        if self._someone_done and not returning:
+        if self._done is not None and not returning:
             return  # the others are about to end as well
         self._notice_hosts()
         plan = plan_generation(
@@ -170,7 +183,7 @@ class Troupe:
             self._over = True
 
     def _notice_done(self, worker: _Worker) -> None:
-        self._someone_done = True
+        self._done = worker.number
         if worker.rank == 0:
             self._over = True
         elif worker.rank is None:  # without a seat: it would do so again
@@ -178,6 +191,8 @@ class Troupe:
 
     def _notice_failure(self, worker: _Worker, code: int) -> None:
         failure = self._place.failure(worker.number, code, int(time.time()))
+        if worker.held_up is not None:
+            failure = failure.held_up_others(worker.held_up)
         self._place.kill(worker.number)  # its children
         if self._over:
             self.lost.append(worker.number)
@@ -284,17 +299,44 @@ class Troupe:
             self._asked_since = None
         elif self._asked_since is None:
             self._asked_since = now
+        waited = 0.0 if self._asked_since is None else now - self._asked_since
         for member in plan.staying:
             worker = self._running[member.worker]
-            since = worker.since if worker.rank is None else self._asked_since
-            late = since is not None and now - since > self._job.start_timeout_seconds
-            if late and worker.number not in asking and not worker.killed:
-                worker.killed = True  # its end may take a moment, and is told of once
+            if worker.number in asking or worker.held_up is not None:
+                continue
+            limit, late, patience = self._job.start_timeout_seconds, waited, _NAMED_SECONDS
+            if worker.rank is not None:
+                limit = min(limit, self._job.answer_seconds)
+            else:  # it may have much to import
+                late, patience = now - worker.since, _NEW_NAMED_SECONDS
+            pid = worker.process.pid
+            if waited > _STOPPED_SECONDS and pid is not None and is_stopped(pid):
+                self._end(worker, "was stopped (SIGSTOP), and did not ask for its seat")
+            elif late > limit:
+                self._end(worker, f"did not ask for its seat within {limit:g} s")
+            elif waited > patience and not worker.named:
+                worker.named = True
                 tell(
-                    f"worker {worker.number} on {worker.host} did not ask for its seat within "
-                    f"{self._job.start_timeout_seconds:g} s, and is ended"
+                    f"waiting for worker {worker.number} ({worker.where}, running) to ask for its "
+                    f"seat; it is ended after {limit:g} s"
                 )
-                worker.process.kill()
+
+    def _end_overdue(self) -> None:
+        """Ends those that run on when another is done."""
+        running = {
+            number: worker.where
+            for number, worker in self._running.items()
+            if worker.held_up is None
+        }
+        for number, how in self._exits.look(running, self._done):
+            self._end(self._running[number], how)
+
+    def _end(self, worker: _Worker, how: str) -> None:
+        """Its end may take a moment, and is told of when it comes."""
+        worker.held_up = how
+        if worker.dismissed:  # what becomes of it is of no interest any more
+            tell(f"worker {worker.number} ({worker.where}) {how}, and is ended")
+        worker.process.kill()
 
     def _form(self, plan: Plan) -> None:
         limit = self._job.reset_limit
@@ -307,6 +349,7 @@ class Troupe:
         for worker in self._running.values():
             worker.rank = None
             worker.newborn = False  # until it says so itself
+            worker.named = False
         seats = places(plan.staying)
         for seat in seats:
             self._running[seat.worker].rank = seat.rank
@@ -322,7 +365,7 @@ class Troupe:
             )
         self._failures.clear()
         self._announced = None
-        self._someone_done = False
+        self._done = None
         self._asked_since = None
 
     def _announce(self, plan: Plan, asking: set[int]) -> None:

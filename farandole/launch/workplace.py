@@ -2,7 +2,8 @@
 
 Everything the workers of a job write goes to one folder, and every process of it, down to the
 children of its workers, carries the job's identity among its variables. So its output can be
-followed, its failures be read, and whatever is left of it be found.
+followed, its failures be read, and whatever is left of it be found: by the launcher at the end of
+the job, or by a watchdog if the launcher is killed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 from typing import TextIO
 
@@ -18,16 +20,21 @@ import psutil
 from farandole.errors import LaunchError
 from farandole.launch.cores import fair_share
 from farandole.launch.failure import Failure, read_failure
+from farandole.launch.forked import is_script
 from farandole.launch.forks import Forks
 from farandole.launch.job import Job
 from farandole.launch.joined import any_joined
 from farandole.launch.leftovers import IDENTITY, kill_leftovers
 from farandole.launch.loopback import stay_on_loopback
-from farandole.launch.old_logs import LogFolder, remove_old_logs
+from farandole.launch.old_logs import LOGS, remove_old_folders
 from farandole.launch.output import Source
 from farandole.orphans import LAUNCHER
+from farandole.owned_folders import OwnedFolder
+from farandole.variables import GRACE
+from farandole.watchdog import Watchdog
 
 _PATIENCE_SECONDS = 5
+_WORKERS_TO_FORK = 3  # so many import torch sooner together: see benchmarks/startup_workers.py
 
 
 def worker_defaults(here: int, *, alone: bool) -> dict[str, str]:
@@ -54,15 +61,30 @@ class Workplace:
         self._output = {} if job.output is None else _output_files(job.output, job.workers)
         self._worker_variable = worker_variable
         self.identity = uuid.uuid4().hex
-        self.forks = Forks.inherited()  # if this launcher was forked itself
         self.in_one_file = not self._output and _is_one_file(sys.stdout, sys.stderr)
         try:
-            remove_old_logs()
-            self._logs = LogFolder()
+            remove_old_folders()
+            self._logs = OwnedFolder(LOGS, self.identity)
         except OSError as error:
             raise LaunchError(
                 f"cannot keep the workers' output: {error}. Set TMPDIR to a folder with room."
             ) from error
+        self._watchdog = Watchdog(variables={IDENTITY: self.identity}, folders=[self.folder])
+        self.forks = Forks.inherited() or self._begin_forks()
+
+    def _begin_forks(self) -> Forks | None:
+        """A fork server for a launcher that was not forked itself, where it pays."""
+        job, here = self._job, self._here or self._job.workers
+        if not job.fork or here < _WORKERS_TO_FORK or not is_script([job.program, *job.command]):
+            return None
+        defaults = worker_defaults(here, alone=self._here is None)
+        return Forks.begin({**os.environ, **defaults, **job.environment})
+
+    def prepare(self, received: Collection[str]) -> None:
+        """Waits until workers can be forked, if they are to be. Not if a signal was received."""
+        if self.forks is not None and not self.forks.wait(lambda: bool(received)):
+            self.forks.close()
+            self.forks = None
 
     @property
     def folder(self) -> Path:
@@ -74,6 +96,7 @@ class Workplace:
             **worker_defaults(self._here or self._job.workers, alone=self._here is None),
             **self._job.environment,
             **(self._job.per_rank[rank] if self._job.per_rank else {}),
+            GRACE: f"{self._job.grace_seconds:g}",
             LAUNCHER: str(os.getpid()),
             IDENTITY: self.identity,
             "TORCHELASTIC_ERROR_FILE": str(self.error_file(rank)),
@@ -126,6 +149,7 @@ class Workplace:
     def close(self, *, keep_logs: bool) -> None:
         """The job is over. Logs that are kept stay for a week."""
         self._logs.close(keep=keep_logs)
+        self._watchdog.close()
 
     def reap(self) -> None:
         """Kills what is left of the job, and waits for its end."""

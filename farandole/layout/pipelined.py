@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.comm.mail import Mail
-from farandole.errors import CommError, FarandoleError, StageError, UserError
+from farandole.errors import CommError, DivergedError, FarandoleError, StageError, UserError
 from farandole.layout.arguments import arguments_of
 from farandole.layout.interpreter import Feed, Interpreter
 from farandole.layout.layout import Layout
@@ -42,7 +42,7 @@ class Pipelined:
     """Made by `assemble`. Every method is called by all ranks of the pipeline together.
 
     When a stage fails or a rank is lost, all ranks raise `StageError` with the same reason, and the
-    pipeline cannot be used any more.
+    pipeline cannot be used any more. A `DivergedError` stays one on the ranks that have raised it.
     """
 
     def __init__(
@@ -313,6 +313,8 @@ class Pipelined:
             self._mail.settle(_PATIENCE_SECONDS)
             for stage in self.stages.values():
                 stage.forget()
+            if isinstance(error, DivergedError):  # no stage has failed, the training has
+                raise
             raise StageError(reason) from error
 
     def _reason(self, error: Exception) -> str:

@@ -114,7 +114,15 @@ class _TensorBoard:
                 stacklevel=2,
             )
             return
-        self._writer = SummaryWriter(str(folder))
+        try:
+            self._writer = SummaryWriter(str(folder))
+        except UnicodeError:
+            warnings.warn(
+                f"TensorBoard cannot write to {str(folder)!r}, whose name has bytes that are no "
+                "characters here; metrics go to metrics.jsonl only. Give --runs and --name another "
+                "name, or set LC_ALL=C.UTF-8.",
+                stacklevel=2,
+            )
 
     def log(self, samples: int, metrics: Mapping[str, float | str]) -> None:
         if self._writer is None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from farandole.errors import FarandoleError
-from farandole.server.process import keep_freed_memory, limit_threads
+from farandole.server.process import keep_freed_memory, limit_connections, limit_threads
 from farandole.server.seal import read_key
 from farandole.server.service import Service
 
@@ -25,6 +25,7 @@ def main() -> None:
     sys.path.insert(0, str(Path.cwd()))  # rules of the user's own lie beside their script
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher
     limit_threads()
+    limit_connections()
     keep_freed_memory()
     try:
         service = Service(

@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 
 from farandole.comm.transports.segment import Segment
+from farandole.errors import CommError
 
 _ALIGNMENT = 64  # a cache line; every dtype's numbers lie right
 _TOKEN_BYTES = 16
 _HEAD_BYTES = _ALIGNMENT  # what the token takes, so that what follows is aligned
 
 
-class NotShared(Exception):  # noqa: N818  (not an error: then tensors are sent)
+class NotShared(CommError):  # noqa: N818  (not an error: then tensors are sent)
     """The memory described cannot be opened here; the text says why."""
 
 

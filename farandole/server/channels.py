@@ -1,5 +1,6 @@
 """Sockets that carry sealed messages: a server's `Port`, and a client's `Line` to it.
 
+    Line ── a word, of PLAIN ──▶ Port                          as in admission.py
     Line ── Hello ──▶ Port                                     as in handshake.py
     Line ◀── Welcome ── Port
     Line ◀── seal, header, tensors … ──▶ Port                  as in seal.py and wire.py
@@ -10,6 +11,9 @@ because of it that could do harm. "unknown peer", as a server says that was star
 Line greet it again. A refusal is kept, to explain why nothing answers: it may come from a stranger
 who has got the port for a while, and a Welcome that comes later still counts. When to give up
 waiting is for the caller to say.
+
+Who does not know the word is not let in, and no message of his is kept. Frames travel in parts of
+at most 256 KiB (sockets.py).
 
 Messages can get lost: when a connection breaks, all that were under way do. Those that arrive do so
 whole, once, and in the order of sending, and whoever sends again after a while loses nothing.

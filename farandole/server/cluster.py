@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -24,14 +22,17 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from farandole.errors import LaunchError, UserError
-from farandole.orphans import end_with_parent
+from farandole.orphans import tied_to_this_process
+from farandole.owned_folders import OwnedFolder
 from farandole.server.desk import Desk
 from farandole.server.registrar import Registrar
 from farandole.server.seal import make_key, read_key
 from farandole.server.service import Service
 from farandole.variables import SERVER_KEY, SERVERS
+from farandole.watchdog import Watchdog
 
 _START_SECONDS = 60.0
+_CONFIRM_SECONDS = 1.0
 _LIVES = 100  # of servers in a row, before there must be something wrong with them
 
 
@@ -67,9 +68,10 @@ class Cluster:
             )
         for module in functions:
             _check_importable(module)
-        self._own_folder = Path(tempfile.mkdtemp(prefix="farandole-servers-"))
+        self._own_folder = OwnedFolder("servers")
+        self._watchdog = Watchdog(folders=[self._own_folder.path])
         try:
-            self.key_file = key_file or self._own_folder / "key"
+            self.key_file = key_file or self._own_folder.path / "key"
             self._key = (
                 read_key(self.key_file) if self.key_file.exists() else make_key(self.key_file)
             )
@@ -81,7 +83,7 @@ class Cluster:
                 worker_patience=worker_patience,
             )
         except BaseException:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+            self._remove_folder()
             raise
         self.address = self._desk.address
         self._in_threads = in_threads
@@ -131,8 +133,21 @@ class Cluster:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every range is where it belongs, as often as it should be."""
-        return self._desk.is_settled
+        """Whether any `replicas` servers could die now and nothing acknowledged would be lost.
+
+        Every range is where it belongs, and `replicas` + 1 living servers have confirmed that they
+        hold the whole of it. They are asked when you ask: that takes a message to each server and
+        back, and at most a second.
+        """
+        return self._desk.is_settled and self.missing_copies() == 0
+
+    def missing_copies(self) -> int:
+        """How many copies of ranges there are fewer than `replicas` + 1 of each, as living servers
+        confirm now. A server that does not answer within a second has none."""
+        return self._desk.missing_copies(_CONFIRM_SECONDS, self._has_dead_servers)
+
+    def _has_dead_servers(self) -> bool:
+        return any(member.ended() is not None for member in list(self._members.values()))
 
     def check(self) -> list[str]:
         """Call it a few times a second: replaces dead servers, and says what has happened.
@@ -153,13 +168,8 @@ class Cluster:
                         f"{_LIVES} parameter servers have died. The last one {how}. See above."
                     )
                 self._start_one()
-        lost = self._desk.lost_ranges
-        if lost:
-            raise LaunchError(
-                f"{len(lost)} ranges of parameters are lost: all servers that held them are dead. "
-                "With --servers 2 or more there is a replica of everything, unless --replicas 0 "
-                "says otherwise."
-            )
+        if self._desk.loss:
+            raise LaunchError(self._desk.loss)
         lines, self._lines = self._lines + self._desk.take_lines(), []
         return lines
 
@@ -172,7 +182,11 @@ class Cluster:
         self._desk.close()
         for member in self._members.values():
             member.end()
-        shutil.rmtree(self._own_folder, ignore_errors=True)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        self._own_folder.close()
+        self._watchdog.close()
 
     def _start_one(self) -> None:
         self._started += 1
@@ -222,7 +236,7 @@ class _Process:
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=tied_to_this_process(),
         )
 
     def ended(self) -> str | None:

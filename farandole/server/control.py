@@ -17,11 +17,10 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
 from farandole.errors import UserError
-from farandole.server.sockets import is_readable
+from farandole.server.sockets import cut, is_readable, joined, limit_strangers
 
 BEAT_SECONDS = 0.5
 _DOMAIN = "farandole"
-_MAX_BYTES = 1 << 30
 
 
 def _secret(key: bytes, role: str) -> bytes:
@@ -54,7 +53,7 @@ class Counter:
         self.socket.curve_server = True
         self.socket.zap_domain = _DOMAIN.encode()
         self.socket.linger = 200
-        self.socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
+        limit_strangers(self.socket)
         self.socket.set_hwm(0)
         try:
             self.socket.bind(bind)
@@ -69,14 +68,14 @@ class Counter:
     def receive(self) -> tuple[bytes, dict[str, Any], bytes] | None:
         """The next message that is there: from whom, what, and the bytes beside it."""
         while is_readable(self.socket):
-            peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            said = _read(frames)
+            peer, *parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            said = _read(parts)
             if said is not None:
                 return peer, *said
         return None
 
     def send(self, peer: bytes, message: dict[str, Any], payload: bytes = b"") -> None:
-        self.socket.send_multipart([peer, json.dumps(message).encode(), payload])
+        self.socket.send_multipart([peer, *cut([json.dumps(message).encode(), payload])])
 
     def close(self) -> None:
         self.socket.close()
@@ -95,11 +94,11 @@ class ControlLine:
         self.socket.curve_serverkey = zmq.curve_public(_secret(key, "registrar"))
         self.socket.linger = 200  # a last word may still go out
         self.socket.set_hwm(0)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
+        limit_strangers(self.socket)
         self.socket.connect(address)
 
     def send(self, message: dict[str, Any], payload: bytes = b"") -> None:
-        self.socket.send_multipart([json.dumps(message).encode(), payload])
+        self.socket.send_multipart(list(cut([json.dumps(message).encode(), payload])))
 
     def receive(self) -> tuple[dict[str, Any], bytes] | None:
         while is_readable(self.socket):
@@ -112,12 +111,13 @@ class ControlLine:
         self.socket.close()
 
 
-def _read(frames: list[bytes]) -> tuple[dict[str, Any], bytes] | None:
+def _read(parts: list[bytes]) -> tuple[dict[str, Any], bytes] | None:
     """None for what is not a message. Only holders of the key get here, so that is a mistake."""
+    frames = joined([memoryview(part) for part in parts])
     if len(frames) != 2:
         return None
     try:
-        message = json.loads(frames[0])
-    except ValueError:
+        message = json.loads(bytes(frames[0]))
+    except (ValueError, RecursionError):
         return None
-    return (message, frames[1]) if isinstance(message, dict) else None
+    return (message, bytes(frames[1])) if isinstance(message, dict) else None

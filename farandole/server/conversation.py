@@ -13,6 +13,7 @@ from typing import Any
 
 import zmq
 
+from farandole.comm.activity import NO_ACTIVITY, Activity
 from farandole.errors import CommError
 from farandole.server.arena import Arena
 from farandole.server.channels import Line
@@ -41,6 +42,7 @@ class Conversation:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.waited_seconds = 0.0
+        self.activity: Activity = NO_ACTIVITY  # is told of waits
         self._context = context
         self._key = key
         self._liaison = liaison
@@ -80,11 +82,15 @@ class Conversation:
         """The answers, when all are there. Raises `CommError` naming those that did not answer."""
         left = {ticket for ticket in tickets if ticket not in self._dialogue.answers}
         began = time.monotonic()
-        while left:
-            self._progress(_POLL_SECONDS)
-            left = {ticket for ticket in left if ticket not in self._dialogue.answers}
-            if left:
-                self._check(began)
+        self.activity.begin_wait()
+        try:
+            while left:
+                self._progress(_POLL_SECONDS)
+                left = {ticket for ticket in left if ticket not in self._dialogue.answers}
+                if left:
+                    self._check(began)
+        finally:
+            self.activity.end_wait()
         self.waited_seconds += time.monotonic() - began
         return [self._dialogue.answers.pop(ticket) for ticket in tickets]
 
@@ -149,6 +155,11 @@ class Conversation:
                 "this worker was given up: the registrar had not heard of it. What it pushed since "
                 "is not taken; start it again."
             )
+        if self._liaison.job_is_over and self._liaison.others_are_done:
+            raise CommError(
+                "this worker was started again too late: the others have finished, and the "
+                "parameter servers have ended with the job. Nothing of the job is lost."
+            )
         if self._liaison.job_is_over:
             raise CommError(
                 "the parameter servers have been closed, by the process that started them. If that "
@@ -157,10 +168,7 @@ class Conversation:
         lost = [n for n, chain in enumerate(self._dialogue.view.chains) if not chain.servers]
         wanted = {range_ for ranges in self._dialogue.waited_for().values() for range_ in ranges}
         if wanted & set(lost):
-            raise CommError(
-                f"{len(lost)} of {self.ranges} ranges are lost: the servers that held them are "
-                "dead, and there was no replica. Start 2 servers or more, and --replicas 1 or more."
-            )
+            raise CommError(self._dialogue.view.lost_because)
         if time.monotonic() - began > self.timeout:
             raise CommError(self._complaint())
 

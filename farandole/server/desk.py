@@ -15,11 +15,15 @@ from typing import Any
 import zmq
 
 from farandole.server.control import Counter
+from farandole.server.copies import Confirmations
 from farandole.server.meetings import Meetings
+from farandole.server.payload import Malformed
 from farandole.server.registrar import Registrar
+from farandole.server.registrar_messages import check_sender, kind_of
 from farandole.server.views import Reshaped
 
 _TICK_SECONDS = 0.05
+_KEPT_LINES = 1000
 
 
 @dataclass
@@ -61,6 +65,7 @@ class Desk:
         self._early: dict[int, bytes] = {}  # by rank: workers who wait until all are there
         self._expected: set[int] = set(range(workers))
         self._meetings = Meetings()
+        self._confirmations = Confirmations()
         self._mark = ""
         self._job = ""
         self._dead: set[int] = set()  # ranks, perhaps before they were heard of
@@ -92,12 +97,23 @@ class Desk:
         return lines
 
     @property
-    def lost_ranges(self) -> list[int]:
-        return list(self._registrar.lost)
+    def loss(self) -> str:
+        """Why ranges are lost; empty if none are."""
+        return self._registrar.view.lost_because
 
     @property
     def is_settled(self) -> bool:
+        """As far as the registrar knows; `missing_copies` asks the servers."""
         return self._registrar.is_settled
+
+    def missing_copies(self, seconds: float, is_pointless: Callable[[], bool]) -> int:
+        """Asks all servers what they hold. One that does not answer in time holds nothing."""
+        question = self._confirmations.begin()
+        self._errands.put(lambda: self._ask_servers(question))
+        confirmed = self._confirmations.wait(
+            lambda: self._registrar.view.addresses, seconds, is_pointless
+        )
+        return self._registrar.missing_copies(confirmed)
 
     def facts(self) -> dict[int, dict[str, Any]]:
         """What each server last said of itself: bytes held, updates, drops."""
@@ -118,8 +134,8 @@ class Desk:
             while (said := self._counter.receive()) is not None:
                 try:
                     self._hear(*said)
-                except (KeyError, TypeError, ValueError) as error:
-                    self._say(f"the registrar cannot make sense of {said[1]}: {error!r}")
+                except Malformed as error:
+                    self._say(f"the registrar drops {str(said[1])[:200]}: {error}")
             while not self._errands.empty():
                 self._errands.get()()
             self._miss_the_silent()
@@ -129,35 +145,44 @@ class Desk:
 
     def _hear(self, peer: bytes, message: dict[str, Any], payload: bytes) -> None:
         visitor = self._visitors.get(peer)
-        if "hello" in message:
+        kind = kind_of(message)
+        if kind == "hello":
             self._welcome(peer, message)
-        elif visitor is None and "bye" in message:  # before all were there
+        elif visitor is None and kind == "bye":  # before all were there
             self._early = {rank: other for rank, other in self._early.items() if other != peer}
         elif visitor is None:
             self._counter.send(peer, {"unknown": True})  # it was given up
         else:
+            check_sender(kind, visitor.role)
             visitor.heard = time.monotonic()
-            if "facts" in message:
-                visitor.facts = message["facts"]
-                self._counter.send(peer, {"beat": True})
-            elif "reshaped" in message:
-                range_, epoch = message["reshaped"]
-                self._registrar.take_reshaped(visitor.number, Reshaped(range_, epoch))
-            elif "meet" in message:
-                over = self._meetings.give(message["meet"], visitor.rank, payload)
-                if over is not None:
-                    self._tell_outcome(visitor, message["meet"], over)
-                self._end_meetings()
-            elif "missing" in message:
-                ranks = self._meetings.missing(message["missing"], self._ranks())
-                self._counter.send(peer, {"missing": message["missing"], "ranks": ranks})
-            elif "mark" in message:
-                self._take_mark(message["mark"])
-            elif "enter" in message:
-                visitor.role = "worker"
-                self._registrar.admit(visitor.number)
-            elif "bye" in message:
-                self._part_with(visitor, lost=False)
+            self._hear_visitor(visitor, kind, message, payload)
+
+    def _hear_visitor(
+        self, visitor: _Visitor, kind: str, message: dict[str, Any], payload: bytes
+    ) -> None:
+        said = message[kind]
+        if kind == "facts":
+            visitor.facts = said
+            self._counter.send(visitor.peer, {"beat": True})
+        elif kind == "confirmed":
+            self._confirmations.take(said, visitor.number, dict(message["held"]))
+        elif kind == "reshaped":
+            self._registrar.take_reshaped(visitor.number, Reshaped(*said))
+        elif kind == "meet":
+            over = self._meetings.give(said, visitor.rank, payload)
+            if over is not None:
+                self._tell_outcome(visitor, said, over)
+            self._end_meetings()
+        elif kind == "missing":
+            ranks = self._meetings.missing(said, self._ranks())
+            self._counter.send(visitor.peer, {"missing": said, "ranks": ranks})
+        elif kind == "mark":
+            self._take_mark(said)
+        elif kind == "enter":
+            visitor.role = "worker"
+            self._registrar.admit(visitor.number)
+        elif kind == "bye":
+            self._part_with(visitor, lost=False)
 
     def _welcome(self, peer: bytes, message: dict[str, Any]) -> None:
         if peer in self._visitors:
@@ -222,7 +247,7 @@ class Desk:
         if not self._ranks() and not self._expected:
             for visitor in self._visitors.values():
                 if visitor.role == "late":
-                    self._counter.send(visitor.peer, {"closed": True})
+                    self._counter.send(visitor.peer, {"finished": True})
 
     def _end_meetings(self) -> None:
         """Of those who are at work; when they have all left, of whoever is there."""
@@ -258,6 +283,11 @@ class Desk:
                 self._counter.send(visitor.peer, {"unknown": True})
                 self._part_with(visitor, lost=True)
 
+    def _ask_servers(self, question: int) -> None:
+        for visitor in self._visitors.values():
+            if visitor.role == "server":
+                self._counter.send(visitor.peer, {"confirm": question})
+
     def _lose_server(self, mark: str) -> None:
         for visitor in list(self._visitors.values()):
             if visitor.role == "server" and visitor.mark == mark:
@@ -284,7 +314,7 @@ class Desk:
             self._tell_the_late()
 
     def _say(self, line: str) -> None:
-        self._lines = [*self._lines, line]
+        self._lines = [*self._lines[-_KEPT_LINES:], line]  # whoever reads them may be busy
 
     def _send_out(self) -> None:
         view = self._registrar.view

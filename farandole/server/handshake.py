@@ -17,9 +17,10 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from farandole.errors import CommError
 from farandole.server.seal import Seal
 
-VERSION = 2  # of everything that is sent, here and in wire.py
+VERSION = 3  # of everything that is sent, here and in wire.py
 HELLO = b"FdHi"
 WELCOME = b"FdWe"
 _RANDOM_BYTES = 16
@@ -27,7 +28,7 @@ _MAC_BYTES = 32
 _HEAD = struct.Struct(f"<4sH{_RANDOM_BYTES}s")
 
 
-class NotWelcome(Exception):  # noqa: N818  (not an error here: somebody else's message)
+class NotWelcome(CommError):  # noqa: N818  (not an error here: somebody else's message)
     """A greeting that is none. `answer` is what to tell its sender."""
 
     def __init__(self, reason: str, answer: str) -> None:
@@ -58,8 +59,16 @@ class Hello:
     def decode(cls, frame: bytes, key: bytes) -> Hello:
         """Raises `NotWelcome`. The version stands in the same place in all versions."""
         random, about = _open(frame, HELLO, key, b"")
-        said = json.loads(about)  # by a holder of the key, of the same version
-        return cls(random, said["name"], said["arena"], said["server"])
+        try:
+            said = json.loads(about)
+            name, arena, server = said["name"], said["arena"], said["server"]
+        except (KeyError, TypeError, ValueError, RecursionError):
+            raise NotWelcome("malformed", "no greeting") from None
+        if not isinstance(name, str) or not isinstance(arena, dict | None):
+            raise NotWelcome("malformed", "no greeting")
+        if not isinstance(server, int | None) or isinstance(server, bool):
+            raise NotWelcome("malformed", "no greeting")
+        return cls(random, name, arena, server)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ class Welcome:
     def decode(cls, frame: bytes, key: bytes, hello: Hello) -> Welcome:
         """Raises `NotWelcome`, also for an answer to another Hello."""
         random, about = _open(frame, WELCOME, key, hello.random)
-        return cls(random, about.decode())
+        return cls(random, about.decode(errors="replace"))
 
 
 def client_seal(key: bytes, hello: Hello, welcome: Welcome) -> Seal:

@@ -56,6 +56,7 @@ class Liaison:
         self._heard = time.monotonic()
         self._given_up = False
         self._job_is_over = False
+        self._others_are_done = False
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="liaison", daemon=True)
         self._thread.start()
@@ -74,6 +75,11 @@ class Liaison:
     def job_is_over(self) -> bool:
         """The registrar has said that it closes."""
         return self._job_is_over
+
+    @property
+    def others_are_done(self) -> bool:
+        """This worker has come late, and the others have finished without it."""
+        return self._others_are_done
 
     @property
     def silence(self) -> float:
@@ -139,7 +145,9 @@ class Liaison:
         counts from there. Returns its mark; None when the job ends before that."""
         with self._changed:
             known = self._mark
-            while self._mark == known and not (self._job_is_over or self._given_up):
+            while self._mark == known and not (
+                self._job_is_over or self._others_are_done or self._given_up
+            ):
                 self._changed.wait(BEAT_SECONDS)
                 if self._is_deaf():
                     raise CommError(
@@ -210,6 +218,8 @@ class Liaison:
                 self._mark = message["mark"]
             elif "busy" in message:
                 self._busy = message["busy"]
+            elif "finished" in message:
+                self._others_are_done = True
             elif "closed" in message:
                 self._job_is_over = True
             elif "unknown" in message and not self._closing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ from typing import Any
 
 import zmq
 
-from farandole.errors import UserError
 from farandole.server.arena import Arena
+from farandole.server.dial import Dial
 from farandole.server.filters.key_cache import KeySender
 from farandole.server.handshake import VERSION, WELCOME, Hello, NotWelcome, Welcome, client_seal
 from farandole.server.messages import Message
@@ -23,12 +24,12 @@ from farandole.server.sockets import (
     PROBE,
     UNKNOWN_PEER,
     arrived,
-    open_socket,
     send,
 )
 from farandole.server.wire import decode, pages
 
 _HELLO_SECONDS = 1.0
+_LOOK_SECONDS = 0.2  # between two looks whether an established connection was refused anew
 
 
 class Line:
@@ -62,15 +63,10 @@ class Line:
         """Which lists of rows the server knows already."""
         self._seal: Seal | None = None
         self._queue: list[Sequence[Message]] = []
-        self.socket = open_socket(context, zmq.DEALER)
-        try:
-            self.socket.connect(address)
-        except zmq.ZMQError as error:
-            self.socket.close()
-            raise UserError(
-                f"cannot connect to {address}: {error.strerror}. Addresses look like "
-                "tcp://127.0.0.1:43210."
-            ) from None
+        self._looked = 0.0
+        self._dial = Dial(context, key, address)
+        self._is_cut_off = False
+        self.socket = self._dial.socket
         self._greet()
 
     @property
@@ -87,8 +83,9 @@ class Line:
             self._queue.append(messages)
         else:
             arena = None if self.unshared else self._arena
-            for frames in pages(messages, arena, self.keys):
-                send(self.socket, [self._seal.sign(frames), *frames], track=False)
+            with contextlib.suppress(zmq.Again):  # refused: `receive` will see it, and greet anew
+                for frames in pages(messages, arena, self.keys):
+                    send(self.socket, [self._seal.sign(frames), *frames], track=False)
 
     def receive(self) -> list[Message]:
         """All messages that have arrived. Does not wait. Call it now and then: it greets too."""
@@ -101,13 +98,25 @@ class Line:
                 self._take_word(str(frames[0][KIND_BYTES:100], "ascii", "replace"))
             elif kind != PROBE:
                 messages += self._take_sealed(frames)
-        if self._seal is None and time.monotonic() > self._greeted + _HELLO_SECONDS:
-            self._send_hello()  # the one before may have met a server's end
+        self._look_after_connection()
         return messages
+
+    def _look_after_connection(self) -> None:
+        now = time.monotonic()
+        if self._seal is None or now > self._looked + _LOOK_SECONDS:
+            self._looked = now
+            refusal = self._dial.refusal()
+            if refusal is not None:
+                self.refused, self._is_cut_off, self._seal = refusal, True, None
+        if self._seal is None and now > self._greeted + _HELLO_SECONDS:
+            if self._is_cut_off:
+                self._dial.again()
+                self._is_cut_off = False
+            self._send_hello()  # the one before may have met a server's end
 
     def close(self) -> None:
         self._queue.clear()
-        self.socket.close()
+        self._dial.close()
 
     def _greet(self) -> None:
         self._seal = None
@@ -117,7 +126,8 @@ class Line:
 
     def _send_hello(self) -> None:
         self._greeted = time.monotonic()
-        self.socket.send(self._hello.encode(self._key), zmq.NOBLOCK)
+        with contextlib.suppress(zmq.Again):  # refused just now
+            self.socket.send(self._hello.encode(self._key), zmq.NOBLOCK)
 
     def _take_welcome(self, frame: bytes) -> None:
         if self._seal is not None:

@@ -19,14 +19,13 @@ says who is head then; commands that came meanwhile wait, or are told where to g
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import torch
 
-from farandole.errors import UserError
+from farandole.server.clocks import RESTING
 from farandole.server.messages import (
     DESCRIPTION,
     UPDATES,
@@ -45,12 +44,13 @@ from farandole.server.messages import (
     Refused,
     Snapshot,
 )
+from farandole.server.payload import Malformed
 from farandole.server.range import Range
+from farandole.server.replica import Client, Entry, Held
 from farandole.server.rules import Rule
 from farandole.server.shelf import Shelf
 from farandole.server.views import Chain, Reshape, Reshaped, View
 
-Client = bytes
 REGISTRAR: Final = "registrar"
 Peer = Client | int | str
 """A client, a server by its number, or the registrar."""
@@ -62,46 +62,6 @@ class Outgoing(NamedTuple):
     to: Peer
     message: Message | Reshaped
     lender: Shelf | None = None  # whose memory is in the message
-
-
-@dataclass
-class Entry:
-    """A command that replicas further down may not have yet."""
-
-    index: int
-    command: Command
-    asker: Client | None  # who is to be told when they have
-
-
-@dataclass
-class Held:
-    """A range that this server holds, and its place in the chain."""
-
-    range: Range
-    chain: Chain
-    log: deque[Entry] = field(default_factory=deque)
-    done: int = 0
-    waiting: list[tuple[Client, Read]] = field(default_factory=list)
-    order: Reshape | None = None  # while it is being moved
-    lacking: set[int] = field(default_factory=set)  # newcomers without the snapshot
-    sent_snapshots: bool = False
-    held_back: list[tuple[Client, Command]] = field(default_factory=list)
-    """Commands that wait: for the move to end, or for the round before theirs."""
-
-    def after(self, me: int) -> int | None:
-        place = self.chain.servers.index(me) + 1 if me in self.chain.servers else -1
-        return self.chain.servers[place] if 0 < place < len(self.chain.servers) else None
-
-    def before(self, me: int) -> int | None:
-        place = self.chain.servers.index(me) if me in self.chain.servers else 0
-        return self.chain.servers[place - 1] if place > 0 else None
-
-    def waits_for_another(self, command: Command) -> bool:
-        """Whether an earlier command of the same sender is held back."""
-        return any(
-            one.sender == command.sender and one.number < command.number
-            for _, one in self.held_back
-        )
 
 
 class Node:
@@ -122,7 +82,10 @@ class Node:
         self._read_question = read_question
 
     def receive(self, sender: Peer, message: Message | Reshape) -> None:
-        """Anything but a view. What makes no sense any more, in this view, is left unanswered."""
+        """Anything but a view. What makes no sense any more, in this view, is left unanswered.
+
+        Raises `Malformed` for what no server can have meant, and then nothing has changed.
+        """
         if isinstance(message, Command) and isinstance(sender, bytes):
             self._take_command(sender, message)
         elif isinstance(message, Read) and isinstance(sender, bytes):
@@ -162,6 +125,14 @@ class Node:
             if held.order is not None and held.sent_snapshots and server in held.lacking:
                 text, tensors = held.range.state()
                 self._tell(server, Snapshot(number, held.order.epoch, text, tensors))
+
+    def confirmed(self) -> dict[int, int]:
+        """The ranges of which this server holds a whole copy in a chain, and the chain's epoch."""
+        return {
+            number: held.chain.epoch
+            for number, held in self.held.items()
+            if held.is_copy_of(self.me)
+        }
 
     # Chains
 
@@ -253,6 +224,9 @@ class Node:
         if held is None or held.before(self.me) != sender:
             return
         if message.index == held.range.version + 1:
+            problem = held.range.problem_with(message.command, is_forwarded=True)
+            if problem is not None or message.command.range != message.range:
+                raise Malformed(f"a forwarded command cannot be: {problem}")
             held.range.apply(message.command)
             self._pass_on(held, message.command, None)
         elif message.index > held.range.version + 1:
@@ -329,6 +303,8 @@ class Node:
     def _problem_with(self, held: Held, command: Command) -> Problem | None:
         if command.kind in (Kind.MEMBERS, Kind.VOID) or not command.sender:
             return Problem(f"{command.kind.name} is not for clients to say.")
+        if not -1 <= command.clock < RESTING:
+            return Problem(f"{command.clock} is no clock.")
         if command.sender in self.view.gone:
             return Problem(
                 "this worker was given up: it had not been heard of. It must join again."
@@ -385,7 +361,7 @@ class Node:
         if read.text:
             try:
                 answer = self._read_question(read.text)(values).reshape(-1).contiguous()
-            except (UserError, RuntimeError, ValueError, TypeError) as error:
+            except Exception as error:  # the user's own function may raise anything
                 self._refuse(asker, read.ticket, Problem(f"{read.text}: {error}"))
                 return
             self._tell(asker, Data(read.ticket, answer, clock))
@@ -429,6 +405,8 @@ class Node:
         if held is not None and held.chain.servers and held.chain.epoch >= message.epoch:
             return
         chains = self.view.chains
+        if not 0 <= message.range < (len(chains) or message.range + 1):
+            raise Malformed(f"there is no range {message.range}")
         if chains and chains[message.range].epoch > message.epoch:
             return  # the move that it was for has been given up
         range_ = Range.from_state(message.range, message.text, message.tensors, self._read_rule)

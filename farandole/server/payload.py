@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from farandole.errors import UserError
+from farandole.errors import CommError, UserError
 from farandole.server.arena import Arena
 from farandole.server.filters.key_cache import DIGEST_BYTES, KeyReceiver, KeySender
 from farandole.server.seal import MAX_FRAME_BYTES
@@ -40,7 +40,7 @@ _DTYPES = (
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 
-class Malformed(Exception):  # noqa: N818  (not an error here: somebody else's message)
+class Malformed(CommError):  # noqa: N818  (not an error here: somebody else's message)
     """These frames are no messages; the text says why."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 
 from farandole.errors import UserError
+from farandole.server.admission import Admission
 from farandole.server.arena import Arena, NotShared
 from farandole.server.filters.key_cache import KeyReceiver
 from farandole.server.handshake import HELLO, Hello, NotWelcome, Welcome, server_seal
@@ -44,28 +45,39 @@ class _Session:
 class Port:
     """A server's end: many peers. Listens where `bind` says and nowhere else.
 
-    `drops` counts what came and was thrown away, by reason. Raises `UserError` where it cannot
-    listen. A peer is a zmq routing id: one connection of one `Line`.
+    Raises `UserError` where it cannot listen. A peer is a zmq routing id: one connection of one
+    `Line`, which has been let in (admission.py).
     """
 
-    def __init__(
-        self, context: zmq.Context[Any], key: bytes, bind: str = "tcp://127.0.0.1:*"
-    ) -> None:
-        self.drops: Counter[str] = Counter()
+    def __init__(self, key: bytes, bind: str = "tcp://127.0.0.1:*") -> None:
+        self._drops: Counter[str] = Counter()
         self._key = key
+        # A context of its own: in each there can be one who says whom to let in.
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._admission = Admission(self._context, key)
         self._sessions: dict[bytes, _Session] = {}
         self._told: set[bytes] = set()
-        self.socket = open_socket(context, zmq.ROUTER)
+        self.socket = open_socket(self._context, zmq.ROUTER)
+        self.socket.plain_server = True
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # says when a peer has gone
         try:
             self.socket.bind(bind)
         except zmq.ZMQError as error:
-            self.socket.close()
+            self.close()
             raise UserError(
                 f"cannot listen on {bind}: {error.strerror}. End the process that does, or name "
                 "another port of this host; with * for the port, one that is free is taken."
             ) from None
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._admission.open(self.address)
+
+    @property
+    def drops(self) -> Counter[str]:
+        """What came and was thrown away, and connections that were refused, by reason."""
+        return self._drops + self._admission.refused
+
+    def count_drop(self, reason: str) -> None:
+        self._drops[reason] += 1
 
     def receive(self) -> Iterator[tuple[bytes, list[Message]]]:
         """Everything that has arrived, by peer. Does not wait."""
@@ -79,7 +91,7 @@ class Port:
                 if messages:
                     yield peer, messages
             else:
-                self.drops[UNKNOWN_PEER] += 1
+                self._drops[UNKNOWN_PEER] += 1
                 self._tell(peer, UNKNOWN_PEER)
 
     def send(
@@ -114,6 +126,7 @@ class Port:
     def close(self) -> None:
         self._sessions.clear()
         self.socket.close()
+        self._context.term()
 
     def _take_sealed(self, peer: bytes, frames: Sequence[memoryview]) -> list[Message]:
         session = self._sessions[peer]
@@ -121,20 +134,20 @@ class Port:
             session.seal.check(frames[0], frames[1:])
             return decode(frames[1:], session.arena, session.keys)
         except (Gap, UnknownKeys) as trouble:
-            self.drops[str(trouble)] += 1
+            self._drops[str(trouble)] += 1
             del self._sessions[peer]
             self._tell(peer, UNKNOWN_PEER)
         except BadSeal as bad:
-            self.drops[str(bad)] += 1
+            self._drops[str(bad)] += 1
         except Malformed:
-            self.drops["malformed"] += 1
+            self._drops["malformed"] += 1
         return []
 
     def _take_hello(self, peer: bytes, frame: bytes) -> None:
         try:
             hello = Hello.decode(frame, self._key)
         except NotWelcome as trouble:
-            self.drops[trouble.reason] += 1
+            self._drops[trouble.reason] += 1
             self._tell(peer, trouble.answer)
             return
         known = self._sessions.get(peer)

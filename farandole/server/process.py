@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 
 import torch
 
 _KEPT_BYTES = 64 << 20  # of free memory
+_CONNECTIONS = 2048
 
 
 def keep_freed_memory() -> None:
@@ -19,6 +21,14 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         for setting in (mmap_threshold, trim_threshold, top_pad):
             libc.mallopt(setting, _KEPT_BYTES)
+
+
+def limit_connections() -> None:
+    """For a process that is a server and nothing else. Each connection is a file, and holds up to
+    256 KiB before its sender is known: this bounds what all strangers together can make it hold."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = _CONNECTIONS if most == resource.RLIM_INFINITY else min(_CONNECTIONS, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
 
 
 def limit_threads() -> None:

@@ -16,9 +16,21 @@ import torch
 from farandole.errors import UserError
 from farandole.server.clocks import RESTING, Clocks
 from farandole.server.messages import Command, Kind, Problem, Read
+from farandole.server.payload import Malformed
 from farandole.server.rules import Rule
 from farandole.server.shelf import Shelf
 from farandole.server.tables import Table
+
+_NO_STATE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What comes of reading JSON and tensors that are no state of a range."""
 
 
 class Range:
@@ -48,11 +60,18 @@ class Range:
         shelf = self.shelves.get(command.table) if command.kind == Kind.PUSH else None
         return shelf is not None and shelf.table.rounds and command.clock > shelf.round
 
-    def problem_with(self, message: Command | Read) -> Problem | None:
-        """Why this cannot be done; None if it can. Changes nothing."""
+    def problem_with(
+        self, message: Command | Read, *, is_forwarded: bool = False
+    ) -> Problem | None:
+        """Why this cannot be done; None if it can. Changes nothing.
+
+        `is_forwarded`: the head has looked already whether values are finite.
+        """
         if isinstance(message, Command):
-            if message.kind in (Kind.TICK, Kind.MEMBERS, Kind.VOID):
+            if message.kind in (Kind.TICK, Kind.VOID):
                 return None
+            if message.kind == Kind.MEMBERS:
+                return _problem_with_members(message.text)
             if message.kind == Kind.CREATE:
                 return self._problem_with_table(message.text)
         shelf = self.shelves.get(message.table)
@@ -61,7 +80,7 @@ class Range:
             return Problem(
                 f"there is no such table here. Known: {known or 'none'}. Create it first."
             )
-        return shelf.problem_with(message)
+        return shelf.problem_with(message, finite=not is_forwarded)
 
     def _problem_with_table(self, text: str) -> Problem | None:
         try:
@@ -155,9 +174,22 @@ class Range:
         tensors: tuple[torch.Tensor, ...],
         read_rule: Callable[[str], Rule],
     ) -> Range:
-        state: dict[str, Any] = json.loads(text)
+        """Raises `Malformed`."""
+        try:
+            return cls._from_state(number, json.loads(text), tensors, read_rule)
+        except (*_NO_STATE, UserError) as error:
+            raise Malformed(f"{text[:80]!r} is no state of a range: {error!r}") from error
+
+    @classmethod
+    def _from_state(
+        cls,
+        number: int,
+        state: dict[str, Any],
+        tensors: tuple[torch.Tensor, ...],
+        read_rule: Callable[[str], Rule],
+    ) -> Range:
         range_ = cls(number, read_rule)
-        range_.version = state["version"]
+        range_.version = int(state["version"])
         range_.clocks = Clocks.from_state(state["clocks"])
         range_._had = {int(sender): int(last) for sender, last in state["had"]}
         left = list(tensors)
@@ -168,3 +200,13 @@ class Range:
             shelf.load_state(numbers, mine)
             range_.shelves[table.id] = shelf
         return range_
+
+
+def _problem_with_members(text: str) -> Problem | None:
+    try:
+        members = json.loads(text)
+    except (ValueError, RecursionError):
+        members = None
+    if not isinstance(members, list) or not all(type(member) is int for member in members):
+        return Problem(f"{text[:80]!r} is no list of members.")
+    return None

@@ -8,9 +8,11 @@ ranges move at a time, so that the others go on without a pause.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from farandole.errors import UserError
+from farandole.server.copies import Held, explain_loss, missing_copies
 from farandole.server.ring import place
 from farandole.server.views import Chain, Reshape, Reshaped, View
 
@@ -36,6 +38,7 @@ class Registrar:
         self._replicas = replicas
         self._ranges = ranges
         self._moving: dict[int, Reshape] = {}
+        self._died = 0  # servers, since all copies were there
         self._next_server = 1
         self._next_worker = 1
 
@@ -61,6 +64,7 @@ class Registrar:
         """A server is dead, or as good as dead. Its number is never given again."""
         if number not in self.view.addresses:
             return
+        self._died = 1 if self._has_all_copies else self._died + 1
         left = {key: address for key, address in self.view.addresses.items() if key != number}
         chains = []
         for range_, chain in enumerate(self.view.chains):
@@ -72,8 +76,21 @@ class Registrar:
                 if not servers and range_ not in self.lost:
                     self.lost.append(range_)
             chains.append(chain)
-        self._publish(addresses=left, chains=tuple(chains))
+        self._publish(addresses=left, chains=tuple(chains), lost_because=self._why(len(left)))
         self._move()
+
+    def _why(self, alive: int) -> str:
+        """Ranges are lost, if any are."""
+        if not self.lost:
+            return ""
+        return explain_loss(
+            len(self.lost),
+            self._ranges,
+            replicas=self._replicas,
+            joined=self._next_server - 1,
+            alive=alive,
+            died=self._died,
+        )
 
     def take_reshaped(self, sender: int, message: Reshaped) -> None:
         """The head of a range has brought it where it was told to."""
@@ -103,8 +120,28 @@ class Registrar:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every range is where it belongs, as often as it should be."""
-        return self.has_begun and not self._moving and not self.lost
+        """Whether every range is assigned to where it belongs, as often as it should be.
+
+        Whether those servers are alive and hold it is for them to confirm: see copies.py.
+        """
+        return not self._moving and self._has_all_copies
+
+    @property
+    def copies(self) -> int:
+        """How many servers should hold each range."""
+        return self._replicas + 1
+
+    @property
+    def _has_all_copies(self) -> bool:
+        return self.has_begun and all(
+            len(chain.servers) >= self.copies for chain in self.view.chains
+        )
+
+    def missing_copies(self, confirmed: Mapping[int, Held]) -> int:
+        """How many copies there are fewer than there should be, by what servers confirm."""
+        if not self.has_begun:
+            return self._ranges * self.copies
+        return missing_copies(self.view, self.copies, confirmed)
 
     # Workers
 

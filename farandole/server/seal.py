@@ -26,7 +26,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from farandole.errors import UserError
+from farandole.errors import CommError, UserError
 
 KEY_BYTES = 32
 MAGIC = b"FdSe"
@@ -36,7 +36,7 @@ _NONCE = struct.Struct("<QI")
 _TAG_BYTES = 16
 
 
-class BadSeal(Exception):  # noqa: N818  (not an error here: somebody else's message)
+class BadSeal(CommError):  # noqa: N818  (not an error here: somebody else's message)
     """Drop the message: "not sealed", or a sealed one that was "replayed"."""
 
 

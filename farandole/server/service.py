@@ -19,6 +19,7 @@ from farandole.server.channels import Line, Port
 from farandole.server.control import BEAT_SECONDS, ControlLine
 from farandole.server.messages import Message
 from farandole.server.node import REGISTRAR, Node, Outgoing, Peer
+from farandole.server.payload import Malformed
 from farandole.server.rules import parse_question, parse_rule
 from farandole.server.views import Reshape, Reshaped, View
 
@@ -41,7 +42,7 @@ class Service:
         self._context: zmq.Context[Any] = zmq.Context()
         self._key = key
         self._functions = tuple(functions)
-        self._port = Port(self._context, key, bind)
+        self._port = Port(key, bind)
         self._control = ControlLine(self._context, key, registrar)
         self._registrar = registrar
         self._poller = zmq.Poller()
@@ -51,6 +52,7 @@ class Service:
         self._heard = time.monotonic()
         self._told = 0.0
         self._handled = 0
+        self._process = psutil.Process()
         self._control.send({"hello": "server", "address": self._port.address, "mark": mark})
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> None:
@@ -82,7 +84,10 @@ class Service:
         sender: Peer = peer if number is None else number
         self._handled += len(messages)
         for message in messages:
-            self._node.receive(sender, message)
+            try:
+                self._node.receive(sender, message)
+            except Malformed:
+                self._port.count_drop("malformed")
         self._send_out()
 
     def _hear_registrar(self) -> None:
@@ -101,6 +106,10 @@ class Service:
                 range_, epoch, servers = message["reshape"]
                 self._node.receive(REGISTRAR, Reshape(range_, epoch, tuple(servers)))
                 self._send_out()
+            elif "confirm" in message:
+                held = self._node.confirmed() if self._node is not None else {}
+                answer = {"confirmed": message["confirm"], "held": sorted(held.items())}
+                self._control.send(answer)
             elif "unknown" in message or "closed" in message:
                 self._over = True  # given up, or the job has ended
 
@@ -137,11 +146,17 @@ class Service:
         held = self._node.held.values() if self._node is not None else ()
         return {
             "bytes": sum(one.range.nbytes for one in held),
-            "resident": psutil.Process().memory_info().rss,
+            "resident": self._resident(),
             "messages": self._handled,
             "drops": dict(self._port.drops),
             "refusals": sum(self._node.refusals.values()) if self._node is not None else 0,
         }
+
+    def _resident(self) -> int:
+        try:
+            return int(self._process.memory_info().rss)
+        except (OSError, psutil.Error):
+            return 0  # too many connections: no file can be opened for a while
 
     def _send_out(self) -> None:
         """Batches what goes to the same peer: the order between two parties is kept."""

@@ -7,6 +7,7 @@ nothing but address space until its page is touched.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import torch
@@ -18,6 +19,7 @@ from farandole.server.messages import Cause, Command, Kind, Problem, Read
 from farandole.server.rules import Rule
 from farandole.server.tables import Table
 
+_COUNT = re.compile("[0-9]{1,18}")  # of updates
 Where = slice | torch.Tensor
 """Rows of a shelf: a run of them, or a list."""
 
@@ -38,9 +40,13 @@ class Shelf:
         self._given: dict[int, float] = {}  # who has pushed in this round, and with which rate
         self._lent: list[Callable[[], bool]] = []  # whether each reader of the weights still reads
 
-    def problem_with(self, message: Command | Read) -> Problem | None:
-        """Why this cannot be done here; None if it can."""
-        width, dtype = self.table.width, self.table.torch_dtype
+    def problem_with(self, message: Command | Read, *, finite: bool = True) -> Problem | None:
+        """Why this cannot be done here; None if it can. `finite`: looks at the values too."""
+        return self._problem_with_place(message) or (
+            self._problem_with_values(message, finite) if isinstance(message, Command) else None
+        )
+
+    def _problem_with_place(self, message: Command | Read) -> Problem | None:
         count = _count(message)
         if message.rows is None:
             if not 0 <= message.start <= message.stop <= self.rows:
@@ -55,8 +61,11 @@ class Shelf:
                 f" keeps {len(self._rule.slots)} states under {self.table.rule!r}; there is no "
                 f"{message.slot}."
             )
-        if isinstance(message, Read):
-            return None
+        return None
+
+    def _problem_with_values(self, message: Command, finite: bool) -> Problem | None:
+        width, dtype = self.table.width, self.table.torch_dtype
+        count = _count(message)
         try:
             values = self._values(message)
         except UserError as error:
@@ -66,13 +75,26 @@ class Shelf:
             return self._problem(
                 f": {count} rows × {width} of {dtype} were announced, and {got} came."
             )
-        if values.is_floating_point() and not is_finite(values):
+        if finite and values.is_floating_point() and not is_finite(values):
             return self._problem(": the values hold NaN or infinity.", Cause.NOT_FINITE)
-        if message.kind == Kind.PUT and message.text and not message.text.isdecimal():
+        if message.kind == Kind.PUT and message.text and not _COUNT.fullmatch(message.text):
             return self._problem(f": {message.text!r} is not a number of updates.")
         if not math.isfinite(message.rate):
             said = f": NaN or infinity cannot be a rate: {message.rate}."
             return self._problem(said, Cause.NOT_FINITE)
+        return self._problem_with_memory()
+
+    def _problem_with_memory(self) -> Problem | None:
+        """Takes it, if this is the first value: no value can be refused for that later."""
+        try:
+            self._take_memory()
+        except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
+            needed = self.rows * self.table.width * self.table.torch_dtype.itemsize
+            self._tensors = []
+            return self._problem(
+                f": there is no memory for {1 + len(self._rule.slots)} × {needed} bytes on this "
+                f"server ({str(error)[:80]})."
+            )
         return None
 
     def _problem(self, text: str, cause: Cause = Cause.IMPOSSIBLE) -> Problem:
@@ -168,8 +190,7 @@ class Shelf:
         assert values is not None
         return values.view(-1, self.table.width)
 
-    def _own(self) -> None:
-        """Before a change: there is memory, and nobody is reading it any more."""
+    def _take_memory(self) -> None:
         if not self._tensors:
             shape = (self.rows, self.table.width)
             self._tensors = [torch.zeros(shape, dtype=self.table.torch_dtype)]
@@ -178,6 +199,10 @@ class Shelf:
                 filled = torch.zeros if not initial else torch.ones
                 tensor = filled(shape, dtype=self.table.torch_dtype)
                 self._tensors.append(tensor.mul_(initial) if initial else tensor)
+
+    def _own(self) -> None:
+        """Before a change: there is memory, and nobody is reading it any more."""
+        self._take_memory()
         if any(reads() for reads in self._lent):
             self._tensors = [self._tensors[0].clone(), *self._tensors[1:]]
         self._lent = []
@@ -203,12 +228,17 @@ class Shelf:
 
     def load_state(self, numbers: dict[str, object], tensors: list[torch.Tensor]) -> None:
         given = numbers["given"]
-        assert isinstance(given, list)
+        if not isinstance(given, list):
+            raise TypeError("who has given is no list")
         self.round, self.steps = int(str(numbers["round"])), int(str(numbers["steps"]))
         self.late = int(str(numbers["late"]))
         self._given = {int(member): float(rate) for member, rate in given}
         shaped = [tensor.clone().view(self.rows, self.table.width) for tensor in tensors]
         self._sum = shaped.pop() if numbers["summing"] else None
+        if len(shaped) not in (0, 1 + len(self._rule.slots)):
+            raise ValueError(f"{len(shaped)} tensors are not the state of {self.table.rule!r}")
+        if any(tensor.dtype != self.table.torch_dtype for tensor in shaped):
+            raise ValueError(f"the tensors are not of {self.table.dtype}")
         self._tensors = shaped
 
 

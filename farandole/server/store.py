@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 import zmq
 
+from farandole.comm.activity import Activity
 from farandole.errors import CommError, DivergedError, FarandoleError, UserError, nearest
 from farandole.server.clocks import RESTING
 from farandole.server.conversation import Conversation
@@ -431,6 +432,10 @@ class Store:
     @property
     def waited_seconds(self) -> float:
         return self._conversation.waited_seconds
+
+    def show_waits(self, activity: Activity) -> None:
+        """Tells `activity` from now on when a call waits for the servers."""
+        self._conversation.activity = activity
 
     def buffer(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor that can be pushed from, and got into, without a copy on this side."""

@@ -28,6 +28,7 @@ class View:
     chains: tuple[Chain, ...] = ()
     members: tuple[int, ...] = ()  # the workers whose clocks count
     gone: tuple[int, ...] = ()  # workers that were given up: nothing of theirs is taken any more
+    lost_because: str = ""  # why ranges are lost, if any are
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -36,6 +37,7 @@ class View:
             "chains": [[chain.epoch, list(chain.servers)] for chain in self.chains],
             "members": list(self.members),
             "gone": list(self.gone),
+            "lost_because": self.lost_because,
         }
 
     @classmethod
@@ -46,6 +48,7 @@ class View:
             chains=tuple(Chain(epoch, tuple(servers)) for epoch, servers in value["chains"]),
             members=tuple(value["members"]),
             gone=tuple(value["gone"]),
+            lost_because=value["lost_because"],
         )
 
 

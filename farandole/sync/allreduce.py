@@ -19,6 +19,7 @@ from farandole.sync.alignment import check_same_model, spread_from_first
 from farandole.sync.batchnorm import synchronise_batchnorm
 from farandole.sync.coding import CODEC, check_compressible, understood
 from farandole.sync.gradients import Average, Compressed, Reduction, is_trained
+from farandole.sync.guard import GradientGuard
 from farandole.sync.reducer import GradientReducer
 from farandole.sync.strategy import Strategy, Synchronizer, require_choices
 from farandole.sync.weighing import Weighing
@@ -57,8 +58,8 @@ class AllReduce(Strategy):
         if self.batchnorm == "sync" and group.size > 1:
             model = synchronise_batchnorm(model, group, weighing)
         spread_from_first(model, optimizer, group)
-        if group.size == 1 or not is_trained(model):
-            return Synchronizer(model)  # there is nothing to average
+        if group.size == 1 or not is_trained(model):  # there is nothing to average
+            return Synchronizer(model, guard=GradientGuard(model, optimizer, group))
         return _AllReduceAtWork(self, model, optimizer, group, weighing)
 
 
@@ -79,7 +80,8 @@ class _AllReduceAtWork(Synchronizer):
         reducer = GradientReducer(
             model, group, reduction, optimizer=optimizer, bucket_mib=config.bucket_mib
         )
-        super().__init__(model, weighing, reducer)
+        guard = GradientGuard(model, optimizer, group, reducer)
+        super().__init__(model, weighing, reducer, guard)
 
     def state_dict(self) -> dict[str, Any]:
         """Without a codec, all-reduce remembers nothing between steps."""

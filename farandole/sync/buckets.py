@@ -1,11 +1,14 @@
 """Gradients side by side in flat buffers, so that many small ones travel as few large ones.
 
-    buffer   │ gradient of w₁ │ gradient of w₂ │ … │ has w₁ one? │ has w₂ one? │ … │
+    buffer   │ gradient of w₁ │ gradient of w₂ │ … │ has w₁ one? │ … │ rank 0's note │ … │
 
 A parameter may get no gradient in a backward pass: on no rank, or on some ranks only. Behind the
 gradients each bucket carries a flag for each of its parameters, 1 or 0, that is averaged with
 them. Above 0 afterwards, some rank had a gradient, and the average counts the others as zeros; at 0
 nobody had, and the parameter is left alone, as in a process that trains alone.
+
+The notes come last, one for each rank: 0, or NaN where that rank's gradients were not finite. After
+the average all ranks hold the same NaN in a gradient, and the notes still tell whose it was.
 """
 
 from __future__ import annotations
@@ -38,6 +41,10 @@ class Bucket:
     """Views of the buffer, in the shapes and strides of the parameters."""
     has_gradient: torch.Tensor
     """The flags: a view of the buffer."""
+    notes: torch.Tensor
+    """Of the ranks, on what is not finite: a view of the buffer. Empty if nobody wants to know."""
+    told: torch.Tensor
+    """The flags and the notes: a view of the buffer."""
 
     def fill(self) -> None:
         """Takes in what the parameters have accumulated; nothing counts as zeros."""
@@ -56,6 +63,19 @@ class Bucket:
         else:
             self.has_gradient.copy_(torch.tensor(present, dtype=self.has_gradient.dtype))
 
+    def note(self, rank: int) -> None:
+        """Whether this rank's gradients are finite, for all to read. A GPU is not waited for.
+
+        Finite numbers that add up to more than their dtype can hold leave a note too. So a note
+        tells where to look, and never that something is wrong.
+        """
+        self.notes.zero_()
+        self.notes[rank] = self.buffer[: -len(self.told)].sum() * 0
+
+    def noted(self) -> list[int]:
+        """The ranks whose gradients were not finite. Waits for a GPU."""
+        return [rank for rank, note in enumerate(self.notes.tolist()) if note != 0]
+
     def hand_out(self) -> None:
         """Makes the averages the parameters' gradients, where any rank had one."""
         flags: list[bool] | None = None
@@ -72,11 +92,13 @@ def pack(
     parameters: Sequence[tuple[str, nn.Parameter]],
     bucket_mib: float | None = None,
     *,
+    ranks: int = 0,
     final: bool = True,
 ) -> list[Bucket]:
     """Buckets for gradients that are expected in the order of `parameters`.
 
-    They are filled in that order, and come out in the order in which they are complete.
+    They are filled in that order, and come out in the order in which they are complete. There is
+    room for the notes of `ranks`.
     """
     limits = (_FIRST_BYTES, _LATER_BYTES) if bucket_mib is None else (int(bucket_mib * _MIB),) * 2
     closed: list[list[tuple[str, nn.Parameter]]] = []
@@ -91,24 +113,38 @@ def pack(
             del held_bytes[kind]
     closed.extend(open_.values())
     return [
-        _bucket(index, index == len(closed) - 1, final, content)
+        _bucket(index, index == len(closed) - 1, final, content, ranks)
         for index, content in enumerate(closed)
     ]
 
 
 def _bucket(
-    index: int, is_last: bool, is_final: bool, content: list[tuple[str, nn.Parameter]]
+    index: int,
+    is_last: bool,
+    is_final: bool,
+    content: list[tuple[str, nn.Parameter]],
+    ranks: int,
 ) -> Bucket:
     names = [name for name, _ in content]
     parameters = [parameter for _, parameter in content]
     first = parameters[0]
     counts = [_real(parameter).numel() for parameter in parameters]
-    buffer = torch.zeros(
-        sum(counts) + len(counts), dtype=first.dtype.to_real(), device=first.device
-    )
-    *parts, flags = buffer.split([*counts, len(counts)])
+    told = len(counts) + ranks
+    buffer = torch.zeros(sum(counts) + told, dtype=first.dtype.to_real(), device=first.device)
+    *parts, flags, notes = buffer.split([*counts, len(counts), ranks])
     gradients = [_like(parameter, part) for parameter, part in zip(parameters, parts, strict=True)]
-    return Bucket(index, is_last, is_final, names, parameters, buffer, gradients, flags)
+    return Bucket(
+        index,
+        is_last,
+        is_final,
+        names,
+        parameters,
+        buffer,
+        gradients,
+        flags,
+        notes,
+        buffer[-told:],
+    )
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import struct
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -24,6 +26,8 @@ from farandole.errors import CommError, UserError
 
 _LINE_BYTES = 64  # of a cache: two parameters in one would slow down whoever writes them
 _TOKEN_BYTES = 16
+_SAID_BEGIN, _SAID_BYTES = _LINE_BYTES, 2048  # what a rank says to all, behind the token
+_SAID_HEADER = struct.Struct("<II")  # its length and its checksum
 
 Place = tuple[int, tuple[int, ...]]
 """Where a parameter begins, in bytes, and its strides, in elements."""
@@ -38,14 +42,25 @@ class Commons:
     def __init__(self, model: nn.Module, group: Group) -> None:
         parameters = dict(model.named_parameters())
         segment, places = _connect(parameters, group)
+        self._segment = segment
         self._addresses: dict[torch.Tensor, int] = {}
         self._names: dict[torch.Tensor, str] = {p: name for name, p in parameters.items()}
         for parameter, place in zip(parameters.values(), places, strict=True):
             parameter.data = _view(segment, parameter, place)
             self._addresses[parameter] = parameter.data_ptr()
 
-    def name(self, parameter: torch.Tensor) -> str:
-        return self._names[parameter]
+    def announce(self, said: bytes) -> None:
+        """For all ranks to read: the last words of this one. What is too long is not said."""
+        if len(said) <= _SAID_BYTES - _SAID_HEADER.size:
+            whole = _SAID_HEADER.pack(len(said), zlib.crc32(said)) + said
+            self._segment.memory[_SAID_BEGIN : _SAID_BEGIN + len(whole)] = whole
+
+    def announced(self) -> bytes | None:
+        """What a rank has announced. By the checksum nothing counts that is only half there."""
+        length, checksum = _SAID_HEADER.unpack_from(self._segment.memory, _SAID_BEGIN)
+        begin = _SAID_BEGIN + _SAID_HEADER.size
+        said = self._segment.memory[begin : begin + min(length, _SAID_BYTES)]
+        return said if length and zlib.crc32(said) == checksum else None
 
     def require(self, parameters: Iterable[torch.Tensor]) -> None:
         """Raises `UserError` when one of `parameters` is not in the common memory (any more)."""
@@ -123,11 +138,12 @@ def _open(offer: Mapping[str, Any]) -> Segment:
 def _lay_out(parameters: Iterable[nn.Parameter]) -> tuple[list[Place], int]:
     """A place for each parameter, and the bytes that all take.
 
-    The token comes first. Parameters that lie in the same memory still do afterwards.
+    The token comes first, and room for an announcement. Parameters that lie in the same memory
+    still do afterwards.
     """
     places: list[Place] = []
     known: dict[tuple[int, int], int] = {}
-    end = _LINE_BYTES
+    end = _SAID_BEGIN + _SAID_BYTES
     for parameter in parameters:
         begin = known.setdefault((parameter.data_ptr(), parameter.nbytes), end)
         if begin == end:

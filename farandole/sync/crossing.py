@@ -62,6 +62,7 @@ class Crossing:
         self._flat = Flat({})
         self._base: list[torch.Tensor] = []  # with a codec: what all hosts last averaged
         self._exchange: _Exchange | None = None
+        self._arrived_age = 0  # of the exchange that is to be merged
 
     @property
     def under_way(self) -> bool:
@@ -87,15 +88,19 @@ class Crossing:
         self._copy_model()
         return None if self._flat.is_finite() else self._flat.first_not_finite()
 
-    def start(self) -> None:
-        """Step 1, with what `culprit` has copied."""
+    def start(self, *, spoiled: bool = False) -> None:
+        """Step 1, with what `culprit` has copied. A host whose training has failed sends NaN: so
+        all come to know in the same `merge`."""
+        if spoiled:
+            for buffer in self._flat.buffers:
+                buffer.fill_(torch.nan)
         turn, self._turn = self._turn, (self._turn + 1) % len(self._teams)
         team = self._teams[turn] if self._sender(turn) == self._rank else None
         handle = team.start(self._average, team) if team is not None else None
         self._exchange = _Exchange(turn, 0, handle)
 
-    def merge(self) -> None:
-        """Steps 2 and 3. Waits if the average has not arrived."""
+    def arrive(self) -> bool:
+        """Step 2. Waits if the average has not arrived; says whether it is finite."""
         assert self._exchange is not None
         exchange, self._exchange = self._exchange, None
         if exchange.handle is not None:
@@ -104,17 +109,22 @@ class Crossing:
             source = self._here.index(self._sender(exchange.turn))
             for buffer in self._flat.buffers:
                 self.local.broadcast(buffer, source)
+        self._arrived_age = exchange.age
+        return self._flat.is_finite()
+
+    def merge(self) -> None:
+        """Step 3."""
         if self._codec is not None:
             for buffer, where in zip(self._flat.buffers, self._base, strict=True):
                 where.add_(buffer)
                 buffer.copy_(where)
-        self._flat.pull(self._hosts / (2 * exchange.age + self._hosts))
+        self._flat.pull(self._hosts / (2 * self._arrived_age + self._hosts))
 
     def _sender(self, turn: int) -> int:
         return self._here[turn % len(self._here)]
 
     def _average(self, team: Group) -> None:
-        """In the background: nobody else touches the buffers until `merge`."""
+        """In the background: nobody else touches the buffers until `arrive`."""
         if self._codec is None:
             for buffer in self._flat.buffers:
                 _scale(buffer, self._host_weight)

@@ -33,17 +33,18 @@ from farandole.sync.coding import CODEC, understood
 from farandole.sync.crossing import Crossing
 from farandole.sync.cycle import Cycle, CycleRule, Phase
 from farandole.sync.flat import load_buffers
-from farandole.sync.gradients import Guarded, Reduction, is_trained, settled
-from farandole.sync.guard import GradientGuard
+from farandole.sync.gradients import Average, Reduction, is_trained, settled
+from farandole.sync.guard import Culprit, GradientGuard, diverged, stop
 from farandole.sync.hooks import ForwardHook
 from farandole.sync.local import known, prepare
 from farandole.sync.losses import Losses
 from farandole.sync.meeting import (
     Word,
     ask_everyone,
-    diverged,
     loss_of,
+    raise_together,
     require_sound,
+    sick_parameter,
     word_of,
 )
 from farandole.sync.periodic import loss_is_missing
@@ -117,16 +118,19 @@ class _DasoAtWork(Synchronizer):
         self._phase: Phase = "warm-up"
         self._crossing = Crossing(model, group, known(config.codec))
         self._average = ModelAverage(model, optimizer, group)
-        self._gradients = _ByPhase(optimizer, group, self._crossing.local)
+        self._gradients = _ByPhase(group, self._crossing.local)
         reducer = GradientReducer(
             model, group, self._gradients, optimizer=optimizer, spread_buffers=False
         )
-        super().__init__(model, Weighing(model), reducer)
+        self._guard = GradientGuard(model, optimizer, group, reducer, self._on_culprit)
+        self._steps = 0
+        self._guard.count = lambda: self._steps + 1
+        self._culprit: Culprit | None = None  # on this host; to be told with the next exchange
+        super().__init__(model, Weighing(model), reducer, self._guard)
         model.register_forward_pre_hook(ForwardHook(self._count))
         optimizer.register_step_post_hook(lambda *_: self._count())
         self._losses = Losses()
         self._epoch_loss: float | None = None
-        self._steps = 0
         self._since = 0  # steps since the last exchange began
         self._apart = False  # hosts may hold different models
         self._passes = 0
@@ -204,20 +208,42 @@ class _DasoAtWork(Synchronizer):
         self._since += 1
         self._crossing.step()
         if self._crossing.under_way and self._crossing.age >= self._cycle.wait:
-            self._crossing.merge()
+            self._merge()
         if not self._crossing.under_way and self._since >= self._cycle.period:
-            culprit = self._crossing.culprit()
-            if culprit is not None:
-                raise diverged(self._group.rank, self._steps, f"its parameter {culprit!r}")
-            self._crossing.start()
+            self._note_parameter(self._crossing.culprit())
+            self._crossing.start(spoiled=self._guard.is_on and self._culprit is not None)
             self._since = 0
 
+    def _on_culprit(self, found: Culprit) -> None:
+        """In an average over all ranks, all have found it. In one over a host, its ranks go on
+        without it until the next exchange tells the others, and all stop there."""
+        if self._phase != "cycling":
+            stop(found)
+        self._guard.withhold()
+        if self._culprit is None:
+            self._culprit = found
+            if self._guard.rank == found.rank:
+                said = f"{found.error} All ranks stop at the next exchange between hosts."
+                warnings.warn(said, stacklevel=2)
+
+    def _note_parameter(self, name: str | None) -> None:
+        self._culprit = self._culprit or sick_parameter(self._guard, self._steps, name)
+
+    def _merge(self) -> None:
+        """All ranks merge the same average, so all see whether it is finite."""
+        is_finite = self._crossing.arrive()
+        if self._guard.is_on and not is_finite:
+            raise_together(self._group, self._culprit)
+            raise diverged(self._guard.rank, self._steps, "the average of the hosts' models")
+        self._crossing.merge()
+
     def _bring_in_step(self) -> None:
+        self._guard.settle()
         if self._crossing.under_way:
-            self._crossing.merge()
-        culprit = self._average.gather()
-        said = ask_everyone(self._group, self._word(sound=culprit is None))
-        require_sound(self._group, said, culprit)
+            self._merge()
+        self._note_parameter(self._average.gather())
+        said = ask_everyone(self._group, self._word(sound=self._culprit is None))
+        require_sound(self._group, self._guard, said, self._culprit)
         self._epoch_loss = loss_of(said) if any(word.loss_count for word in said) else None
         if self._apart:
             self._average.average()
@@ -288,24 +314,18 @@ class _DasoAtWork(Synchronizer):
 class _ByPhase(Reduction):
     """Averages gradients over all ranks, or over those of this host."""
 
-    def __init__(self, optimizer: Optimizer, group: Group, local: Group | None) -> None:
-        self._group = group
-        self._local = local
-        self._guard = GradientGuard(optimizer, group, range(group.size))
+    def __init__(self, group: Group, local: Group | None) -> None:
         # Memory can be registered with one group only: that of the many steps.
-        self._everywhere = Guarded(group, self._guard, register=local is None)
-        self._here = Guarded(local, self._guard) if local is not None else None
+        self._everywhere = Average(group, register=local is None)
+        self._here = Average(local) if local is not None else None
         self._in_host = False
         self.done = False  # a backward pass has ended that nobody has counted yet
 
     def average_everywhere(self) -> None:
         self._in_host = False
-        self._guard.group, self._guard.ranks = self._group, range(self._group.size)
 
     def average_in_host(self) -> None:
         self._in_host = True
-        self._guard.group = self._local
-        self._guard.ranks = self._group.topology.host(self._group.rank).ranks
 
     def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
         if bucket.is_last:

@@ -17,7 +17,6 @@ from farandole.comm import Group
 from farandole.comm.codecs import Compressor
 from farandole.comm.meter import GradientWait
 from farandole.sync.buckets import Bucket
-from farandole.sync.guard import GradientGuard
 
 
 class Reduction(ABC):
@@ -84,7 +83,7 @@ class Compressed(Reduction):
 
         def average() -> torch.Tensor:
             # What nobody has is not sent: what was left over of it would be lost on the way.
-            self._group.all_reduce(bucket.has_gradient, "average")
+            self._group.all_reduce(bucket.told, "average")
             present = zip(gradients.items(), bucket.has_gradient.tolist(), strict=True)
             self._compressor.average({n: g for (n, g), flag in present if flag > 0}, self._group)
             return buffer
@@ -110,15 +109,3 @@ def _ending(wait: GradientWait, future: Future[torch.Tensor]) -> Future[torch.Te
         return done.value()
 
     return future.then(arrived)
-
-
-class Guarded(Average):
-    """An average that remembers on which rank a gradient was not finite."""
-
-    def __init__(self, group: Group, guard: GradientGuard, *, register: bool = True) -> None:
-        super().__init__(group, register=register)
-        self._guard = guard
-
-    def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
-        self._guard.note(bucket.names, bucket.buffer, last=bucket.is_last)
-        return super().reduce(bucket)

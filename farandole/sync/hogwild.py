@@ -22,6 +22,7 @@ still, for nobody steps before all have begun the next pass.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -30,13 +31,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from farandole.comm import Group
-from farandole.comm.tensors import is_finite
-from farandole.errors import UserError
+from farandole.errors import CommError, UserError
 from farandole.sync.closures import with_gradients
 from farandole.sync.commons import Commons
 from farandole.sync.flat import Flat, load_buffers, statistics_of
+from farandole.sync.guard import Culprit, GradientGuard
 from farandole.sync.local import prepare
-from farandole.sync.meeting import diverged
 from farandole.sync.strategy import Strategy, Synchronizer, require_choices
 from farandole.sync.weighing import Weighing
 from farandole.topology import Topology
@@ -75,27 +75,29 @@ class _HogwildAtWork(Synchronizer):
     def __init__(
         self, config: Hogwild, model: nn.Module, optimizer: Optimizer, group: Group
     ) -> None:
-        super().__init__(model, Weighing(model))
+        self._steps = 0
+        self._guard = GradientGuard(model, optimizer, group, act=self._on_culprit, by_hand=True)
+        self._guard.count = lambda: self._steps
+        super().__init__(model, Weighing(model), guard=self._guard)
         self._group = group
         self._optimizer = optimizer
         self._commons = Commons(model, group)
         self._share = 1.0 if config.rate == "whole" else 1 / group.size
         self._rates: list[tuple[dict[str, Any], Any]] = []  # while a step is taken: the script's
-        self._steps = 0
         self._resting = True  # no rank takes a step before all have begun a pass
         optimizer.register_step_pre_hook(self._about_to_step)
         optimizer.register_step_post_hook(lambda *_: self._give_rates_back())
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         if self._resting:
-            self._group.barrier()
+            self._meet()
             self._resting = False
         super().begin_step(weight, progress, samples)
 
     def end_pass(self) -> None:
         super().end_pass()
         self._commons.require(self.model.parameters())
-        self._group.barrier()  # from here on nobody steps
+        self._meet()  # from here on nobody steps
         self._average_statistics().scatter()
         self._resting = True
 
@@ -112,12 +114,28 @@ class _HogwildAtWork(Synchronizer):
     def _check_gradients(self) -> None:
         """Before a gradient that is not finite is written into everybody's parameters."""
         self._commons.require(p for p in self._trained() if p.grad is not None)
-        if getattr(self._optimizer, "found_inf", None) is not None:
-            return  # a scaler has left it to the optimizer to skip the step
-        for parameter in self._trained():
-            if parameter.grad is not None and not is_finite(_numbers(parameter.grad)):
-                name = self._commons.name(parameter)
-                raise diverged(self._group.rank, self._steps, f"its gradient of {name!r}")
+        if self._guard.is_on:
+            self._heed()
+            self._guard.look()
+
+    def _on_culprit(self, found: Culprit) -> None:
+        """The others come to know by the memory that all share, each before its next step."""
+        self._commons.announce(json.dumps(found).encode())
+        raise found.error
+
+    def _heed(self) -> None:
+        """Raises what another rank has announced."""
+        announced = self._commons.announced()
+        if announced is not None:
+            raise Culprit(*json.loads(announced)).error
+
+    def _meet(self) -> None:
+        """*Together.* A rank that has stopped meanwhile has said why."""
+        try:
+            self._group.barrier()
+        except CommError:
+            self._heed()
+            raise
 
     def _take_share(self) -> None:
         for group in self._optimizer.param_groups:
@@ -138,7 +156,7 @@ class _HogwildAtWork(Synchronizer):
         return statistics
 
     def whole_model(self) -> dict[str, Any]:
-        self._group.barrier()  # nobody steps until all have saved
+        self._meet()  # nobody steps until all have saved
         own = Flat(statistics_of(self.model))
         own.gather()
         self._average_statistics().scatter()
@@ -168,9 +186,3 @@ def _not_on_cpus(found: str) -> UserError:
         f"hogwild trains in the memory of CPUs, and {found}. Hide the GPUs "
         "(`CUDA_VISIBLE_DEVICES= farandole run …`), or use `allreduce`."
     )
-
-
-def _numbers(gradient: torch.Tensor) -> torch.Tensor:
-    """What is in it: only some rows, where it is sparse."""
-    values = gradient._values() if gradient.is_sparse else gradient
-    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values

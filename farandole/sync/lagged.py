@@ -25,7 +25,7 @@ from farandole.comm import Group
 from farandole.sync.alignment import check_same_model, spread_from_first
 from farandole.sync.buckets import Bucket
 from farandole.sync.closures import with_gradients
-from farandole.sync.gradients import Guarded, is_trained, settled
+from farandole.sync.gradients import Average, is_trained, settled
 from farandole.sync.guard import GradientGuard
 from farandole.sync.reducer import GradientReducer
 from farandole.sync.strategy import (
@@ -58,7 +58,7 @@ class Lagged(Strategy):
         check_same_model(model, group)
         spread_from_first(model, given, group)
         if group.size == 1 or not is_trained(model):
-            return Synchronizer(model)
+            return Synchronizer(model, guard=GradientGuard(model, given, group))
         return _LaggedAtWork(self, model, given, group)
 
 
@@ -68,10 +68,10 @@ class _LaggedAtWork(Synchronizer):
     ) -> None:
         self._config = config
         self._progress: float | None = None
-        guard = GradientGuard(optimizer, group, range(group.size))
-        self._late = _Late(group, guard, self._is_lagged)
+        self._late = _Late(group, self._is_lagged)
         reducer = GradientReducer(model, group, self._late, optimizer=optimizer)
-        super().__init__(model, Weighing(model), reducer)
+        guard = GradientGuard(model, optimizer, group, reducer)
+        super().__init__(model, Weighing(model), reducer, guard)
         self.notes.append({"phase": "synchronous"})
         self._was_lagged = False
         optimizer.register_step_pre_hook(self._before_step)
@@ -107,11 +107,11 @@ class _LaggedAtWork(Synchronizer):
         self._late.restore(state["late"])
 
 
-class _Late(Guarded):
+class _Late(Average):
     """Gives each bucket the average of the step before, by the names of its gradients."""
 
-    def __init__(self, group: Group, guard: GradientGuard, is_lagged: Callable[[], bool]) -> None:
-        super().__init__(group, guard)
+    def __init__(self, group: Group, is_lagged: Callable[[], bool]) -> None:
+        super().__init__(group)
         self._is_lagged = is_lagged
         self._lagged = False
         self._travelling: dict[str, _Travelling] = {}
@@ -135,17 +135,18 @@ class _Late(Guarded):
         def add_late(done: Future[torch.Tensor]) -> torch.Tensor:
             for place, average in enumerate(late):
                 if average is not None:
-                    bucket.gradients[place].add_(average)
+                    bucket.gradients[place].add_(average.gradient)
                     bucket.has_gradient[place] = 1.0
+                    bucket.notes.add_(average.notes)
             return done.value()
 
         return future.then(add_late)
 
     def _reduce_late(self, bucket: Bucket) -> Future[torch.Tensor]:
-        self._guard.note(bucket.names, bucket.buffer, last=bucket.is_last)
         mine = bucket.buffer.clone()
         future = self._group.average_future(mine)
-        flags = mine[-len(bucket.names) :]
+        flags, notes = _same_place(bucket.has_gradient, mine), _same_place(bucket.notes, mine)
+        bucket.notes.zero_()
         for place, (name, parameter, gradient) in enumerate(
             zip(bucket.names, bucket.parameters, bucket.gradients, strict=True)
         ):
@@ -155,11 +156,14 @@ class _Late(Guarded):
                 gradient.zero_()
                 self.empty.add(parameter)
             else:
-                gradient.copy_(late)
-            self._travelling[name] = _Travelling(future, _same_place(gradient, mine), flags[place])
+                gradient.copy_(late.gradient)
+                bucket.notes.add_(late.notes)
+            self._travelling[name] = _Travelling(
+                future, _same_place(gradient, mine), flags[place], notes
+            )
         return settled(bucket.buffer)
 
-    def _arrived(self, name: str) -> torch.Tensor | None:
+    def _arrived(self, name: str) -> _Travelling | None:
         """The average that was sent in the step before, if any rank had a gradient in it; it is
         here once only."""
         if name not in self._travelling:
@@ -170,27 +174,29 @@ class _Late(Guarded):
                 sent.future.wait()
         else:
             sent.future.wait()
-        return sent.average if sent.flag > 0 else None
+        return sent if sent.flag > 0 else None
 
     def arrived(self) -> dict[str, torch.Tensor]:
         """Everything that was sent and not applied yet; it stays so."""
         for sent in self._travelling.values():
             sent.future.wait()
-        return {name: sent.average for name, sent in self._travelling.items() if sent.flag > 0}
+        return {name: sent.gradient for name, sent in self._travelling.items() if sent.flag > 0}
 
     def restore(self, late: Mapping[str, torch.Tensor]) -> None:
         self._travelling = {
-            name: _Travelling(settled(average), average.clone(), torch.ones(()))
+            name: _Travelling(settled(average), average.clone(), torch.ones(()), torch.zeros(()))
             for name, average in late.items()
         }
 
 
 class _Travelling(NamedTuple):
-    """A gradient that is being averaged. The flag is above 0 if any rank had one."""
+    """A gradient that is being averaged. The flag is above 0 if any rank had one; the notes are
+    those of its bucket."""
 
     future: Future[torch.Tensor]
-    average: torch.Tensor
+    gradient: torch.Tensor
     flag: torch.Tensor
+    notes: torch.Tensor
 
 
 def _same_place(gradient: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:

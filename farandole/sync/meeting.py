@@ -19,8 +19,8 @@ import torch
 from torch.optim import Optimizer
 
 from farandole.comm import Group
-from farandole.errors import DivergedError
 from farandole.sync.flat import moments_of
+from farandole.sync.guard import KEPT_BACK, Culprit, GradientGuard, diverged
 from farandole.sync.losses import Losses
 
 
@@ -79,26 +79,34 @@ def ask_everyone(group: Group, word: Word) -> list[Word]:
     return [Word(*row.tolist()) for row in group.all_gather(mine)]
 
 
-def require_sound(group: Group, said: Sequence[Word], culprit: str | None) -> None:
+def require_sound(
+    group: Group, guard: GradientGuard, said: Sequence[Word], culprit: Culprit | None
+) -> None:
     """Raises `DivergedError` on all ranks if anything on any of them is not finite.
 
-    `culprit` is the name of what is not finite on this one.
+    `culprit` is what is not finite on this one.
     """
-    for rank, word in enumerate(said):
+    if not guard.is_on:
+        return
+    for rank, word in zip(guard.ranks, said, strict=True):
         if not math.isfinite(word.loss_sum):
             raise diverged(rank, int(word.steps), "its loss")
-    if all(word.sound for word in said):
-        return
-    names = group.gather_json(culprit)
-    rank = next(rank for rank, name in enumerate(names) if name is not None)
-    raise diverged(rank, int(said[rank].steps), f"its parameter {names[rank]!r}")
+    if not all(word.sound for word in said):
+        raise_together(group, culprit)
 
 
-def diverged(rank: int, step: int, what: str) -> DivergedError:
-    return DivergedError(
-        f"rank {rank}, step {step}: {what} is not finite. Nothing of it has reached the other "
-        "ranks. Lower the learning rate, clip the gradients, or look at that rank's data."
-    )
+def raise_together(group: Group, culprit: Culprit | None) -> None:
+    """Raises on all ranks what the first of them has that has anything."""
+    for told in group.gather_json(culprit):
+        if told is not None:
+            raise Culprit(*told).error
+
+
+def sick_parameter(guard: GradientGuard, step: int, name: str | None) -> Culprit | None:
+    """A parameter of this rank, by its name; None: there is none."""
+    if name is None:
+        return None
+    return Culprit(guard.rank, step, f"its parameter {guard.name_of(name)!r}", KEPT_BACK)
 
 
 def loss_of(said: Sequence[Word]) -> float | None:

@@ -15,6 +15,7 @@ from farandole.errors import CheckpointError, UserError
 from farandole.server.store import Pending
 from farandole.sync.closures import with_gradients
 from farandole.sync.flat import Flat, load_buffers, statistics_of
+from farandole.sync.guard import GradientGuard, diverged
 from farandole.sync.hooks import ForwardHook
 from farandole.sync.served import Connection, OptimizerState, Part, parts_of
 from farandole.sync.strategy import Synchronizer
@@ -25,11 +26,14 @@ class OnServers(Synchronizer):
     """Holds the connection and the parts; all ranks begin with rank 0's parameters."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, group: Group) -> None:
-        super().__init__(model, Weighing(model))
+        # Gradients are looked at where they are laid out to be pushed.
+        self._guard = GradientGuard(model, optimizer, group, by_hand=True)
+        super().__init__(model, Weighing(model), guard=self._guard)
         self._group = group
         self._optimizer = optimizer
         self._connection = Connection(group)
         self._store = self._connection.store
+        self._store.show_waits(group.meter.activity)
         self._saw_forward = False
         model.register_forward_pre_hook(ForwardHook(self._before_forward))
         self._steps = 0
@@ -135,6 +139,12 @@ class OnServers(Synchronizer):
         """By which a GradScaler has left it to a fused optimizer to divide the gradients."""
         scale = getattr(self._optimizer, "grad_scale", None)
         return 1.0 if scale is None else float(scale)
+
+    def _require_finite(self, part: Part, what: str) -> None:
+        """Of what is about to be pushed. The servers would refuse it too, without the name."""
+        culprit = part.first_not_finite() if self._guard.is_on else None
+        if culprit is not None:
+            raise diverged(self._group.rank, self._steps, f"{what} {culprit!r}")
 
     def _require_held(self) -> None:
         for group in self._optimizer.param_groups:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,8 +28,16 @@ from farandole.comm.codecs import Codec
 from farandole.errors import UserError
 from farandole.sync.average import ModelAverage
 from farandole.sync.flat import load_buffers
+from farandole.sync.guard import Culprit, GradientGuard, stop
 from farandole.sync.losses import Losses
-from farandole.sync.meeting import Word, ask_everyone, require_sound, word_of
+from farandole.sync.meeting import (
+    Word,
+    ask_everyone,
+    raise_together,
+    require_sound,
+    sick_parameter,
+    word_of,
+)
 from farandole.sync.outer import Outer, OuterRule
 from farandole.sync.period import Period
 from farandole.sync.strategy import Synchronizer
@@ -56,7 +65,12 @@ class Periodic(Synchronizer):
         self, model: nn.Module, optimizer: Optimizer, group: Group, period: Period, rule: Rule
     ) -> None:
         # Where only some ranks count, their samples do so when models are averaged.
-        super().__init__(model, Weighing(model) if rule.fraction is None else None)
+        guard = GradientGuard(model, optimizer, group, act=self._on_culprit)
+        super().__init__(model, Weighing(model) if rule.fraction is None else None, guard=guard)
+        self._guard = guard
+        self._steps = 0  # since the run began
+        guard.count = lambda: self._steps + 1
+        self._culprit: Culprit | None = None  # to be told at the next meeting
         self.in_step_after_pass = rule.meet_epochs
         self._group = group
         self._optimizer = optimizer
@@ -70,7 +84,6 @@ class Periodic(Synchronizer):
         self._weight = 0.0
         self._begun = False
         self._knows_passes = False  # the script reads its data through run.loader
-        self._steps = 0  # since the run began
         self._pending = 0  # since all ranks were in step
         self._in_round = 0  # since the last full period ended
         self._rounds = 0
@@ -109,6 +122,16 @@ class Periodic(Synchronizer):
         self._begin()
         self._average.before_step()
 
+    def _on_culprit(self, found: Culprit) -> None:
+        """A gradient of this rank is not finite. The others come to know at the next meeting, and
+        all stop there; until then this rank goes on without it."""
+        if self._group.size == 1:
+            stop(found)
+        self._guard.withhold()
+        if self._culprit is None:
+            self._culprit = found
+            warnings.warn(f"{found.error} All ranks stop when they meet.", stacklevel=2)
+
     def _begin(self) -> None:
         """A model may have been loaded since `distribute`: the first round begins from there."""
         if not self._begun:
@@ -126,9 +149,9 @@ class Periodic(Synchronizer):
         """All ranks average their models now. `ending` ranks go on meeting until all are ending."""
         self._begin()
         while True:
-            culprit = self._average.gather()
+            culprit = self._find_culprit()
             said = ask_everyone(self._group, self._word(ending=ending, sound=culprit is None))
-            require_sound(self._group, said, culprit)
+            require_sound(self._group, self._guard, said, culprit)
             if any(word.pending for word in said):
                 self._bring_in_step(said)
             else:  # but statistics change with every forward pass
@@ -137,6 +160,12 @@ class Periodic(Synchronizer):
             self._think_over(said)
             if not ending or all(word.ending for word in said):
                 return
+
+    def _find_culprit(self) -> Culprit | None:
+        """What is not finite here. This rank's model is copied to be averaged."""
+        self._guard.settle()
+        name = self._average.gather()
+        return self._culprit or sick_parameter(self._guard, self._steps, name)
 
     def _think_over(self, said: list[Word]) -> None:
         note = self._period.after(said)
@@ -200,8 +229,13 @@ class Periodic(Synchronizer):
         return self._average.whole_model() if self._are_apart() else super().whole_model()
 
     def _are_apart(self) -> bool:
-        """Whether any rank has taken a step since all were in step."""
-        return any(self._group.gather_json(self._pending))
+        """Whether any rank has taken a step since all were in step. Raises `DivergedError` on all
+        if one of them is to be stopped anyway."""
+        self._guard.settle()
+        told = self._group.gather_json([self._pending, self._culprit is not None])
+        if any(has_culprit for _, has_culprit in told):
+            raise_together(self._group, self._culprit)
+        return any(pending for pending, _ in told)
 
     def state_dict(self) -> dict[str, Any]:
         state = {

@@ -17,8 +17,8 @@ from farandole.comm import Group
 from farandole.comm.codecs import Codec
 from farandole.errors import UserError
 from farandole.sync.coding import CODEC, understood
-from farandole.sync.gradients import Guarded, is_trained
-from farandole.sync.guard import GradientGuard
+from farandole.sync.gradients import Average, is_trained
+from farandole.sync.guard import Culprit, stop
 from farandole.sync.local import known, prepare, require_momentum
 from farandole.sync.outer import block_momentum
 from farandole.sync.period import Period
@@ -73,13 +73,11 @@ class _PostLocalAtWork(Periodic):
         self._config = config
         self._highest_rate = 0.0
         self._progress: float | None = None
-        self._guard: GradientGuard | None = None
         self._local = False
         self.notes[:] = [{"phase": "synchronous", "period": 1}]
         if group.size > 1 and is_trained(model):
-            self._guard = GradientGuard(optimizer, group, range(group.size))
-            reduction = Guarded(group, self._guard)
-            self._reducer = GradientReducer(model, group, reduction, optimizer=optimizer)
+            self._reducer = GradientReducer(model, group, Average(group), optimizer=optimizer)
+            self._guard.reducer = self._reducer
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         super().begin_step(weight, progress, samples)
@@ -102,6 +100,12 @@ class _PostLocalAtWork(Periodic):
         if self._is_time():
             self._go_local()
 
+    def _on_culprit(self, found: Culprit) -> None:
+        if self._local:
+            super()._on_culprit(found)
+        else:  # it is in an average, and all ranks have found it
+            stop(found)
+
     def _is_time(self) -> bool:
         if self._config.at is not None:
             return self._progress is not None and self._progress >= self._config.at
@@ -115,9 +119,7 @@ class _PostLocalAtWork(Periodic):
         self._local = True
         if self._reducer is not None:
             self._reducer.remove()
-            self._reducer = None
-        if self._guard is not None:
-            self._guard.stop()
+            self._reducer = self._guard.reducer = None
         self._average.start_here()  # the ranks are in step: this is where they part
         self.notes.append({"phase": "local", "period": self._period.steps})
 

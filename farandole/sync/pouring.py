@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from farandole.comm import Group
 from farandole.errors import CommError
 from farandole.sync.downpour_rule import server_step
-from farandole.sync.meeting import diverged
 from farandole.sync.onservers import OnServers
 from farandole.sync.served import Part
 from farandole.sync.server import Downpour
@@ -86,9 +85,7 @@ class Pouring(OnServers):
         self._begin()
         for part in self._parts if not self._scaler_skips() else ():
             part.gather_gradients(self._scale())
-            culprit = part.first_not_finite()
-            if culprit is not None:
-                raise diverged(self._group.rank, self._steps, f"its gradient of {culprit!r}")
+            self._require_finite(part, "its gradient of")
             self._accrued[part.name] += part.outgoing
 
     def _stepped(self) -> None:

@@ -66,6 +66,10 @@ class GradientReducer:
         self._spread_buffers = spread_buffers
         self._lock = threading.RLock()  # parameters on several devices arrive on several threads
         self.is_on = True
+        self.notes_culprits = True
+        """Whether each rank notes in its buckets that its gradients are not finite."""
+        self.handed_out: list[Bucket] = []
+        """The buckets whose averages are the parameters' gradients now."""
         self._handles: list[RemovableHandle] = []
         self._follow()
         self._before_step: RemovableHandle | None = None
@@ -92,10 +96,13 @@ class GradientReducer:
             _still(me, GradientReducer._arrived, parameter)
 
         self._handles = [p.register_post_accumulate_grad_hook(arrived) for _, p in trained]
-        self._settle(pack(trained[::-1], self._bucket_mib, final=False), learns_order=True)
+        self._settle(self._pack(trained[::-1], final=False), learns_order=True)
+
+    def _pack(self, parameters: list[tuple[str, nn.Parameter]], *, final: bool) -> list[Bucket]:
+        return pack(parameters, self._bucket_mib, ranks=self._group.size, final=final)
 
     def _settle(self, buckets: list[Bucket], *, learns_order: bool) -> None:
-        self._buckets = buckets
+        self.buckets = buckets
         self._home: dict[torch.Tensor, int] = {
             parameter: bucket.index for bucket in buckets for parameter in bucket.parameters
         }
@@ -105,7 +112,7 @@ class GradientReducer:
     def _close_pass(self) -> None:
         self._pass: int | None = None  # the engine's number of the one under way
         self._seen: dict[torch.Tensor, None] = {}  # who has arrived in it, in order
-        self._missing = [len(bucket.parameters) for bucket in self._buckets]
+        self._missing = [len(bucket.parameters) for bucket in self.buckets]
         self._next = 0  # the bucket to be reduced next
         self._under_way: list[Future[torch.Tensor]] = []
         self._end_is_known = False
@@ -131,7 +138,7 @@ class GradientReducer:
         return any(
             (parameter.dtype, parameter.device, parameter.shape)
             != (view.dtype, view.device, view.shape)
-            for bucket in self._buckets
+            for bucket in self.buckets
             for parameter, view in zip(bucket.parameters, bucket.gradients, strict=True)
         )
 
@@ -163,9 +170,9 @@ class GradientReducer:
             self._require_reducible(parameter)
             self._seen[parameter] = None
             self._missing[self._home[parameter]] -= 1
-            while self._next < len(self._buckets) and not self._missing[self._next]:
+            while self._next < len(self.buckets) and not self._missing[self._next]:
                 self._reduce_next()
-            if not self._end_is_known and self._next == len(self._buckets):
+            if not self._end_is_known and self._next == len(self.buckets):
                 self._await_end()
 
     def _enter_pass(self) -> None:
@@ -176,6 +183,7 @@ class GradientReducer:
         if self._end_is_known:  # there was another pass, and it has failed half-way
             self._abandon_pass()
         self._pass = torch._C._current_graph_task_id()
+        self.handed_out = []
         if not is_inner:
             self._await_end()
 
@@ -214,22 +222,28 @@ class GradientReducer:
         return next((n for n, p in self._model.named_parameters() if p is parameter), "a parameter")
 
     def _reduce_next(self) -> None:
-        bucket = self._buckets[self._next]
+        bucket = self.buckets[self._next]
         self._next += 1
+        self._under_way.append(self._start(bucket))
+
+    def _start(self, bucket: Bucket) -> Future[torch.Tensor]:
         with torch.no_grad():
             bucket.fill()
-            self._under_way.append(self._reduction.reduce(bucket))
+            if self.notes_culprits:
+                bucket.note(self._group.rank)
+            return self._reduction.reduce(bucket)
 
     def _end_pass(self) -> None:
         """The backward pass has reached all that it will reach."""
         if self._pass is None:
             return  # somebody else's pass has ended, or this one's end was seen already
-        while self._next < len(self._buckets):
+        while self._next < len(self.buckets):
             self._reduce_next()
         for future in self._under_way:
             future.wait()
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.hand_out()
+        self.handed_out = self.buckets
         seen = list(self._seen)
         self._close_pass()
         if any(p.requires_grad and p not in self._names for p in self._all):
@@ -243,24 +257,20 @@ class GradientReducer:
         """Parameters that were thawed in the middle of a batch had no hooks in its pass."""
         known = self._names
         self._follow()
-        buckets = pack(
-            [item for item in self._trained.items() if item[1] not in known], final=False
-        )
-        futures = []
-        with torch.no_grad():
-            for bucket in buckets:
-                bucket.fill()
-                futures.append(self._reduction.reduce(bucket))
+        thawed = [item for item in self._trained.items() if item[1] not in known]
+        buckets = self._pack(thawed, final=False)
+        futures = [self._start(bucket) for bucket in buckets]
         for bucket, future in zip(buckets, futures, strict=True):
             future.wait()
             bucket.hand_out()
+        self.handed_out = [*self.handed_out, *buckets]
 
     def _learn_order(self, names: list[str]) -> None:
         """Rank 0's counts: arrival may differ where threads or branches do."""
         first = self._group.broadcast_json(names)
         rest = [name for name in reversed(self._trained) if name not in first]
         order = [(name, self._trained[name]) for name in [*first, *rest]]
-        self._settle(pack(order, self._bucket_mib), learns_order=False)
+        self._settle(self._pack(order, final=True), learns_order=False)
 
     def require_whole(self) -> None:
         """Before a step: raises if a gradient that it would apply is not an average."""

@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.server.rules import rule_of
-from farandole.sync.meeting import diverged
 from farandole.sync.onservers import OnServers
 from farandole.sync.served import Part
 from farandole.sync.server import Server
@@ -62,18 +61,13 @@ class Serving(OnServers):
             return
         for part in self._parts:
             part.gather_gradients(self._scale())
-            self._require_finite(part, "its gradient of ")
+            self._require_finite(part, "its gradient of")
         # Without gradients the optimizer leaves the parameters alone: the servers move them.
         for settings in self._optimizer.param_groups:
             for parameter in settings["params"]:
                 if parameter.grad is not None:
                     self._gradients[parameter] = parameter.grad
                     parameter.grad = None
-
-    def _require_finite(self, part: Part, what: str) -> None:
-        culprit = part.first_not_finite()
-        if culprit is not None:
-            raise diverged(self._group.rank, self._steps, f"{what}{culprit!r}")
 
     def _stepped(self) -> None:
         for parameter, gradient in self._gradients.items():
@@ -85,7 +79,7 @@ class Serving(OnServers):
         by_worker = self._config.update == "worker"
         for part in self._parts if by_worker else ():
             part.gather_change(share)
-            self._require_finite(part, "the change of ")
+            self._require_finite(part, "the change of")
         for part in self._parts:
             rate = 1.0 if by_worker else float(part.settings["lr"]) * share
             push, read = self._store.start_exchange(

@@ -20,6 +20,7 @@ from farandole import options
 from farandole.comm import Group
 from farandole.errors import UserError
 from farandole.options import format_options
+from farandole.sync.guard import GradientGuard
 from farandole.sync.reducer import GradientReducer
 from farandole.sync.weighing import Weighing
 from farandole.topology import Topology
@@ -37,15 +38,26 @@ class Synchronizer:
         model: nn.Module,
         weighing: Weighing | None = None,
         reducer: GradientReducer | None = None,
+        guard: GradientGuard | None = None,
     ) -> None:
-        """Those who act on gradients while a backward pass computes them are given here."""
+        """Those who act on gradients while a backward pass computes them are given here, and who
+        looks at them before a step."""
         self.model = model
+        self.guard = guard
+        """What stops before gradients are applied that are not finite."""
         self._weighing = weighing
         self._reducer = reducer
         self.in_step_after_pass = True
         """Whether all ranks hold the same parameters after `end_pass`."""
         self.notes: list[dict[str, float | str]] = []
         """Decisions, such as a new period, since somebody last took them out of here."""
+
+    def check_finite(self, on: bool) -> None:
+        """Whether what is not finite stops the run. It does unless told otherwise."""
+        if self.guard is not None:
+            self.guard.is_on = on
+        if self._reducer is not None:
+            self._reducer.notes_culprits = on
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         """Before each training batch: how this rank's compares with the average one (1.0: equal),

@@ -27,8 +27,10 @@ from types import TracebackType
 from typing import IO, Any
 
 from farandole.errors import LaunchError, UserError
+from farandole.orphans import tied_to_this_process
 from farandole.testing.link import Link
 from farandole.testing.namespaces import (
+    CLEAN,
     call,
     existing,
     new_prefix,
@@ -36,6 +38,7 @@ from farandole.testing.namespaces import (
     remove_leftovers,
     require_root,
 )
+from farandole.watchdog import Watchdog
 
 MAX_HOSTS = 16
 NETWORK = "198.18.0.0/24"
@@ -83,12 +86,14 @@ class Cluster:
         self.prefix = new_prefix()
         self._inits: list[subprocess.Popen[str]] = []
         self._started: list[subprocess.Popen[str]] = []
+        self._watchdog: Watchdog | None = None
 
     def __enter__(self) -> Cluster:
         require_root()
         remove_leftovers()
         routes = json.loads(call("ip", "-4", "-json", "route", "show", "table", "all") or "[]")
         refuse_collision(self.network, [route["dst"] for route in routes])
+        self._watchdog = Watchdog(command=CLEAN)
         try:
             self._make_switch()
             for host in range(len(self.names)):
@@ -152,6 +157,7 @@ class Cluster:
             stderr=stderr,
             text=True,
             start_new_session=True,
+            preexec_fn=tied_to_this_process(),
         )
         self._started.append(process)
         return process
@@ -173,6 +179,8 @@ class Cluster:
                 process.wait(timeout=10)
             self._started.clear()
             self._inits.clear()
+        if self._watchdog is not None:
+            self._watchdog.close()
 
     def _make_switch(self) -> None:
         switch = self.namespace("switch")
@@ -211,6 +219,7 @@ class Cluster:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=tied_to_this_process(),
         )
         assert init.stdout is not None
         said = init.stdout.readline().strip()

@@ -6,7 +6,8 @@ tell the namespaces of the living from those of the dead:
 
     farandole-<process id>-<its start time>-<which cluster>-<which host>
 
-The start time is there because process ids are used again.
+The start time is there because process ids are used again. A maker's watchdog does so as soon as
+the maker is killed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from farandole.errors import LaunchError, UserError
+
+CLEAN = (sys.executable, "-m", "farandole", "emulate", "--clean")
+"""The command that removes what killed makers have left."""
 
 _NAME = re.compile(r"farandole-(\d+)-(\d+)-[0-9a-f]+-\w+")
 _END_SECONDS = 10.0

@@ -34,6 +34,7 @@ def run_world(
     seed: int = 0,
     timeout: timedelta = timedelta(seconds=30),
     topology: Topology | None = None,
+    check_finite: bool = True,
 ) -> list[T]:
     """Calls `body(run)` on each of `size` ranks at once; returns what each returned, by rank.
 
@@ -53,6 +54,7 @@ def run_world(
                 torch.device("cpu"),
                 settings=Settings(sync=sync, name="world", folder=folder, script="world"),
                 seed=seed,
+                check_finite=check_finite,
             )
             with run, current_in_thread(run):
                 results[rank] = body(run)

@@ -6,20 +6,25 @@
         model.safetensors   line of defence is a checksum of the manifest's text itself
         optimizer.safetensors
         …
-      .000004.tmp/          being written, or left by a crash; never read
+      .000004.9f86d081.tmp/ being written, or left by a crash; never read
 
-A folder is written under a temporary name, every file and the folder are synced to disk, and only
-then is it renamed. A reader refuses what does not match its checksums and names the newest
-checkpoint that does.
+A folder is written under a temporary name that nobody else has, every file and the folder are
+synced to disk, and only then is it renamed. A number that another job has taken meanwhile is not
+written over: the next one is taken. So checkpoints stay whole also where several jobs save into
+one folder because nothing could lock it. A reader refuses what does not match its checksums and
+names the newest checkpoint that does.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +38,9 @@ from farandole.train.packing import pack, unpack
 _FORMAT = 1
 _MANIFEST = "manifest.json"
 
+_HALF_WRITTEN = re.compile(r"\.\d+(\.[0-9a-f]+)?\.tmp")
+_TAKEN = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+"""What renaming a folder to a name that is taken can raise."""
 
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError)
 """What reading a damaged checkpoint can raise."""
@@ -45,14 +53,11 @@ Entry = dict[str, Any]
 # its parts, rank 0 commits. What goes wrong in them is `OSError` or `SafetensorError`.
 
 
-def temporary_for(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.tmp")
-
-
-def begin(folder: Path) -> None:
-    temporary = temporary_for(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
+def begin(folder: Path) -> Path:
+    """A new folder to write to, beside `folder`, which will be the checkpoint or the one before."""
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     temporary.mkdir(parents=True)
+    return temporary
 
 
 def write_parts(temporary: Path, parts: Mapping[str, Any]) -> Entry:
@@ -67,9 +72,11 @@ def write_parts(temporary: Path, parts: Mapping[str, Any]) -> Entry:
     return {"files": files, "trees": trees}
 
 
-def commit(folder: Path, entries: Sequence[Entry]) -> None:
-    """Writes the manifest over all entries and gives the folder its name."""
-    temporary = temporary_for(folder)
+def commit(temporary: Path, folder: Path, entries: Sequence[Entry]) -> Path:
+    """Writes the manifest over all entries, and names the folder `folder` or by a later number.
+
+    Returns what it is called now.
+    """
     files = {name: item for entry in entries for name, item in entry["files"].items()}
     trees = {name: item for entry in entries for name, item in entry["trees"].items()}
     body = json.dumps({"format": _FORMAT, "files": files, "trees": trees})
@@ -77,13 +84,40 @@ def commit(folder: Path, entries: Sequence[Entry]) -> None:
     manifest.write_text(json.dumps({"sha256": _sha256(body.encode()), "body": body}))
     _sync(manifest)
     _sync_folder(temporary)
-    temporary.rename(folder)
-    _sync_folder(folder.parent)
+    named = _rename(temporary, folder)
+    _sync_folder(named.parent)
+    return named
 
 
-def abandoned(folder: Path, reason: str) -> CheckpointError:
-    """Removes a half-written checkpoint; returns the error to raise."""
-    shutil.rmtree(temporary_for(folder), ignore_errors=True)
+def _rename(temporary: Path, folder: Path) -> Path:
+    """Gives `temporary` the name of `folder`, or the next number that nobody has.
+
+    A rename never replaces a folder that holds anything, whatever others do at the same time.
+    """
+    while True:
+        try:
+            return temporary.rename(folder)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+        number = max(int(folder.name), int(next_name(folder.parent)) - 1) + 1
+        folder = folder.with_name(_name(number))
+
+
+def discard(temporary: Path) -> None:
+    """Removes a half-written checkpoint. For whoever has begun it."""
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_half_written(folder: Path) -> None:
+    """Removes what others have begun and not ended. For whoever holds the lock on `folder`."""
+    for path in folder.iterdir():
+        if _HALF_WRITTEN.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def not_saved(folder: Path, reason: str) -> CheckpointError:
+    """The error to raise."""
     last = newest_good(folder.parent)
     return CheckpointError(
         f"could not save to {folder}: {reason}"
@@ -133,7 +167,17 @@ def newest_good(folder: Path, other_than: Path | None = None) -> Path | None:
 def next_name(folder: Path) -> str:
     """Checkpoints are numbered, so that the newest is the last by name."""
     last = newest(folder)
-    return f"{int(last.name) + 1 if last else 0:06d}"
+    return _name(int(last.name) + 1 if last else 0)
+
+
+def names(folder: Path) -> list[str]:
+    """Of all checkpoints in `folder`, oldest first."""
+    return [path.name for path in _all(folder)]
+
+
+def has_others(folder: Path) -> bool:
+    """Are there checkpoints beside this one?"""
+    return any(name != folder.name for name in names(folder.parent))
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -141,17 +185,20 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / _MANIFEST).exists() or (_is_numbered(folder) and newest(folder) is None)
 
 
-def prune(folder: Path, keep: int, first: int = 0) -> None:
-    """Removes all but the newest `keep` checkpoints; those numbered below `first` stay too."""
-    for old in _all(folder)[:-keep]:
-        if int(old.name) >= first:
-            shutil.rmtree(old, ignore_errors=True)
+def prune(folder: Path, keep: int, own: Collection[str]) -> None:
+    """Removes all but the newest `keep` of one's `own` checkpoints; others' stay."""
+    for old in [path for path in _all(folder) if path.name in own][:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _all(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(filter(_is_numbered, folder.iterdir()), key=lambda path: int(path.name))
+
+
+def _name(number: int) -> str:
+    return f"{number:06d}"
 
 
 def _is_numbered(path: Path) -> bool:

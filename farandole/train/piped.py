@@ -131,6 +131,11 @@ class Piped(Engine):
         inner = strategy.build(assembled.gate, self.optimizer, replicas)
         self._pipelined.connect(_exchange(assembled.gate, inner), self.optimizer)
         synchronizer = PipedSynchronizer(inner, self._pipelined)
+        if inner.guard is not None:
+            inner.guard.ranks = range(place, run.size, layout.ranks)
+            inner.guard.name_of = lambda name: assembled.names.get(name, name)
+            # A stream updates stage by stage, and there is no step that all stages take together.
+            inner.guard.peers = None if layout.streams else pipe
         self.model = synchronizer.model
         # 4. What the run must know to count, to save and to end.
         run._strategy, run._layout, run._replicas = strategy, layout, replicas
@@ -324,13 +329,16 @@ class PipedSynchronizer(Synchronizer):
     """A strategy's synchronizer of stages: what is under way in the pipeline ends first."""
 
     def __init__(self, inner: Synchronizer, pipelined: Pipelined) -> None:
-        super().__init__(inner.model)
+        super().__init__(inner.model, guard=inner.guard)
         self.in_step_after_pass = inner.in_step_after_pass
         self._inner = inner
         self._pipelined = pipelined
         self.notes = inner.notes
         self._begun: dict[int, tuple[float, float | None, float]] = {}  # by turn of a stream
         pipelined.before_update = self._begin_late
+
+    def check_finite(self, on: bool) -> None:
+        self._inner.check_finite(on)
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         if self._pipelined.layout.streams:

@@ -55,7 +55,9 @@ class EpochProgress:
         if self._bar is not None:
             self._bar.console.print(line, highlight=False, markup=False)
         else:
-            print(line, flush=True)
+            # A character that the locale has no bytes for, such as our dot, must not end a run.
+            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+            print(line.encode(encoding, "replace").decode(encoding), flush=True)
 
     def _draw(self, epoch: int, info: BatchInfo, rate: str) -> None:
         from rich import progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from farandole.train import checkpoint
 from farandole.train.randomness import random_state, restore_random_state
 from farandole.train.same_optimizer import OtherOptimizer
 from farandole.train.saver import count_models, merged_parts
-from farandole.train.saving import load_together, save_together
+from farandole.train.saving import load_together, lock_together, save_together
 from farandole.train.settings import WHOLE
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ class RunState:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def save(self, folder: Path, user_state: dict[str, Any], keep: int) -> Path:
+    def save(
+        self, folder: Path, user_state: dict[str, Any], keep: int, *, background: bool = False
+    ) -> Path:
         """Saves together with all ranks; see `Run.save`."""
         run = self._run
         if keep < 1:
@@ -56,20 +59,19 @@ class RunState:
                 if optimizer is not None:
                     parts[f"optimizer-{index}{saver.suffix}"] = optimizer
             own["sync"].append(run._synchronizers[index].state_dict())
-        first = run._first_checkpoint.get(folder)
-        target = save_together(run.group, folder, shared, own, parts, keep=keep, first=first)
-        if first is None:
-            self._found(folder, int(target.name))
-        return target
-
-    def _found(self, folder: Path, number: int) -> None:
-        """This run's first checkpoint in `folder`. Another run's are never removed."""
-        self._run._first_checkpoint[folder] = number
-        if number > 0:
-            self._say(
-                f"{folder} holds checkpoints of an earlier run, which this run did not load; they "
-                "stay. Call run.load() to go on from them, or choose another name."
+        try:
+            return save_together(
+                run.group,
+                run._save_folders,
+                folder,
+                shared,
+                own,
+                parts,
+                keep=keep,
+                background=run._background if background else None,
             )
+        finally:
+            self._tell_notes()
 
     def _next_epoch(self) -> int:
         """The epoch to go on with: this one, unless its pass over the data has ended.
@@ -87,6 +89,8 @@ class RunState:
         run = self._run
         if missing_ok and not run.group.broadcast_json(checkpoint.newest(folder) is not None):
             return None
+        if missing_ok:
+            self._take_over(folder)
         source, parts = load_together(run.group, folder)
         saved, own = parts["run"], parts.get(f"rank-{run.rank}")
         self._load_models(parts, source)
@@ -95,7 +99,8 @@ class RunState:
         run.group.meter.go_on_from(saved["waited_seconds"], saved["bytes_sent"])
         run.epoch = saved["next_epoch"]
         run.resumed = True
-        run._first_checkpoint[source.parent] = 0
+        if run.rank == 0:
+            run._save_folders.went_on_from(source)
         run.print(f"going on from {source}, at epoch {run.epoch}")
         run._loader_states = saved["loaders"]
         for loader, state in zip(run._loaders, saved["loaders"], strict=False):
@@ -124,6 +129,18 @@ class RunState:
         user_state: dict[str, Any] = parts["state"]
         return user_state
 
+    def _take_over(self, folder: Path) -> None:
+        """Locks this run's own folder before it goes on from there.
+
+        A job that was started again beside the one that it shall replace is refused now, and not
+        when it has trained as far as its first save. A folder that cannot be written to can still
+        be loaded from.
+        """
+        run = self._run
+        if run.group.broadcast_json(os.access(folder, os.W_OK)):
+            lock_together(run.group, run._save_folders, folder, required=False)
+            self._tell_notes()
+
     def _load_models(self, parts: dict[str, Any], source: Path) -> None:
         run = self._run
         saved = count_models(parts)
@@ -150,6 +167,11 @@ class RunState:
                         f"checkpoint {source} does not fit this script's model or optimizer: "
                         f"{failed}"
                     ) from problem
+
+    def _tell_notes(self) -> None:
+        notes = self._run._save_folders.notes
+        while notes:
+            warnings.warn(notes.pop(0), stacklevel=4)
 
     def _say(self, message: str) -> None:
         if self._run.rank == 0:

@@ -6,7 +6,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, overload
@@ -18,23 +18,31 @@ from torch.utils.data import DataLoader, Dataset
 
 import farandole
 from farandole.comm import Group
+from farandole.comm.activity import NO_ACTIVITY
 from farandole.comm.trace import NO_TRACE
 from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
 from farandole.errors import UserError
 from farandole.launch.environment import hide_seat
+from farandole.launch.grace import grace_seconds
+from farandole.launch.saving import record_saving
 from farandole.layout import Layout
 from farandole.layout.objective import LossFunction, LossWeight
 from farandole.report.metrics import MetricsLog
 from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
 from farandole.sync.alignment import require_in_step
+from farandole.sync.finite_models import require_finite
 from farandole.sync.wrappers import refuse_wrapped, refuse_wrapper_around
 from farandole.topology import Topology
+from farandole.train import checkpoint
+from farandole.train.background_save import BackgroundSaves
 from farandole.train.claim import Claim, claim
 from farandole.train.compiling import NOTE, is_compiled
 from farandole.train.numbers import T, double, like, plain, short
+from farandole.train.preemption import Preemption
 from farandole.train.progress import EpochProgress
 from farandole.train.recipe import MakeOptimizer, Recipe
 from farandole.train.resume import RunState
+from farandole.train.save_folder import SaveFolders
 from farandole.train.saver import Saver, WholeSaver
 from farandole.train.settings import (
     Settings,
@@ -66,6 +74,7 @@ class Run:
         folder: Path = Path("runs"),
         seed: int = 0,
         check_in_step: bool = True,
+        check_finite: bool = True,
     ) -> None:
         self.group = group
         self.topology = topology
@@ -92,14 +101,20 @@ class Run:
         self._layout: Layout | None = None  # None: the whole model on every rank
         self._replicas = group  # those who share the data: one rank of every replica, this one's
         self._loaders = Loaders()
+        self._leading: Loader | None = None  # the pass over training data that others lie within
+        self._preemption: Preemption | None = None
+        self._optimizers: list[Optimizer] = []  # that the script itself steps
         self._loader_states: list[dict[str, Any]] = []
         self._epoch_under_way = False
         self._pass_ended = False  # a pass over training data, in this epoch
         self._broken_off = False  # the last one was left before its end
         self._checks_in_step = check_in_step
+        told = settings.check_finite
+        self._checks_finite = check_finite if told is None else told
         self._total_epochs: int | None = None
         self._notes: list[tuple[dict[str, float], dict[str, float | str]]] = []
-        self._first_checkpoint: dict[Path, int] = {}  # this run's, in each folder it uses
+        self._save_folders = SaveFolders()
+        self._background = BackgroundSaves()
         self._metrics: MetricsLog | None = None
         self._progress = EpochProgress() if group.rank == 0 else None
         self._watch = Watch(group.trace) if group.trace is not NO_TRACE else None
@@ -177,6 +192,7 @@ class Run:
         model = model.to(self.device)
         if optimizer is not None:
             _move_state(optimizer, self.device)
+            self._optimizers.append(optimizer)
         self._strategy = self.settings.sync or sync or AllReduce()
         synchronizer = self._strategy.build(model, optimizer, self.group)
         self._keep(synchronizer, WholeSaver(synchronizer, optimizer, writes=self.rank == 0))
@@ -184,6 +200,9 @@ class Run:
             refuse_wrapper_around(synchronizer.model)
         if self._watch is not None:
             self._watch.follow(synchronizer.model, optimizer)
+        activity = self.group.meter.activity
+        if optimizer is not None and activity is not NO_ACTIVITY:
+            optimizer.register_step_post_hook(lambda *_: activity.step())
         if optimizer is None:
             return synchronizer.model
         return synchronizer.model, optimizer
@@ -227,6 +246,9 @@ class Run:
         )
 
     def _keep(self, synchronizer: Synchronizer, saver: Saver) -> None:
+        synchronizer.check_finite(self._checks_finite)
+        if synchronizer.guard is not None:
+            synchronizer.guard.count = synchronizer.guard.count or (lambda: self.steps)
         self._synchronizers.append(synchronizer)
         self._savers.append(saver)
 
@@ -302,9 +324,11 @@ class Run:
             position=followed,
             on_batch=lambda info: self._count(loader, info),
             on_begin=self._begin_pass,
-            on_end=self._end_of_pass,
+            on_end=lambda finished: self._end_of_pass(loader, finished),
+            on_pause=lambda within: self._pause(loader, within),
             **torch_options,
         )
+        loader.process_start.outlives_stop_signals = self._preemption is not None
         if followed is None:
             loader.epoch = self._loaders.first_epoch(request)
             if self.group.transport.joined_late:
@@ -330,6 +354,7 @@ class Run:
 
     def _count(self, loader: Loader, info: BatchInfo) -> None:
         """Runs for every batch. What is drawn without gradients is evaluation, not training."""
+        self.group.meter.activity.step()
         if torch.is_grad_enabled():
             if self.steps == 0 and self.size > 1 and not self._synchronizers:
                 self.print(
@@ -359,7 +384,21 @@ class Run:
             for synchronizer in self._synchronizers:
                 synchronizer.begin_pass()
 
-    def _end_of_pass(self, finished: bool) -> None:
+    def _pause(self, loader: Loader, within: bool) -> None:
+        """Between two steps, or before the first of a pass: here a run can be saved and stopped.
+
+        Not in the middle of an evaluation, nor where one pass over training data lies within
+        another, whose step is not over.
+        """
+        if self._preemption is None or not torch.is_grad_enabled():
+            return
+        if self._leading in (None, loader):
+            self._preemption.between_steps(within_pass=within)
+            self._leading = loader
+
+    def _end_of_pass(self, loader: Loader, finished: bool) -> None:
+        if self._leading is loader:
+            self._leading = None
         # Evaluation in the middle of a training pass must not change that pass's weights.
         if torch.is_grad_enabled():
             self._pass_ended = True
@@ -377,12 +416,21 @@ class Run:
         self._broken_off = False
         for synchronizer in self._synchronizers:
             synchronizer.end_pass()
+        self._settle_guards()
         self._collect_notes()
+        if self._checks_finite:
+            require_finite([known.model for known in self._synchronizers], self.group, self.steps)
         if self._checks_in_step and self._replicas.size > 1:
             for synchronizer in self._synchronizers:
                 if synchronizer.in_step_after_pass:
                     when = f"after {self.steps} steps"
                     require_in_step(synchronizer.model, self._replicas, when)
+
+    def _settle_guards(self) -> None:
+        """*Together.* What a GPU has found out about the last gradients is acted on."""
+        for synchronizer in self._synchronizers:
+            if synchronizer.guard is not None:
+                synchronizer.guard.settle()
 
     def report(self, loss: float | torch.Tensor) -> None:
         """Tells the strategies the loss of this rank's batch: AdaComm and DASO steer by it.
@@ -421,6 +469,7 @@ class Run:
 
         The other ranks' calls do nothing: pass what `mean` and `sum` return.
         """
+        self.group.meter.activity.step()
         if self.rank != 0:
             return
         logged = {name: plain(name, value) for name, value in metrics.items()}
@@ -476,18 +525,39 @@ class Run:
 
     # Checkpoints
 
-    def save(self, path: str | Path | None = None, *, keep: int = 3, **state: Any) -> Path:
+    def save(
+        self,
+        path: str | Path | None = None,
+        *,
+        keep: int = 3,
+        background: bool = False,
+        **state: Any,
+    ) -> Path:
         """*Together.* Saves everything needed to go on: models, optimizers, strategy, epoch,
         positions of the loaders, random state, and `state` of your own (numbers, tensors, dicts).
 
         `path` is a folder that holds checkpoints, `runs/<name>/checkpoints` by default; the
         newest `keep` stay. Returns the new one. Raises `CheckpointError` on every rank when it
         could not be written whole; earlier checkpoints are then untouched.
+
+        In the `background` it returns as soon as the state is copied to the memory of the ranks
+        that write, and training goes on while they do; the checkpoint is there a little later. At
+        most one is under way: a further save waits for it. What goes wrong is raised by the next
+        `save`, `load` or `wait_for_save`, or else at the end of the run.
         """
         folder = Path(path) if path else self.folder / "checkpoints"
         self._settle()
+        self._settle_guards()
         with self.group.trace.span("save", "checkpoint"):
-            return self._state().save(folder, state, keep)
+            self.wait_for_save()
+            return self._state().save(folder, state, keep, background=background)
+
+    def wait_for_save(self) -> Path | None:
+        """*Together.* Waits for the save in the background; returns it, or None if there is none.
+
+        Raises `CheckpointError` on every rank when it could not be written whole.
+        """
+        return self._background.finish_together(self.group)
 
     def load(self, path: str | Path | None = None) -> dict[str, Any] | None:
         """*Together.* Goes on from a checkpoint, or from the newest in a folder of them.
@@ -498,7 +568,53 @@ class Run:
         """
         folder = Path(path) if path else self.folder / "checkpoints"
         with self.group.trace.span("load", "checkpoint"):
+            self.wait_for_save()
             return self._state().load(folder, missing_ok=path is None)
+
+    def save_when_stopped(
+        self,
+        path: str | Path | None = None,
+        *,
+        keep: int = 3,
+        state: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """*Together.* From now on SIGTERM and SIGUSR1 save once more before the script leaves.
+
+        Call it after `distribute` or `trainer`, once. Whichever rank gets the signal, all ranks
+        save together at the end of the same step, into `path` as `save` does, with what `state`
+        returns then; and leave with 143 (SIGTERM) or 138 (SIGUSR1). It needs batches from
+        `run.loader`; a script that reads its data by other means calls `stop_if_told` in its loop.
+        An evaluation is not interrupted.
+
+        SIGTERM leaves as much time as `farandole run --grace` says (30 seconds); a save that has
+        not ended by then is given up, and the newest checkpoint stays. A second SIGTERM, two
+        seconds or more after the first, ends the process at once.
+        """
+        if not self._synchronizers:
+            raise UserError("call run.save_when_stopped() after run.distribute or run.trainer.")
+        if self._preemption is not None:
+            raise UserError("run.save_when_stopped() was called before; once is enough.")
+        folder = Path(path) if path else self.folder / "checkpoints"
+        self._preemption = Preemption(
+            self.group,
+            lambda: self.save(folder, keep=keep, **state()),
+            newest=lambda: checkpoint.newest(folder),
+            say=self.print,
+            optimizers=self._optimizers,
+            grace_seconds=grace_seconds(os.environ),
+        )
+        record_saving()
+        for loader in self._loaders:
+            loader.process_start.outlives_stop_signals = True
+
+    def stop_if_told(self) -> None:
+        """*Together.* Saves and leaves if any rank was told to stop; see `save_when_stopped`.
+
+        For loops over data that do not come from `run.loader`: call it after every step.
+        """
+        if self._preemption is None:
+            raise UserError("call run.save_when_stopped() first: it says what to save, and where.")
+        self._preemption.between_steps()
 
     def _state(self) -> RunState:
         return RunState(self)
@@ -506,7 +622,11 @@ class Run:
     # The end
 
     def close(self) -> None:
-        """Writes the end of the metrics. Called at the end of the script; waits for nobody."""
+        """Writes the end of the metrics. Called at the end of the script; waits for no other rank,
+        but for a save in the background. Raises `CheckpointError` if that has failed.
+        """
+        if self._preemption is not None:
+            self._preemption.close()
         if self._progress is not None:
             self._progress.end()
         for synchronizer in self._synchronizers:
@@ -521,8 +641,12 @@ class Run:
                 self._metrics.close(self._counters())
             except OSError as error:  # must not hide the error that ended the script
                 warnings.warn(f"the end of {self.folder} is not written: {error}", stacklevel=2)
-        if self._claim is not None:
-            self._claim.release()
+        try:
+            self._background.finish_alone()
+        finally:
+            self._save_folders.release()
+            if self._claim is not None:
+                self._claim.release()
 
     def __enter__(self) -> Run:
         return self

@@ -6,7 +6,7 @@ raise the same error: a rank that went on alone would hang the others in the nex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,49 +15,98 @@ from safetensors import SafetensorError
 from farandole.comm import Group
 from farandole.errors import CheckpointError
 from farandole.train import checkpoint
+from farandole.train.background_save import BackgroundSaves
+from farandole.train.save_folder import SaveFolders
+from farandole.train.snapshot import PartSnapshot
 
 T = TypeVar("T")
 
 
 def save_together(
     group: Group,
+    folders: SaveFolders,
     folder: Path,
     shared: Mapping[str, Any],
     own: Mapping[str, Any],
     parts: Mapping[str, Any],
     *,
     keep: int,
-    first: int | None,
+    background: BackgroundSaves | None = None,
 ) -> Path:
     """Saves into a new checkpoint in `folder`; returns its path, the same on every rank.
 
     `shared` is the same on all ranks and written by rank 0; `own` and `parts`, by each rank. Names
-    in `parts` must differ between ranks.
+    in `parts` must differ between ranks. Of the checkpoints that are this run's, by `folders`, the
+    newest `keep` stay.
 
-    The newest `keep` stay, and whatever is numbered below `first` (None: below the new one).
+    With `background` it returns when the state is copied: what is written later goes wrong later.
 
-    Raises `CheckpointError` on every rank when any rank could not write.
+    Raises `CheckpointError` on every rank when any rank could not write, or when another job saves
+    into the same folder.
     """
-    name = checkpoint.next_name(folder) if group.rank == 0 else None
-    target: Path = folder / group.broadcast_json(name)
+    lock_together(group, folders, folder)
+    target: Path = folder / group.broadcast_json(
+        checkpoint.next_name(folder) if group.rank == 0 else ""
+    )
+    mine = {f"rank-{group.rank}": own, **parts, **(shared if group.rank == 0 else {})}
+    begun: list[Path] = []
+    copied: dict[str, PartSnapshot] = {}
 
-    def begin() -> None:
-        if group.rank == 0:
-            checkpoint.begin(target)
+    def begin() -> str:
+        if group.rank != 0:
+            return ""
+        begun.append(checkpoint.begin(target))
+        return begun[0].name
 
     def write() -> checkpoint.Entry:
-        mine = {f"rank-{group.rank}": own, **parts, **(shared if group.rank == 0 else {})}
-        return checkpoint.write_parts(checkpoint.temporary_for(target), mine)
+        return checkpoint.write_parts(folder / name, mine)
 
-    def commit() -> None:
-        if group.rank == 0:
-            checkpoint.commit(target, entries)
-            checkpoint.prune(folder, keep, int(target.name) if first is None else first)
+    def copy() -> None:
+        assert background is not None
+        copied.update(background.take(mine))
 
-    _all_or_none(group, target, begin)
-    entries = _all_or_none(group, target, write)
-    _all_or_none(group, target, commit)
-    return target
+    def commit(entries: Sequence[checkpoint.Entry]) -> str:
+        named = checkpoint.commit(folder / name, target, entries)
+        begun.clear()
+        folders.made(named)
+        checkpoint.prune(folder, keep, folders.own_names(folder))
+        return named.name
+
+    try:
+        name = _all_or_none(group, target, begin)[0]
+        if background is not None:
+            _all_or_none(group, target, copy)
+            begun.clear()  # it belongs to the background from here on
+            background.begin(group, target, folder / name, copied, commit)
+            return target
+        entries = _all_or_none(group, target, write)
+        named = _all_or_none(group, target, lambda: commit(entries) if group.rank == 0 else "")
+        return folder / named[0]
+    finally:
+        for left in begun:  # whatever the error was
+            checkpoint.discard(left)
+
+
+def lock_together(
+    group: Group, folders: SaveFolders, folder: Path, *, required: bool = True
+) -> None:
+    """Rank 0 locks `folder` for this run.
+
+    Raises `CheckpointError` on every rank when another job has it, and, if it is `required`, when
+    the folder cannot be made or locked.
+    """
+    problem: str | None = None
+    if group.rank == 0:
+        try:
+            folders.lock(folder)
+        except CheckpointError as error:
+            problem = str(error)
+        except OSError as error:
+            reason = checkpoint.out_of_room(error)
+            problem = f"could not save to {folder}: {reason}" if required else None
+    problem = group.broadcast_json(problem)
+    if problem is not None:
+        raise CheckpointError(problem)
 
 
 def _all_or_none(group: Group, target: Path, step: Callable[[], T]) -> list[T]:
@@ -74,7 +123,7 @@ def _all_or_none(group: Group, target: Path, step: Callable[[], T]) -> list[T]:
     for rank, (failed, _) in enumerate(answers):
         if failed is not None:
             if group.rank == 0:
-                raise checkpoint.abandoned(target, f"rank {rank}: {failed}")  # and removes it
+                raise checkpoint.not_saved(target, f"rank {rank}: {failed}")
             raise CheckpointError(f"could not save to {target}: rank {rank}: {failed}")
     return [result for _, result in answers]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ SCRIPT = "FARANDOLE_SCRIPT"
 TRANSPORT = "FARANDOLE_TRANSPORT"
 HOSTS = "FARANDOLE_HOSTS"
 """The hosts that are said to be there: how many, or the workers of each."""
+CHECK_FINITE = "FARANDOLE_CHECK_FINITE"
+"""0: gradients and parameters that are not finite do not stop the run. 1: they do."""
 TRACE = "FARANDOLE_TRACE"
 """Where the ranks write a trace. They merge it themselves."""
 TRACE_PARTS = "FARANDOLE_TRACE_PARTS"
@@ -45,6 +48,7 @@ class Settings:
     script: str | None = None
     transport: TransportName | None = None
     hosts: str | None = None
+    check_finite: bool | None = None
     trace: Path | None = None
     trace_parts: Path | None = None
 
@@ -64,9 +68,17 @@ class Settings:
             script=environ.get(SCRIPT) or None,
             transport=check_transport(environ[TRANSPORT]) if environ.get(TRANSPORT) else None,
             hosts=environ.get(HOSTS) or None,
+            check_finite=_read_switch(CHECK_FINITE, environ),
             trace=Path(environ[TRACE]) if environ.get(TRACE) else None,
             trace_parts=Path(environ[TRACE_PARTS]) if environ.get(TRACE_PARTS) else None,
         )
+
+
+def _read_switch(name: str, environ: Mapping[str, str]) -> bool | None:
+    said = environ.get(name)
+    if said not in (None, "", "0", "1"):
+        raise UserError(f"{name}={said!r} is neither 0 nor 1.")
+    return said == "1" if said else None
 
 
 def read_layout(text: str) -> Layout:
@@ -166,5 +178,10 @@ def unwritable(folder: Path, error: OSError) -> FarandoleError:
 
 
 def default_name(script: str) -> str:
-    """`digits-20260131-235959` for `examples/digits.py`."""
-    return f"{Path(script).stem or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """`digits-20260131-235959` for `examples/digits.py`.
+
+    Bytes of the script's name that are no characters here become `_`: the name is printed, and is
+    that of a folder for libraries that take characters only.
+    """
+    stem = re.sub(r"[\ud800-\udfff]+", "_", Path(script).stem)
+    return f"{stem or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"

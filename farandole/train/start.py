@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from farandole.comm import TransportName, check_transport
+from farandole.comm.activity import show_activity
 from farandole.errors import UserError
 from farandole.launch.environment import Seat, detect
 from farandole.launch.failure import record_uncaught
@@ -22,6 +23,7 @@ from farandole.launch.joined import record_joined
 from farandole.launch.threads import share_cores
 from farandole.orphans import end_with_launcher
 from farandole.train.current_run import make_current
+from farandole.train.ending import Ending
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
 from farandole.train.settings import Settings, declared_hosts
@@ -36,6 +38,7 @@ def init(
     name: str | None = None,
     folder: str | Path = "runs",
     check_in_step: bool = True,
+    check_finite: bool = True,
 ) -> Run:
     """Joins the job that this process belongs to, or runs alone as rank 0 of 1.
 
@@ -44,7 +47,9 @@ def init(
     an error that names them. `transport` is what carries the bytes: `auto`, `shm`, `c10d`
     (gloo, NCCL) or `mpi`; `farandole run --transport` wins over it. Metrics and checkpoints go to
     `folder/name`. After each pass over the training data all ranks compare a digest of their
-    parameters, and stop if they differ, unless `check_in_step` is False.
+    parameters, and stop if they differ, unless `check_in_step` is False. A gradient that is not
+    finite stops all ranks with a `DivergedError` before it is applied, unless `check_finite` is
+    False; `farandole run --no-check-finite` wins over it.
     """
     check_transport(transport)
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
@@ -60,6 +65,8 @@ def init(
         settings = replace(settings, script=sys.argv[0] or "run")
     share_cores(seat, os.environ)
     device, shared_gpu = pick_device(seat)
+    activity = show_activity(os.environ)
+    activity.begin_wait()
     group = join(
         seat,
         device,
@@ -67,6 +74,8 @@ def init(
         timeout=limit,
         transport=settings.transport or transport,
     )
+    activity.end_wait()
+    group.meter.activity = activity
     if settings.hosts is not None:
         group.transport.topology = declared_hosts(settings.hosts, group.size)
     chosen = settings.seed if settings.seed is not None else seed
@@ -82,17 +91,20 @@ def init(
         folder=Path(folder),
         seed=chosen or 0,
         check_in_step=check_in_step,
+        check_finite=check_finite,
     )
     make_current(run)
     # What is here stays to the end. Without this the interpreter looks through all of torch once
     # more before it ends, for a second.
     gc.freeze()
     # In this order at exit: last registered, first called.
+    ending = Ending(run)
+    atexit.register(ending.leave)
     if group.size > 1:
         atexit.register(leave, group)
     if tracing is not None:
         atexit.register(tracing.close)
-    atexit.register(run.close)
+    atexit.register(ending.close)
     return run
 
 

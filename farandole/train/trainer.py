@@ -81,7 +81,9 @@ class Trainer:
         Under pipedream and 2bw, where several batches are under way, it is the loss of the last one
         that this rank is done with, and NaN before there is one.
         """
-        return self._engine.step(inputs, targets)
+        loss = self._engine.step(inputs, targets)
+        self._run.group.meter.activity.step()
+        return loss
 
     def predict(self, inputs: Any) -> Any:
         """The model's output in evaluation mode, without gradients, on every rank of a replica.
@@ -90,9 +92,11 @@ class Trainer:
         """
         return self._engine.predict(inputs)
 
-    def save(self, path: str | Path | None = None, **state: Any) -> Path:
+    def save(
+        self, path: str | Path | None = None, *, background: bool = False, **state: Any
+    ) -> Path:
         """As `run.save`: one whole model, which can be loaded under any other layout."""
-        return self._run.save(path, **state)
+        return self._run.save(path, background=background, **state)
 
     def load(self, path: str | Path | None = None) -> dict[str, Any] | None:
         """As `run.load`."""

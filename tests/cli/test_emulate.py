@@ -105,10 +105,24 @@ def test_an_emulator_told_to_stop(root: None, sandbox: Sandbox, number: signal.S
     assert list(sandbox.temporary.iterdir()) == []
 
 
-def test_clean_removes_what_a_killed_emulator_left(root: None, sandbox: Sandbox) -> None:
+def test_nothing_is_left_of_an_emulator_that_was_killed(root: None, sandbox: Sandbox) -> None:
     emulator = start_waiting(sandbox)
     emulator.kill()
     emulator.communicate()
-    assert run("--clean").exit_code == 0
+    sandbox.wait_until_gone()
     assert namespaces.existing(f"farandole-{emulator.pid}-") == []
-    assert sandbox.processes() == []
+    assert list(sandbox.temporary.iterdir()) == []
+
+
+def test_the_next_emulator_removes_what_nobody_else_could(root: None, sandbox: Sandbox) -> None:
+    emulator = start_waiting(sandbox)
+    (watchdog,) = [p for p in sandbox.processes() if "watchdog.py" in " ".join(p.cmdline())]
+    watchdog.kill()
+    emulator.kill()
+    emulator.communicate()
+    assert len(namespaces.existing(f"farandole-{emulator.pid}-")) == 3
+    done = sandbox.python("-m", "farandole", "emulate", "--hosts", "1", "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert namespaces.existing(f"farandole-{emulator.pid}-") == []
+    sandbox.wait_until_gone()
+    assert list(sandbox.temporary.iterdir()) == []

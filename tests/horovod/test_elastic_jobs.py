@@ -66,3 +66,41 @@ def test_a_worker_killed_a_host_added_and_one_removed(sandbox: Sandbox) -> None:
         "[2] reset: 1 of 2, on 1 hosts",
         "[2] reset: 1 of 3, on 1 hosts",
     ]
+
+
+def test_a_stopped_worker_is_replaced_when_the_others_have_noticed(sandbox: Sandbox) -> None:
+    """Not after `--elastic-timeout`, which is 600 s."""
+    script = sandbox.script(
+        "stopped.py",
+        """
+import os, signal
+from pathlib import Path
+import horovod.torch as hvd
+import torch
+
+hvd.init()
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 3:
+        if hvd.rank() == 1 and state.step == 1 and not Path("stopped").exists():
+            Path("stopped").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        hvd.allreduce(torch.ones(1), name="one")
+        state.step += 1
+        state.commit()
+
+train(hvd.elastic.ObjectState(step=0))
+""",
+    )
+    done = sandbox.farandole(
+        "horovodrun",
+        *("-np", "2", "--min-np", "2", "-H", "localhost:2", "--gloo-timeout-seconds", "8"),
+        *(sys.executable, script),
+    )
+    assert done.returncode == 0, done.stderr
+    assert sandbox.processes() == []
+    assert (
+        "farandole: worker 1 on localhost (rank 1) was stopped (SIGSTOP), and did not ask for its "
+        "seat, and was ended; another takes its place"
+    ) in done.stderr.splitlines()

@@ -34,6 +34,8 @@ import json, os, sys
 import psutil, torch
 import horovod.torch as hvd
 
+if "--torch" in sys.argv:  # before hvd has shown its token: the attendant has
+    torch.distributed.init_process_group("gloo")
 hvd.init()
 facts = {name: getattr(hvd, name)() for name in
          ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")}
@@ -93,7 +95,8 @@ def test_ranks_on_two_hosts_and_a_failure_on_the_other(sandbox: Sandbox) -> None
         assert "facts" in (sandbox.folder / f"kept/rank.{rank}/stdout").read_text()
     said = (sandbox.folder / "ssh.log").read_text()
     assert said.count("-o BatchMode=yes") == said.count("-p 2222 there env ") == 2
-    assert "OF_THE_USER" not in said  # no variable of the user on a command line
+    assert "OF_THE_USER" not in said
+    assert "FARANDOLE_TOKEN" not in said  # no variable of the user on a command line
 
 
 def test_a_host_that_cannot_be_reached(sandbox: Sandbox) -> None:
@@ -189,7 +192,10 @@ def test_an_attendant_passes_everything_on_and_leaves_nothing(sandbox: Sandbox) 
 
 @pytest.mark.usefixtures("root")
 def test_another_network(sandbox: Sandbox) -> None:
-    """The launcher on one emulated host, a worker on each of two; no interface is named."""
+    """The launcher on one emulated host, a worker on each of two; no interface is named.
+
+    The script forms a group of PyTorch's own as well, through the launcher's store.
+    """
     script = sandbox.script("train.py", FACTS)
     with Cluster(hosts=2) as cluster:
         namespaces = "--net --uts --ipc --mount"
@@ -200,7 +206,7 @@ def test_another_network(sandbox: Sandbox) -> None:
             [
                 *("env", "-u", "GLOO_SOCKET_IFNAME"),  # each host finds its own way
                 *(sys.executable, "-m", "farandole", "horovodrun", "-np", "2"),
-                *("-H", "emulated-0:1,emulated-1:1", sys.executable, script),
+                *("-H", "emulated-0:1,emulated-1:1", sys.executable, script, "--torch"),
             ],
             env={**sandbox.environment, "PATH": path},
             cwd=sandbox.folder,

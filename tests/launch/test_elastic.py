@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,27 @@ def test_the_life_of_a_job(sandbox: Sandbox) -> None:
     assert list(sandbox.temporary.glob("farandole-*")) == []
 
 
+def test_a_stopped_worker_is_replaced(sandbox: Sandbox) -> None:
+    """Ctrl-C then finds another that is stopped, and does not wait for it either."""
+    run = Run(sandbox, "localhost:2")
+    first = run.seats(0, 2)
+    os.kill(first[1][-1], signal.SIGSTOP)
+    (sandbox.folder / "again-0").touch()  # rank 0's collective breaks
+    second = run.seats(1, 2)
+    assert [seat[:5] for seat in second] == [[0, 2, 0, 2, 0], [1, 2, 1, 2, 2]]
+    os.kill(second[1][-1], signal.SIGSTOP)
+    begin = time.monotonic()
+    os.killpg(run.process.pid, signal.SIGINT)
+    done = sandbox.finish(run.process)
+    assert time.monotonic() - begin < 25, "no grace for a process that cannot hear of it"
+    assert done.returncode == 130
+    assert sandbox.processes() == []
+    assert (
+        "farandole: worker 1 on localhost (rank 1) was stopped (SIGSTOP), and did not ask for its "
+        "seat, and was ended; another takes its place"
+    ) in done.stderr.splitlines()
+
+
 def test_ctrl_c_leaves_nothing(sandbox: Sandbox) -> None:
     run = Run(sandbox, "localhost:1")
     run.seats(0, 1)
@@ -146,6 +168,7 @@ def test_a_script_that_fails_everywhere(
         ({"workers": 5}, "workers=5 is not between"),
         ({"reset_limit": -1}, "reset_limit=-1"),
         ({"start_timeout_seconds": 0}, "start_timeout_seconds=0 is no time"),
+        ({"answer_seconds": 0}, "answer_seconds=0 is no time"),
     ],
 )
 def test_what_cannot_be(options: dict[str, object], message: str) -> None:

@@ -307,3 +307,12 @@ def test_loopback(address: str) -> None:
 @pytest.mark.parametrize("address", ["node03", "10.0.0.1", "128.0.0.1"])
 def test_not_loopback(address: str) -> None:
     assert not is_loopback(address)
+
+
+def test_the_store_of_our_launcher_unless_another_is_nearer() -> None:
+    ours = TORCHRUN | {"FARANDOLE_JOB": "j", "FARANDOLE_STORE": "unix:29500:/tmp/a/store.socket"}
+    store = seat_in(ours).store
+    assert store is not None
+    assert str(store) == "/tmp/a/store.socket"
+    assert seat_in(ours | {"MASTER_PORT": "29501"}).store is None  # torchrun inside of a worker
+    assert seat_in(TORCHRUN).store is None

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from farandole.errors import CommError, JoinError
 from farandole.launch.failure import (
     Failure,
+    Kind,
     first_cause,
     read_failure,
     record_leaving,
@@ -22,8 +24,8 @@ from farandole.launch.failure import (
 
 SECOND = 10**9
 RAISED = Failure(1, 1, "ValueError: the first to fail", 100 * SECOND)
-FOLLOWED = Failure(0, 1, "CommError: peer closed", 100 * SECOND + 1)
-TOLD_TO_STOP = Failure(2, -signal.SIGTERM, "", 81 * SECOND)
+FOLLOWED = Failure(0, 1, "CommError: peer closed", 99 * SECOND, Kind.FOLLOWED, is_dated=True)
+TOLD_TO_STOP = Failure(2, -signal.SIGTERM, "", 81 * SECOND).told_to_stop(101 * SECOND)
 
 
 @pytest.fixture
@@ -55,10 +57,24 @@ def test_the_earliest_is_the_cause_in_whatever_order() -> None:
 
 def test_who_was_killed_is_the_cause_unless_the_launcher_did_it(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
-    killed = read_failure(3, -signal.SIGKILL, 103, nothing, nothing)  # noticed 3 s late
-    assert first_cause([FOLLOWED, killed]) == killed
-    stubborn = read_failure(3, -signal.SIGKILL, 130, nothing, nothing)  # 30 s after SIGTERM
-    assert first_cause([stubborn, RAISED]) == RAISED
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        killed = read_failure(3, -number, 130, nothing, nothing)  # noticed much later
+        assert first_cause([FOLLOWED, killed]) == killed
+        assert first_cause([killed.told_to_stop(101 * SECOND), FOLLOWED]) == FOLLOWED
+
+
+def test_who_was_leaving_before_it_was_told_to_stop_has_left_by_itself() -> None:
+    left = Failure(2, 3, "", 99 * SECOND, is_dated=True)
+    assert left.told_to_stop(100 * SECOND) == left
+    assert left.told_to_stop(98 * SECOND).kind is Kind.TOLD
+
+
+def test_who_held_up_the_others_is_the_cause_unless_one_failed_by_itself() -> None:
+    held_up = Failure(2, -9, "", 102 * SECOND).held_up_others("was stopped")
+    assert first_cause([FOLLOWED, held_up, TOLD_TO_STOP]) == held_up
+    assert first_cause([held_up, RAISED]) == RAISED
+    assert str(held_up) == "rank 2 was stopped, and was ended"
+    assert Failure(2, 0, "", 0).held_up_others("still ran").exit_code == -signal.SIGTERM
 
 
 def test_of_several_at_the_same_time_the_one_noticed_first() -> None:
@@ -66,8 +82,25 @@ def test_of_several_at_the_same_time_the_one_noticed_first() -> None:
     assert first_cause([left, Failure(0, 4, "", 99 * SECOND)]) == left
 
 
-def test_sigterm_is_the_cause_when_there_is_no_other() -> None:
-    assert first_cause([TOLD_TO_STOP, Failure(0, -15, "", 80 * SECOND)]).rank == 0
+def test_of_several_at_the_same_time_the_one_that_was_killed() -> None:
+    killed = Failure(2, -signal.SIGTERM, "", 99 * SECOND)
+    assert first_cause([Failure(0, 1, "gloo: closed", 99 * SECOND), killed]) == killed
+
+
+@pytest.mark.parametrize("chained", ["cause", "context", "itself", "not"])
+def test_an_error_says_whether_a_lost_peer_led_to_it(
+    variables: dict[str, str], chained: str
+) -> None:
+    record_uncaught(variables)
+    lost = CommError("rank 1 was lost")
+    error = lost if chained == "itself" else RuntimeError("one that follows")
+    if chained == "cause":
+        error.__cause__ = lost
+    if chained == "context":
+        error.__context__ = JoinError("rank 1 did not arrive")
+        error.__suppress_context__ = True
+    raise_here(error)
+    assert read(variables, 1).kind is (Kind.OWN if chained == "not" else Kind.FOLLOWED)
 
 
 def test_signals_have_names() -> None:

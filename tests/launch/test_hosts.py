@@ -15,6 +15,7 @@ from farandole.launch.hosts import gathered, parse_hosts, read_hostfile, seat_wo
 from farandole.launch.network import address_for, interface_towards
 from farandole.launch.remote import Ssh, exported
 from farandole.launch.seats import horovod_seat, seat_variables
+from farandole.launch.store.address import StoreAddress, told
 
 
 def test_a_list_of_hosts_keeps_its_order_and_adds_up() -> None:
@@ -73,10 +74,12 @@ def test_seats_in_horovods_words_agree_on_all_ranks(slots: list[int], data: st.D
 
 def test_a_seat_on_the_second_host() -> None:
     topology = seat_workers({"a": 2, "b": 2}, 3)
-    seat = seat_variables(topology, 2, address="10.0.0.1", port=1234, identity="job")
-    told = {"RANK": "2", "LOCAL_RANK": "0", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
-    told |= {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
-    assert told.items() <= seat.items()
+    store = StoreAddress(None, "10.0.0.1", 1234, b"secret")
+    seat = seat_variables(topology, 2, address="10.0.0.1", port=1234, store=store, identity="job")
+    assert told(seat) == store
+    expected = {"RANK": "2", "LOCAL_RANK": "0", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
+    expected |= {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
+    assert expected.items() <= seat.items()
 
 
 def test_the_address_of_an_interface() -> None:

@@ -8,17 +8,17 @@ from datetime import timedelta
 import psutil
 import pytest
 
-from farandole.launch.loopback import LOOPBACK, reachable, serve_store, stay_on_loopback
+from farandole.launch.loopback import reachable, serve_tcp_store, stay_on_loopback
 
 
-def test_the_store_listens_on_loopback_alone() -> None:
-    store = serve_store(timedelta(seconds=5))
+def test_pytorchs_store_listens_where_it_is_told_alone(free_port: str) -> None:
+    store = serve_tcp_store(timedelta(seconds=5), "127.0.0.1", int(free_port))
     listening = [
         end.laddr.ip
         for end in psutil.Process().net_connections("tcp")
         if end.status == psutil.CONN_LISTEN and end.laddr.port == store.port
     ]
-    assert listening == [LOOPBACK]
+    assert listening == ["127.0.0.1"]
     store.set("key", "value")
     assert store.get("key") == b"value"
 

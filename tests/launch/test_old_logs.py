@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from farandole.launch.job import Job
-from farandole.launch.old_logs import LogFolder, remove_old_logs
+from farandole.launch.old_logs import LOGS, remove_old_folders
 from farandole.launch.workplace import Workplace
+from farandole.owned_folders import OwnedFolder
 
 WEEK = 7 * 86400.0
 
@@ -28,7 +29,7 @@ def age(folder: Path, seconds: float) -> None:
 
 
 def kept_logs() -> Path:
-    logs = LogFolder()
+    logs = OwnedFolder(LOGS)
     (logs.path / "rank-0.out").write_text("loss 0.5\n")
     logs.close(keep=True)
     return logs.path
@@ -38,7 +39,7 @@ def test_only_what_is_older_than_a_week_goes(temporary: Path) -> None:
     old, young = kept_logs(), kept_logs()
     age(old, WEEK + 60)
     age(young, WEEK - 60)
-    assert remove_old_logs() == [old]
+    assert remove_old_folders() == [old]
     assert not old.exists()
     assert (young / "rank-0.out").read_text() == "loss 0.5\n"
 
@@ -47,16 +48,16 @@ def test_a_folder_that_is_still_written_to_is_not_old(temporary: Path) -> None:
     logs = kept_logs()
     age(logs, 2 * WEEK)
     os.utime(logs / "rank-0.out")
-    assert remove_old_logs() == []
+    assert remove_old_folders() == []
 
 
 def test_a_job_that_lives_keeps_its_folder_however_quiet_it_is(temporary: Path) -> None:
-    logs = LogFolder()
+    logs = OwnedFolder(LOGS)
     age(logs.path, 2 * WEEK)
-    assert remove_old_logs() == []
+    assert remove_old_folders() == []
     logs.close(keep=True)
     age(logs.path, 2 * WEEK)
-    assert remove_old_logs() == [logs.path]
+    assert remove_old_folders() == [logs.path]
 
 
 def test_what_is_not_ours_is_left_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +70,9 @@ def test_what_is_not_ours_is_left_alone(temporary: Path, monkeypatch: pytest.Mon
     age(theirs, 2 * WEEK)
     age(target, 2 * WEEK)
     monkeypatch.setattr(os, "getuid", lambda: theirs.stat().st_uid + 1)
-    assert remove_old_logs() == []
+    assert remove_old_folders() == []
     monkeypatch.undo()
-    assert remove_old_logs(temporary) == [theirs]
+    assert remove_old_folders(temporary) == [theirs]
     assert target.exists()
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from farandole.orphans import LAUNCHER
+from farandole.orphans import LAUNCHER, tied_to_this_process
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -41,6 +41,28 @@ def test_a_worker_that_comes_too_late_leaves(sandbox: Sandbox) -> None:
     done = sandbox.python(sandbox.script("worker.py", WORKER), **{LAUNCHER: str(gone.pid)})
     assert done.returncode == 1
     assert done.stderr == "the launcher of this worker is gone\n"
+
+
+def test_a_launcher_that_nobody_has_reaped_is_gone_too(sandbox: Sandbox) -> None:
+    zombie = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    done = sandbox.python(sandbox.script("worker.py", WORKER), **{LAUNCHER: str(zombie.pid)})
+    zombie.wait()
+    assert done.stderr == "the launcher of this worker is gone\n"
+
+
+def test_a_child_whose_parent_is_gone_before_it_asks(sandbox: Sandbox) -> None:
+    tie = tied_to_this_process()
+    ours, theirs = os.pipe()
+    if not os.fork():  # its child has another parent than the one that it was to be tied to
+        if not os.fork():
+            tie()
+            os.write(theirs, b"it runs on")
+        os._exit(0)
+    os.wait()
+    os.close(theirs)
+    assert os.read(ours, 100) == b""
+    os.close(ours)
 
 
 def test_a_launcher_need_not_be_the_parent(sandbox: Sandbox) -> None:

@@ -77,15 +77,3 @@ time.sleep(600)
     done = sandbox.finish(job)
     assert sandbox.processes() == []
     assert done.returncode == 130
-
-
-def test_a_launcher_killed_outright_takes_its_workers_along(sandbox: Sandbox) -> None:
-    job, pids = start_stuck(sandbox)
-    job.kill()
-    job.communicate()
-    workers = {pids[0][0], pids[1][0]}
-    sandbox.wait_until(
-        lambda: not workers & {process.pid for process in sandbox.processes()}, "workers end"
-    )
-    os.kill(pids[1][2], signal.SIGTERM)  # nobody is left who knows of `sleep`
-    sandbox.wait_until_gone()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farandole.errors import LaunchError, UserError
+from farandole.launch import exit_watch, supervisor
 from farandole.launch.local import Job, Outcome
 from farandole.launch.supervisor import supervise
 
@@ -254,11 +255,42 @@ def test_what_is_to_be_said_is_said_and_what_is_raised_ends_the_job(
     assert list(sandbox.temporary.iterdir()) == []
 
 
+def test_one_that_is_stopped_is_ended_and_missed(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first while the others work, the second when they are done."""
+    monkeypatch.setattr(supervisor, "_STOPPED_SECONDS", 1.0)
+    monkeypatch.setattr(exit_watch, "_STOPPED_SECONDS", 1.0)
+    outcome, told = supervised(
+        3,
+        """
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+wait_for("lost-1")
+if rank == 2:
+    say("two")
+    wait_for_end_of("zero")
+    os.kill(os.getpid(), signal.SIGSTOP)
+wait_for("two")
+say("zero")
+""",
+    )
+    assert (outcome.lost, outcome.exit_code) == ((1, 2), 0)
+    assert told == [("lost", 1), ("lost", 2)]
+    first, second = ours(capfd.readouterr().err)
+    during = r"farandole: rank 1 was stopped \(SIGSTOP\) for \d+ s, and was ended; the others go on"
+    assert re.fullmatch(during, first)
+    at_the_end = (
+        r"farandole: rank 2 was stopped \(SIGSTOP\) for \d+ s after rank 0 was done, and was.*"
+    )
+    assert re.fullmatch(at_the_end, second)
+
+
 def test_the_workers_variables_are_those_of_any_job(sandbox: Sandbox) -> None:
     """Only the numbers that every job has of its own differ."""
     script = sandbox.script("variables.py", "import json, os\nprint(json.dumps(dict(os.environ)))")
     own = re.compile(
-        r"MASTER_PORT|FARANDOLE_(JOB|LAUNCHER)|TORCHELASTIC_(RUN_ID|ERROR_FILE|SIGNALS_TO_HANDLE)"
+        r"MASTER_PORT|FARANDOLE_(JOB|LAUNCHER|STORE)|TORCHELASTIC_(RUN_ID|ERROR_FILE|SIGNALS_TO_HANDLE)"
     )
     found = []
     for tolerant in (True, False):

@@ -152,21 +152,6 @@ time.sleep(600)
     assert job.events() == ["start", "end"]
 
 
-def test_a_launcher_killed_outright_takes_its_workers_along(sandbox: Sandbox) -> None:
-    """Also those that never call `fd.init`."""
-    job = Job(sandbox, STUCK)
-    pids = job.until_stuck()
-    job.process.kill()
-    job.process.communicate()
-    workers = {pids[0][0], pids[1][0]}
-    sandbox.wait_until(
-        lambda: not workers & {process.pid for process in sandbox.processes()}, "workers end"
-    )
-    for _, child in pids:
-        os.kill(child, signal.SIGTERM)  # nobody is left who knows of it
-    sandbox.wait_until_gone()
-
-
 def test_a_worker_killed_outright_is_named_at_the_end(sandbox: Sandbox) -> None:
     job = Job(
         sandbox,

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from farandole.errors import LaunchError
+from farandole.launch import exit_watch, troupe
 from farandole.launch.discovery import Discovery
 from farandole.launch.elastic import ElasticJob
 from farandole.launch.environment import Seat
@@ -30,6 +32,7 @@ from farandole.launch.rejoining import (
 )
 from farandole.launch.remote import Ssh
 from farandole.launch.starting import Running, Starter
+from farandole.launch.store.hosted import JobStore
 from farandole.launch.troupe import Troupe
 from farandole.launch.workplace import Workplace
 from farandole.variables import ELASTIC_WORKER
@@ -55,7 +58,8 @@ class Rehearsal:
         words = ("sh", "-c", command)
         job = ElasticJob(words, discover=dict, whole_command=True, **settings)  # type: ignore[arg-type]
         self.place = Workplace(Job(1, words), ELASTIC_WORKER)
-        self.reception = Reception()
+        self.store = JobStore(self.place.folder)
+        self.reception = Reception(self.store)
         self.discovery = Discovery(dict)
         self.discovery.hosts = hosts
         starter = Everywhere(
@@ -64,7 +68,7 @@ class Rehearsal:
             {},
             whole_command=True,
             address="127.0.0.1",
-            port=self.reception.port,
+            store=self.store,
             alone=True,
             ssh=Ssh(),
         )
@@ -75,10 +79,11 @@ class Rehearsal:
     def close(self) -> None:
         self.troupe.stop()
         self.place.reap()
-        self.place.close(keep_logs=False)
         for worker in self.reception.asking(self.environments):  # else its voice would wait on
             self.reception.dismiss(worker)
         self.voices.shutdown()
+        self.store.close()
+        self.place.close(keep_logs=False)
 
     def workers(self) -> dict[int, int]:
         """The process of each worker that runs."""
@@ -106,7 +111,8 @@ class Rehearsal:
                 {
                     ELASTIC_WORKER: str(worker),
                     "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(self.reception.port),
+                    "MASTER_PORT": str(self.store.port),
+                    **self.store.here().variables(),
                     "FARANDOLE_JOB": "j",
                 },
             )
@@ -392,9 +398,55 @@ def test_one_that_all_wait_for_is_ended(
     play.ask(0)
     play.look_until(lambda: 1 not in play.workers())
     assert capfd.readouterr().err.startswith(
-        "farandole: worker 1 on a did not ask for its seat within 0.3 s, and is ended\n"
-        "farandole: worker 1 on a (rank 1) was killed by SIGKILL"
+        "farandole: worker 1 on a (rank 1) did not ask for its seat within 0.3 s, and was ended; "
     )
+
+
+def test_one_that_is_stuck_is_ended_when_collectives_have_broken(
+    rehearse: Callable[..., Rehearsal],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Long before the time that new workers have, and sooner when it is stopped."""
+    monkeypatch.setattr(troupe, "_STOPPED_SECONDS", 0.5)
+    monkeypatch.setattr(troupe, "_NAMED_SECONDS", 0.5)
+    play = rehearse({"a": 3}, answer_seconds=2.0)
+    play.seats(0, 1, 2)
+    os.kill(play.workers()[1], signal.SIGSTOP)
+    play.look()
+    assert set(play.workers()) == {0, 1, 2}  # nobody waits for it yet
+    running = play.workers()[2]
+    asked = play.ask(0)
+    play.look_until(lambda: set(play.workers()) == {0, 3, 4})
+    assert play.answers(asked | play.ask(3, 4)) == {0: (0, 0), 3: (1, 1), 4: (2, 2)}
+    place = "another takes its place"
+    said = [line.removeprefix("farandole: ") for line in capfd.readouterr().err.splitlines()]
+    assert sorted(said) == sorted(
+        [
+            "generation 1: 3 workers on a:3; rank 0 is worker 0",
+            "worker 1 on a (rank 1) was stopped (SIGSTOP), and did not ask for its seat, "
+            f"and was ended; {place}",
+            f"waiting for worker 2 (process {running} on a, running) to ask for its seat; "
+            "it is ended after 2 s",
+            f"worker 2 on a (rank 2) did not ask for its seat within 2 s, and was ended; {place}",
+        ]
+    )
+
+
+def test_one_that_runs_on_when_rank_0_is_done_is_ended(
+    rehearse: Callable[..., Rehearsal],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exit_watch, "_STOPPED_SECONDS", 0.5)
+    play = rehearse({"a": 2}, "trap 'exit 0' USR1; sleep 600 & wait")
+    play.seats(0, 1)
+    os.kill(play.workers()[1], signal.SIGSTOP)
+    play.end(0, signal.SIGUSR1)
+    play.look_until(lambda: not play.troupe.is_at_work())
+    assert play.troupe.failure is None
+    assert play.troupe.lost == [1]
+    assert "worker 1 on a (rank 1) was stopped (SIGSTOP) for" in capfd.readouterr().err
 
 
 def test_one_that_never_got_the_state_does_not_become_rank_0(
@@ -420,11 +472,13 @@ def test_one_that_never_got_the_state_does_not_become_rank_0(
     assert not play.troupe.is_at_work()
 
 
-def test_a_launcher_without_a_pulse() -> None:
-    reception = Reception()
+def test_a_launcher_without_a_pulse(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    reception = Reception(store)
     reception.expect(5)
-    environ = {ELASTIC_WORKER: "5", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reception.port)}
+    environ = {ELASTIC_WORKER: "5", **store.here().variables()}
     with pytest.raises(
         LauncherLostError, match=r"worker 5 waits for its seat after generation -1, and the"
     ):
         next_seat(environ, -1, timedelta(seconds=0.1))
+    store.close()

@@ -122,6 +122,24 @@ def test_everything_acknowledged_is_there_once_whoever_dies_and_comes():
         assert not key_file.exists()
 
 
+def test_a_kill_whenever_it_is_settled_loses_nothing():
+    """At once, without waiting until the death of the one before is seen."""
+    with Cluster(servers=2, replicas=1) as cluster:
+        with two_pushers(cluster) as pushers:
+            all_go_on(cluster, pushers)
+            for _ in range(2):
+                wait_until(lambda: cluster.is_settled, "two copies of everything", cluster)
+                os.kill(cluster.pids[0], signal.SIGKILL)
+                assert not cluster.is_settled
+                assert cluster.missing_copies() >= 32  # one server is left
+                all_go_on(cluster, pushers)
+            wait_until(lambda: cluster.is_settled, "two copies of everything", cluster)
+        total = sum(pusher.acknowledged for pusher in pushers)
+        with connect(cluster.address, cluster.key_file) as store:
+            store.create("t", ROWS, dtype="int64", sparse=True)
+            assert store.get("t").unique().tolist() == [total]
+
+
 def test_without_a_replica_a_death_is_an_error_at_both_ends():
     with Cluster(servers=1) as cluster, connect(cluster.address, cluster.key_file) as store:
         (server,) = cluster.pids
@@ -129,9 +147,9 @@ def test_without_a_replica_a_death_is_an_error_at_both_ends():
         store.create("t", 10)
         store.push("t", torch.ones(10))
         os.kill(server, signal.SIGKILL)
-        with pytest.raises(LaunchError, match=r"32 ranges of parameters are lost.*--servers 2"):
+        with pytest.raises(LaunchError, match=r"32 of 32 ranges .* are lost.*--servers 2"):
             wait_until(lambda: False, "the loss is seen", cluster)
-        with pytest.raises(CommError, match=r"32 of 32 ranges are lost.*no replica"):
+        with pytest.raises(CommError, match=r"32 of 32 ranges .* are lost.*no replica"):
             store.push("t", torch.ones(10))
 
 

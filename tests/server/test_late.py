@@ -69,6 +69,41 @@ def test_when_the_others_are_done_there_is_nothing_to_enter():
         again.close()
 
 
+def test_one_who_comes_when_all_have_left_finds_the_servers_and_is_told_when_they_end():
+    with Cluster(workers=2, in_threads=True) as cluster, ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda rank: join(cluster, rank), range(2))
+        cluster.lost(1)
+        first.close()
+        second.close()
+        again = join(cluster, 1, late=True)
+        assert isinstance(again.transport, Roll)
+        store = again.transport.store
+        store.create("t", 3)  # as its script does before the loop
+        assert again.transport.begin_epoch(0) == NEVER
+        store.push("t", torch.ones(3))
+        cluster.close()
+        with pytest.raises(CommError, match="started again too late: the others have finished"):
+            store.push("t", torch.ones(3))
+        again.close()
+
+
+def test_one_who_comes_when_the_others_are_done_can_still_read():
+    with Cluster(workers=2, in_threads=True) as cluster, ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda rank: join(cluster, rank), range(2))
+        store = first.transport.store
+        store.create("weights", 4)
+        store.put("weights", torch.arange(4.0))
+        cluster.lost(1)
+        first.close()
+        again = join(cluster, 1, late=True)
+        assert again.transport.begin_epoch(0) == NEVER
+        # "The parameter servers have been closed" would be wrong: they serve until the job ends.
+        again.transport.store.find("weights")
+        assert again.transport.store.get("weights").flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
+        second.close()
+        again.close()
+
+
 def test_a_meeting_that_not_all_come_to_names_those_who_are_missing():
     with Cluster(workers=3, in_threads=True) as cluster, ThreadPoolExecutor(3) as pool:
         where = (cluster.address, cluster.key_file)

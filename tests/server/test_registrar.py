@@ -93,7 +93,7 @@ def test_whoever_comes_and_goes_it_settles_where_the_ring_wants(servers, data, e
         for chain in registrar.view.chains:
             assert set(chain.servers) <= registrar.view.addresses.keys()
     _finish(registrar)
-    assert registrar.is_settled
+    assert registrar.is_settled == (len(registrar.view.addresses) > replicas)
     wanted = place(list(registrar.view.addresses), RANGES, replicas)
     assert [chain.servers for chain in registrar.view.chains] == wanted
 
@@ -159,6 +159,61 @@ def test_with_a_replica_the_successor_takes_over_at_once():
         assert new.servers == tuple(server for server in old.servers if server != 2)
         assert new.epoch == old.epoch + (2 in old.servers)
     assert registrar.lost == []
+
+
+def confirm_all(registrar: Registrar) -> dict[int, dict[int, int]]:
+    """What servers say that have taken in the newest view."""
+    chains = list(enumerate(registrar.view.chains))
+    return {
+        server: {range_: chain.epoch for range_, chain in chains if server in chain.servers}
+        for server in registrar.view.addresses
+    }
+
+
+def test_copies_that_nobody_confirms_are_missing():
+    registrar = Registrar(3, 1, RANGES)
+    assert registrar.missing_copies({}) == 2 * RANGES
+    registrar = begun(3, 1)
+    assert registrar.missing_copies({}) == 2 * RANGES
+    confirmed = confirm_all(registrar)
+    assert registrar.missing_copies(confirmed) == 0
+    of_another_epoch = dict.fromkeys(confirmed[2], 7)
+    assert registrar.missing_copies({**confirmed, 2: of_another_epoch}) == len(confirmed[2])
+
+
+def test_it_is_not_settled_with_fewer_servers_than_copies():
+    registrar = begun(3, 1)
+    registrar.lose_server(1)
+    assert not registrar.is_settled
+    carry_out(registrar)
+    assert registrar.is_settled  # two servers, two copies
+    assert registrar.missing_copies(confirm_all(registrar)) == 0
+    registrar.lose_server(2)
+    carry_out(registrar)
+    assert not registrar.is_settled
+    assert registrar.missing_copies(confirm_all(registrar)) == RANGES
+    registrar.add_server("in their place")
+    assert not registrar.is_settled
+    carry_out(registrar)
+    assert registrar.is_settled
+
+
+def test_the_advice_after_a_loss_has_the_numbers_of_this_cluster():
+    registrar = begun(3, 1)
+    registrar.lose_server(1)
+    carry_out(registrar)
+    for number in (2, 3):
+        assert registrar.view.lost_because == ""
+        registrar.lose_server(number)
+    because = registrar.view.lost_because
+    assert f"{RANGES} of {RANGES} ranges of parameters are lost" in because
+    assert "3 servers came and 0 are alive" in because
+    assert "Each range had 2 copies (--replicas 1), and 2 servers died before" in because
+    assert "give --replicas 2 and --servers 3 or more" in because
+    alone = begun(1, 0)
+    alone.lose_server(1)
+    assert "1 server(s) came, 0 are alive" in alone.view.lost_because
+    assert "With --servers 2 and --replicas 1" in alone.view.lost_because
 
 
 def test_workers_count_and_guests_do_not():

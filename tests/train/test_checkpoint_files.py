@@ -236,7 +236,7 @@ def test_an_unwritable_place_fails_everywhere(tmp_path: Path) -> None:
 
     for message in run_world(2, body, folder=tmp_path):
         assert "could not save to" in message
-        assert "file/checkpoints/000000" in message
+        assert "file/checkpoints" in message
         assert "pass another path" in message
     assert (tmp_path / "file").read_text() == "in the way"
 

@@ -23,3 +23,16 @@ def test_killed_while_saving(sandbox: Any, tmp_path: Path) -> None:
         assert len(answer["half"]) <= 1  # half-written ones do not pile up
         before = answer["number"]
     assert any(answer["half"] for answer in answers), "no kill came in the middle of a save"
+
+
+def test_killed_while_saving_in_the_background(sandbox: Any, tmp_path: Path) -> None:
+    done = sandbox.fork(SCRIPT, tmp_path, "8", "background")
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == 8
+    for answer in answers:
+        # What the script was told of last may not be there yet; the one before it must be.
+        assert answer["told"] - 2 <= answer["count"] <= answer["told"]
+        assert answer["weights"] == [float(answer["count"])]  # one save, not a mix of two
+        assert len(answer["half"]) <= 1
+    assert any(answer["half"] for answer in answers), "no kill came in the middle of a save"

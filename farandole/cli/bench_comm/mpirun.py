@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from farandole.errors import UserError
 from farandole.launch.signals import signals_noted
-from farandole.orphans import LAUNCHER, end_with_parent
+from farandole.orphans import LAUNCHER, tied_to_this_process
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 10.0
@@ -74,7 +74,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
             env={**os.environ, **ours, **environment},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=tied_to_this_process(),
         )
         while process.poll() is None and not received:
             time.sleep(_POLL_SECONDS)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farandole.cli.ends import tell_end
 from farandole.cli.horovodrun.variables import default_seconds
 from farandole.errors import UserError
+from farandole.horovod.settings import Settings
 from farandole.launch.elastic import ElasticJob, launch_elastic
 from farandole.launch.host_script import discover_by_script
 from farandole.launch.remote import Ssh
+
+_ANSWER_GRACE_SECONDS = 30.0
 
 
 def start_elastic(
@@ -40,6 +44,7 @@ def start_elastic(
         reset_limit=flags["reset_limit"],
         start_timeout_seconds=flags["elastic_timeout"]
         or default_seconds("HOROVOD_ELASTIC_TIMEOUT", 600),
+        answer_seconds=_collective_seconds(variables) + _ANSWER_GRACE_SECONDS,
         whole_command=True,
         ssh=ssh,
         interfaces=interfaces,
@@ -47,3 +52,8 @@ def start_elastic(
     outcome = launch_elastic(job)
     tell_end(outcome, job.workers or job.min_workers, "worker")
     return outcome.exit_code
+
+
+def _collective_seconds(variables: Mapping[str, str]) -> float:
+    """After which a collective that waits for a stuck worker breaks."""
+    return Settings.from_environ({**os.environ, **variables}).timeout.total_seconds()

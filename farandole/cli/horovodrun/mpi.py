@@ -14,7 +14,9 @@ from farandole.errors import UserError
 from farandole.launch.hosts import HERE
 from farandole.launch.network import address_for
 from farandole.launch.remote import Ssh, exported
+from farandole.launch.store.address import new_token
 from farandole.topology import Topology
+from farandole.variables import TOKEN
 
 _VERSION_SECONDS = 60
 _PORTS = range(20_000, 32_000)  # below those that systems hand out by themselves
@@ -73,10 +75,11 @@ def mpi_words(
 
 
 def meeting_place(topology: Topology, interfaces: Sequence[str]) -> dict[str, str]:
-    """Where rank 0 listens, if there are several hosts; on one, ranks find it themselves."""
+    """Where rank 0 listens, and for whom, if there are several hosts; on one, ranks find it."""
     others = [host.name for host in topology.hosts if host.name != HERE]
     if len(topology.hosts) == 1:
         return {}
     first = topology.hosts[0].name
     address = address_for(others, interfaces) if first == HERE else first
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(secrets.choice(_PORTS))}
+    port = str(secrets.choice(_PORTS))
+    return {"MASTER_ADDR": address, "MASTER_PORT": port, TOKEN: new_token().decode()}

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from farandole.comm import ByDevice, C10d, Group, SharedMemory, Transport, over_hosts
 from farandole.comm.transports.mpi_world import mpi_world
-from farandole.launch.loopback import LOOPBACK, serve_store, stay_on_loopback
+from farandole.launch.loopback import serve_tcp_store, stay_on_loopback
+from farandole.launch.store.hosted import LOOPBACK
 from farandole.topology import Topology
 
 Body = Callable[[Group], None]
@@ -77,7 +78,7 @@ def _fork_ranks(transport: str, size: int, timeout: timedelta, body: Body) -> No
 
             os._exit(_tell(be_rank))
         ranks.append(pid)
-    store = serve_store(timedelta(seconds=30))
+    store = serve_tcp_store(timedelta(seconds=30), LOOPBACK, 0)
     os.write(writing, f"{store.port:05}".encode() * size)
     os.close(writing)
     ends = [os.waitpid(pid, 0)[1] for pid in ranks]

@@ -55,8 +55,9 @@ for bucket_mib in (None, 25.0, 0.001):
     waited, sent = run.group.meter.waited_seconds, run.group.meter.bytes_sent
     train(model, optimizer)
     if bucket_mib == 25.0:
-        # Each gradient, and a number that says whether there was one.
+        # Each gradient, and a number that says whether there was one; a note of each rank.
         gradient_bytes = sum(p.nbytes + p.element_size() for p in ours.parameters())
+        gradient_bytes += run.size * next(ours.parameters()).element_size()
         facts["waited_seconds"] = run.group.meter.waited_seconds - waited
         facts["bytes_sent"] = run.group.meter.bytes_sent - sent
         facts["bytes_expected"] = STEPS * ring_bytes(gradient_bytes, run.size)

@@ -1,4 +1,4 @@
-"""Ranks of one host that know no port: rank 0 announces its own in a file that can be trusted."""
+"""Ranks of one host without a launcher's store: rank 0 announces its own in a private folder."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from farandole.launch.environment import Seat
 from farandole.launch.join import join
 
 RANK_1 = Seat("openmpi", rank=1, size=2, local_rank=1, local_size=2, job="17")
-STALE_PORT = 9  # nobody listens there
+STALE = "stale.socket"  # nobody listens there
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the port file goes, before anyone has made it."""
+    """Where the file goes, before anyone has made it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(variable, "lo")  # `join` sets them; put back after the test
@@ -36,7 +36,7 @@ def join_as(seat: Seat, seconds: float = 0.2) -> None:
     join(seat, torch.device("cpu"), shared_gpu=False, timeout=timedelta(seconds=seconds))
 
 
-def port_file(folder: Path) -> Path:
+def announcement(folder: Path) -> Path:
     """Its name, as the error of a rank that waits for it gives it."""
     with pytest.raises(JoinError) as error:
         join_as(RANK_1, seconds=0.01)
@@ -57,20 +57,20 @@ def test_a_rank_that_waits_in_vain_names_rank_0(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[9]", '{"port": 9}', '{"port": 9, "pid": "x"}'])
+@pytest.mark.parametrize("text", ["", "{", "[9]", '{"socket": "a"}', '{"socket": "a", "pid": "x"}'])
 def test_a_damaged_file_is_not_believed(folder: Path, text: str) -> None:
-    port_file(folder).write_text(text)
+    announcement(folder).write_text(text)
     with pytest.raises(JoinError, match="for rank 0 to announce itself"):
         join_as(RANK_1)
 
 
 def test_what_a_crashed_job_left_is_not_believed(folder: Path) -> None:
     own = psutil.Process()
-    path = port_file(folder)
+    path = announcement(folder)
     for left in (
-        {"port": STALE_PORT, "pid": ended_process(), "started": own.create_time()},
+        {"socket": STALE, "pid": ended_process(), "started": own.create_time()},
         # Another process has that id by now.
-        {"port": STALE_PORT, "pid": own.pid, "started": own.create_time() - 3600},
+        {"socket": STALE, "pid": own.pid, "started": own.create_time() - 3600},
     ):
         path.write_text(json.dumps(left))
         with pytest.raises(JoinError, match="for rank 0 to announce itself"):
@@ -79,17 +79,23 @@ def test_what_a_crashed_job_left_is_not_believed(folder: Path) -> None:
 
 def test_a_living_rank_0_is_believed(folder: Path) -> None:
     own = psutil.Process()
-    content = {"port": STALE_PORT, "pid": own.pid, "started": own.create_time()}
-    port_file(folder).write_text(json.dumps(content))
-    with pytest.raises(JoinError, match=f"no store answers at 127.0.0.1:{STALE_PORT}"):
+    content = {"socket": STALE, "pid": own.pid, "started": own.create_time()}
+    announcement(folder).write_text(json.dumps(content))
+    with pytest.raises(JoinError, match=f"no store answers at {folder}/{STALE}"):
         join_as(RANK_1)
 
 
 def test_rank_0_takes_its_file_away_also_when_nobody_comes(folder: Path) -> None:
     rank_0 = Seat("openmpi", rank=0, size=2, local_rank=0, local_size=2, job="17")
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(folder / STALE))
     with pytest.raises(JoinError, match=r"rank 0 waited 0\.2 s for rank\(s\) \[1\] of 2"):
         join_as(rank_0)
-    assert list(folder.iterdir()) == []
+    (left,) = folder.iterdir()  # until this process ends
+    assert left.suffix == ".socket"
+    assert left.name != STALE, "what a killed job has left goes"
+    assert left.stat().st_mode & 0o777 == 0o600
 
 
 def test_two_jobs_have_two_files(folder: Path) -> None:
@@ -134,6 +140,6 @@ def test_a_port_that_is_taken_is_named(folder: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        seat = Seat("torchrun", 0, 2, 0, 2, address="localhost", port=port)
-        with pytest.raises(JoinError, match=f"rank 0 cannot listen at 127.0.0.1:{port}"):
+        seat = Seat("torchrun", 0, 2, 0, 1, address="localhost", port=port)
+        with pytest.raises(JoinError, match=f"rank 0 cannot listen at localhost:{port}"):
             join_as(seat)
