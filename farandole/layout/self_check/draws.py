@@ -53,7 +53,7 @@ def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Bound:
             bound[argument.name] = args[index]
         elif argument.name in kwargs:
             bound[argument.name] = kwargs[argument.name]
-        elif argument.has_default_value():
+        elif argument.has_default_value() and argument.name != "dtype":  # a number, in a schema
             bound[argument.name] = argument.default_value
     return bound
 
