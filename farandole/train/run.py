@@ -221,6 +221,7 @@ class Run:
         clip: float | None = None,
         precision: torch.dtype | None = None,
         loss_weight: LossWeight | None = None,
+        check: bool = True,
     ) -> Trainer:
         """*Together.* As `distribute`, but the step is ours: `trainer.step(x, y)`.
 
@@ -230,7 +231,8 @@ class Run:
         the model's arguments for a batch, lets it see and measure where to cut. Gradients are
         clipped to the norm `clip`; `precision`, `torch.bfloat16` or `torch.float16`, is for what
         autocast lowers. `loss_weight(x, y)` is what a mean loss is divided by, where that is not
-        the number of samples: micro-batches count by it.
+        the number of samples: micro-batches count by it. Before the first step a layout is held
+        against the plain model on a small batch, unless `check=False`.
         """
         chosen = self.settings.layout or layout
         if isinstance(chosen, str):
@@ -242,6 +244,7 @@ class Run:
             layout=None if chosen == Layout() else chosen,
             sync=sync,
             sample=sample,
+            check=check,
         )
 
     def _keep(self, synchronizer: Synchronizer, saver: Saver) -> None:
