@@ -88,7 +88,7 @@ def main() -> None:
         forked.show_command(request.command)
         if not request.serves:
             beginning = Beginning(request.command, request.variables, request.folder)
-            Preloaded.hide(before, imported_under, beginning)
+            Preloaded.hide(before, request.variables, beginning)
         elif (inner := _fork_server()) is not None:
             request = _serve(inner)
             continue

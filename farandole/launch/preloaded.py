@@ -1,9 +1,10 @@
 """Modules that were imported before a script began, and that it finds when it imports them.
 
 Until then they are not in `sys.modules`, as in any fresh process. At that moment the script's
-variables are compared with those under which the modules were imported: libraries read some of
-them then, and never again. If these differ, the worker begins again as a fresh process (`afresh`),
-or says what comes too late.
+variables are compared with those that it was started with: libraries read some of them when they
+are imported, and never again. (`forked.can_run` has compared those with the server's own.) If the
+script has changed any, the worker begins again as a fresh process (`afresh`), or says what comes
+too late.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ class Preloaded:
     def __init__(
         self,
         modules: dict[str, ModuleType],
-        imported_under: Mapping[str, str],
+        started_with: Mapping[str, str],
         beginning: Beginning,
     ) -> None:
         self._modules = modules
-        self._imported_under = imported_under
+        self._started_with = started_with
         self._beginning = beginning
         self._told: set[str] = set()
 
     @classmethod
     def hide(
-        cls, before: Collection[str], imported_under: Mapping[str, str], beginning: Beginning
+        cls, before: Collection[str], started_with: Mapping[str, str], beginning: Beginning
     ) -> None:
         """Takes all modules from `sys.modules` that were not there `before`, but the library's."""
         kept = sys.stdlib_module_names | {_root(name) for name in before} | _NOT_HIDDEN
         hidden = {name: module for name, module in sys.modules.items() if _root(name) not in kept}
         for name in hidden:
             del sys.modules[name]
-        sys.meta_path.insert(0, cls(hidden, imported_under, beginning))
+        sys.meta_path.insert(0, cls(hidden, started_with, beginning))
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -82,8 +83,8 @@ class Preloaded:
         self._tell()
 
     def _changed(self) -> set[str]:
-        names = {name for name in {*os.environ, *self._imported_under} if _READ_EARLY.match(name)}
-        return {name for name in names if os.environ.get(name) != self._imported_under.get(name)}
+        names = {name for name in {*os.environ, *self._started_with} if _READ_EARLY.match(name)}
+        return {name for name in names if os.environ.get(name) != self._started_with.get(name)}
 
     def _start_again(self, changed: Collection[str]) -> None:
         if os.environ.get("RANK") == "0":
