@@ -13,6 +13,7 @@ from pathlib import Path
 
 PHASE = "FARANDOLE_DRILL_PHASE"
 RANKS = "FARANDOLE_DRILL_RANKS"
+TAG = "FARANDOLE_DRILL_TAG"  # of the files of a job that is not the drill's first
 NAN = "FARANDOLE_DRILL_NAN"  # the rank whose data are spoilt
 STOPPED = "FARANDOLE_DRILL_STOPPED"  # set: the script saves when it is told to stop
 LOADER = "FARANDOLE_DRILL_LOADER"  # set: batches come from processes
@@ -28,7 +29,7 @@ def rank() -> int:
 def reach(phase: str, who: int | None = None) -> None:
     """Says that this rank is in `phase`; waits there if it is one of those that shall."""
     who = rank() if who is None else who
-    reached = _HERE / f"reached-{phase.replace(' ', '_')}-{who}"
+    reached = _file(phase, who)
     if reached.exists():
         return
     half = reached.with_suffix(".half")
@@ -42,13 +43,17 @@ def meet(size: int) -> None:
     """All ranks have imported what they need: from here on they arrive together."""
     if os.environ.get(PHASE) != "set-up":
         reach("imported")
-        _wait_for([_HERE / f"reached-imported-{other}" for other in range(size)])
+        _wait_for([_file("imported", other) for other in range(size)])
 
 
 def stepped(who: int | None = None) -> None:
     """One more step has been taken: the harness reads when."""
     with (_HERE / f"steps-{rank() if who is None else who}").open("a") as file:
         file.write(f"{time.monotonic()}\n")
+
+
+def _file(phase: str, who: int) -> Path:
+    return _HERE / f"reached{os.environ.get(TAG, '')}-{phase.replace(' ', '_')}-{who}"
 
 
 def _waits(who: int) -> bool:

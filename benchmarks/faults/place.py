@@ -25,11 +25,17 @@ class Place:
         self.started: list[Process] = []
 
     def start(
-        self, command: Sequence[str], variables: Mapping[str, str], output: str = "output"
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        output: str = "output",
+        *,
+        warm: bool = True,
     ) -> Process:
-        """The first one is the drill's job."""
+        """The first one is the drill's job. `warm`: forked, if its variables allow it."""
         odd = {"TMPDIR": str(self.temporary)} if self.temporary != self._slot.temporary else {}
-        job = self._slot.start(command, {**variables, **odd}, self.folder, self.root / output)
+        told, sink = {**variables, **odd}, self.root / output
+        job = self._slot.start(command, told, self.folder, sink, warm=warm)
         self.started.append(job)
         return job
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from faults import actions, prepare
-from faults.hooks import PHASE, RANKS
+from faults.hooks import PHASE, RANKS, TAG
 from faults.look import leftovers
 from faults.place import Place
 from faults.settings import SETTINGS
@@ -22,7 +22,6 @@ from faults.weights import Baselines, weights_in, wrong
 
 _REACH_SECONDS = 150.0  # on a busy machine importing torch takes its time
 _BEYOND_SECONDS = 30.0  # past its promise a job is ended, so that the table goes on
-_NOT_HELD = {PHASE: "none"}
 
 
 @dataclass
@@ -122,7 +121,12 @@ class _Trial:
         script = prepare.script_for(drill.action, self.place)
         command = [*prepare.limits_for(drill.action), *self._setting.line(drill.options, script)]
         variables = {**prepare.variables_for(drill), **held}
-        return self.place.start(command, variables, output)
+        warm = self._setting.command == "run"  # others would hand the fork server on
+        return self.place.start(command, variables, output, warm=warm)
+
+    def _start_beside(self, tag: str) -> Process:
+        """The same command once more, in the same folder, held nowhere."""
+        return self._start({PHASE: "none", TAG: f"-{tag}"}, tag)
 
     def _await_phase(self, job: Process) -> None:
         """Until those that are held have reached the phase, and the others are where they wait."""
@@ -177,7 +181,7 @@ class _Trial:
 
     def _start_second(self) -> None:
         """The same command beside the first: it must be refused, and say why."""
-        second = self._start(_NOT_HELD, "second")
+        second = self._start_beside("second")
         limit = self.drill.promise.seconds
         self._wait(lambda: second.poll() is not None, limit)
         said = self.place.said("second")
@@ -206,7 +210,7 @@ class _Trial:
             self.verdict.recovery_seconds = round(max(first_steps) - struck, 2)
 
     def _run_again(self) -> None:
-        job = self._start(_NOT_HELD, "again")
+        job = self._start_beside("again")
         if not self._wait(lambda: job.poll() is not None, _REACH_SECONDS) or job.returncode:
             said = self.place.said("again")[-500:]
             self.verdict.broken.append(f"started again it ended with {job.returncode}: {said}")

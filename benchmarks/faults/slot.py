@@ -65,13 +65,19 @@ class Slot:
         self._own = {child.pid for child in psutil.Process().children()}
 
     def start(
-        self, command: Sequence[str], variables: Mapping[str, str], folder: Path, output: Path
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        folder: Path,
+        output: Path,
+        *,
+        warm: bool,
     ) -> Process:
         """A job, in a session of its own, typed in `folder`."""
         environment = self._environment | dict(variables)
         late = all(name.startswith("FARANDOLE_") for name in variables)
         with output.open("wb") as sink, Path(os.devnull).open("rb") as nothing:
-            if self._forks is not None and late:
+            if self._forks is not None and warm and late:
                 os.chdir(folder)
                 with contextlib.suppress(ForkError):
                     streams = [nothing.fileno(), sink.fileno(), sink.fileno()]

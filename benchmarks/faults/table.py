@@ -98,7 +98,7 @@ def selection() -> list[Drill]:
 
 def _undisturbed() -> Iterator[Drill]:
     for setting in SETTINGS:
-        yield Drill(setting, "", "nobody", "nothing", Promise((0,), seconds=60.0, right=True))
+        yield Drill(setting, "", "nobody", "nothing", Promise((0,), seconds=120.0, right=True))
 
 
 def _left(phase: str) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ def _stopped_ranks() -> Iterator[Drill]:
         ("allreduce", "finished", "rank 1"),
     ]
     for setting, phase, role in where:
-        promise = Promise((1, 137), (role,), AFTER_TIMEOUT)
+        promise = Promise((1, 137), (role,), AFTER_TIMEOUT, may_leave=_left(phase))
         yield Drill(setting, phase, role, "SIGSTOP", promise)
     for setting in ("allreduce", "stages"):
         promise = Promise((0,), right=True)

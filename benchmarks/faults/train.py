@@ -63,6 +63,7 @@ def hold_in_saves() -> None:
 
 def main() -> None:
     hooks.reach("set-up")
+    optimizer([torch.zeros(1)])  # imports what torch leaves for later
     hooks.meet(int(os.environ.get("WORLD_SIZE", "1")))
     run = fd.init(timeout=TIMEOUT_SECONDS)
     hold_in_saves()
