@@ -131,6 +131,7 @@ class Race:
             ),
             layout=contender.layout,
             sample=sample,
+            check=False,  # what is measured is training
         )
         self._batch = contender.batch
 

@@ -112,6 +112,7 @@ class Side:
             layout=chosen,
             sample=sample,
             precision=precision,
+            check=False,  # what is measured is training
         )
 
     def step(self) -> float:

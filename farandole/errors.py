@@ -43,6 +43,10 @@ class StageError(FarandoleError):
     """A stage of a pipeline failed or was lost; the message names the stage, the rank and why."""
 
 
+class InexactError(FarandoleError):
+    """A layout does not compute what the plain model computes; the message names the layer."""
+
+
 class CheckpointError(FarandoleError):
     """A checkpoint could not be written, or is damaged; the message names the last good one."""
 

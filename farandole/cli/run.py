@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 @sync_option()
 @click.option("--name", help="The run's folder below --runs. [<script>-<time>]")
 @click.option("--runs", type=click.Path(path_type=Path), help="Where runs are kept. [runs]")
+@click.option(
+    "--fallback",
+    is_flag=True,
+    help="If the newest checkpoint is damaged or not finite, go on from the newest good one.",
+)
 @seed_option()
 @click.option(
     "--transport",
@@ -126,6 +131,7 @@ def run(
     sync: str | None,
     name: str | None,
     runs: Path | None,
+    fallback: bool,
     seed: int | None,
     transport: str | None,
     hosts: str | None,
@@ -220,6 +226,7 @@ def run(
         settings.LAYOUT: settings.write_layout(place) if place is not None else None,
         settings.NAME: name,
         settings.FOLDER: str(runs) if runs else None,
+        settings.FALLBACK: "1" if fallback else None,
         settings.SEED: str(seed) if seed is not None else None,
         settings.SCRIPT: script,
         settings.TRANSPORT: check_transport(transport) if transport is not None else None,
@@ -264,8 +271,8 @@ def run(
 
 
 def _refuse_settings_of_our_own(given: dict[str, Any]) -> None:
-    for name in ("sync", "layout", "servers", "name", "runs", "seed"):
-        if given[name] is not None:
+    for name in ("sync", "layout", "servers", "name", "runs", "fallback", "seed"):
+        if given[name] not in (None, False):
             raise UserError(
                 f"--{name} is for scripts that call fd.init(); with --horovod the script calls "
                 f"hvd.init(), which knows no such thing. Leave out --{name} or --horovod."

@@ -76,6 +76,11 @@ def batch_rows(*trees: Any) -> int:
     return next(iter(rows.values()))
 
 
+def first_rows(tree: Any, count: int, rows: int) -> Any:
+    """The first `count` samples of a batch of `rows`."""
+    return _rows(tree, range(count), rows)
+
+
 def _called(path: str) -> str:
     """`inputs['mask']`, of the trees of a batch."""
     number, inner = path[1:].split("]", 1)

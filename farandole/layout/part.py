@@ -77,6 +77,10 @@ class Part(nn.Module):
                 value = self._drawing(index, value, moment.seed_of(self.first + index))
         return value
 
+    def forget_draws(self) -> None:
+        """What was seen under other random numbers does not count."""
+        self._draws.clear()
+
     def _drawing(self, index: int, value: Any, seed: int) -> Any:
         """Runs a block with a random state of its own; the first time, sees if it needs one."""
         outside = _random_states()

@@ -74,6 +74,7 @@ class Pipelined:
         self._seed = seed
         self._scale = scale
         self._name = name  # of this rank, in messages
+        self._on_trial = False
         self._stream = layout.stream() if layout.streams else None
         self.turns = 0  # of the stream, since it was last drained
         self.before_update: Callable[[Sequence[int]], None] = _nothing
@@ -91,16 +92,7 @@ class Pipelined:
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Trains on one batch; returns its loss. A stream returns that of the last batch that this
         rank is done with, and NaN before there is one."""
-        micros = [
-            micro._replace(inputs=self._objective.arguments(micro.inputs, micro.targets))
-            for micro in cut_batch(
-                inputs,
-                targets,
-                self.layout.microbatches,
-                self.layout.reduction,
-                self._objective.weight,
-            )
-        ]
+        micros = self.micros(inputs, targets)
         self._interpreter.loss_scale = 1.0 if self._scale is None else self._scale.value
         if self._stream is None:
             loss = self._whole_step(micros)
@@ -110,6 +102,55 @@ class Pipelined:
         self.steps += 1
         return loss
 
+    def micros(self, inputs: Any, targets: Any) -> list[Micro]:
+        """A batch as the micro-batches that a step is made of."""
+        return [
+            micro._replace(inputs=self._objective.arguments(micro.inputs, micro.targets))
+            for micro in cut_batch(
+                inputs,
+                targets,
+                self.layout.microbatches,
+                self.layout.reduction,
+                self._objective.weight,
+            )
+        ]
+
+    @property
+    def device(self) -> torch.device:
+        return self._mail.device
+
+    def trial(self, micros: Sequence[Micro]) -> torch.Tensor:
+        """The forwards and backwards of a step, without its update; returns the loss.
+
+        Gradients stay on the weights, and are this rank's own until `add_up_gradients`. Buffers
+        change. Nothing else notices that there was a trial.
+        """
+        meters = {stage: stage.meter for stage in self.stages.values()}
+        means, self._means = self._means, None
+        for stage in self.stages.values():
+            stage.meter = stage.means = None
+        self._interpreter.loss_scale = 1.0
+        self._on_trial = True
+        try:
+            if self._stream is None:
+                return self._whole_step(micros)
+            self._feed(micros, 0)
+            actions = [*self._stream.turn(self._place, 0), *self._stream.drain(self._place, 1)]
+            self._guarded(lambda: self._interpreter.run(actions))
+            self._interpreter.feeds.clear()
+            return self._loss_of_all(self._loss_of_done())
+        finally:
+            self._on_trial = False
+            self._means = means
+            for stage, meter in meters.items():
+                stage.meter, stage.means = meter, means
+                stage.part.forget_draws()
+            self.reloaded()
+
+    def add_up_gradients(self) -> None:
+        """After trials: the gradients of the whole replica, where several ranks hold a weight."""
+        self._guarded(self._update.add_up)
+
     def _whole_step(self, micros: Sequence[Micro]) -> torch.Tensor:
         pipeline = self._pipeline(len(micros))
         self._interpreter.places = pipeline
@@ -117,15 +158,20 @@ class Pipelined:
         self._guarded(lambda: self._interpreter.run(pipeline.actions[self._place]))
         loss = self._loss_of_done()
         self._compare_means()
+        loss = self._loss_of_all(loss)
+        self._interpreter.feeds.clear()
+        return loss
+
+    def _loss_of_all(self, loss: torch.Tensor) -> torch.Tensor:
+        """*Together.* Of the whole batch, where this rank has computed some of it."""
         if self.team is not None:
             team, own = self.team, loss.to(self._mail.device, torch.float64)
-            loss = self._guarded(lambda: team.all_reduce(own))
-        elif self._takes_turns:
+            return self._guarded(lambda: team.all_reduce(own))
+        if self._takes_turns:
             # A rank that had no micro-batch does not know in which precision others' losses are,
             # nor where.
             own = loss.to(self._mail.device, torch.float64)
-            loss = self._guarded(lambda: self._update.sum_over_holders(own))
-        self._interpreter.feeds.clear()
+            return self._guarded(lambda: self._update.sum_over_holders(own))
         return loss
 
     def _compare_means(self) -> None:
@@ -232,6 +278,8 @@ class Pipelined:
         )
 
     def _on_update(self, version: int) -> None:
+        if self._on_trial:
+            return
         done = set(self._interpreter.done)
         whole_batches = len(done) // self.layout.microbatches
         if self._stream is None:

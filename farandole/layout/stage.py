@@ -67,7 +67,7 @@ class Stage:
         self._offload = offload
         self._lowered = lowered
         self._tiling = tiling
-        self._means = means  # who sees to it that micro-batches are weighed right
+        self.means = means  # who sees to it that micro-batches are weighed right
         self.meter: ActivationMeter | None = None  # while activations are measured
         self._kept: dict[Key, Kept] = {}
 
@@ -112,9 +112,9 @@ class Stage:
         return result
 
     def _watched(self, moment: Moment, samples: int) -> AbstractContextManager[object]:
-        if self._means is None or self._loss is None:
+        if self.means is None or self._loss is None:
             return nullcontext()
-        return self._means.of(moment.step, moment.micro, samples)
+        return self.means.of(moment.step, moment.micro, samples)
 
     def _recomputed(self, run: Callable[[Any], Any], value: Any) -> Any:
         tiled = self._tiling is not None

@@ -86,6 +86,10 @@ class Update:
             share_statistics(self._gate, self._ends.holders)
         commit_statistics(self._gate)
 
+    def add_up(self) -> None:
+        """Steps 1 and 2 alone: gradients of one batch become those of the whole replica."""
+        self._add_up(self._gate.trained(), 0)
+
     def _add_up(self, trained: Sequence[nn.Parameter], batches_here: int) -> None:
         if self._ends.holders is not None:
             gradients = [_gradient(weight) for weight in trained]

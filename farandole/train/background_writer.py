@@ -22,13 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from farandole.train import checkpoint
+from farandole.train.finite_parts import not_finite_names
+from farandole.train.manifest import Entry, file_of
+from farandole.train.packing import unpack
 from farandole.train.snapshot import PartSnapshot
 
 _PIECE_BYTES = 2**20
 _POLL_SECONDS = 0.05
 _LOWEST_PRIORITY = 19
 
-Commit = Callable[[Sequence[checkpoint.Entry]], str]
+Commit = Callable[[Sequence[Entry]], str]
 """On rank 0: gives the checkpoint its name, and returns it."""
 
 
@@ -88,21 +91,25 @@ class BackgroundWriter:
                 checkpoint.discard(self.temporary)
         self._parts = {}
 
-    def _write(self) -> checkpoint.Entry:
+    def _write(self) -> Entry:
         files, trees = {}, {}
         for name, part in self._parts.items():
             trees[name] = part.tree
             if part.data is not None:
-                file = self.temporary / f"{name}.safetensors"
+                file = self.temporary / file_of(name)
                 files[file.name] = self._write_file(file, part)
-        return {"files": files, "trees": trees}
+        copies = {name: unpack(part.tree, part.tensors) for name, part in self._parts.items()}
+        not_finite = not_finite_names(copies)
+        self._progress += 1
+        return {"files": files, "trees": trees, "not_finite": not_finite}
 
     def _write_file(self, path: Path, part: PartSnapshot) -> dict[str, Any]:
         assert part.data is not None
         digest, size = hashlib.sha256(), 0
         data = part.data.numpy().data
         pieces = (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
-        with path.open("xb", buffering=0) as file:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # as safetensors does
+        with os.fdopen(handle, "wb", buffering=0) as file:
             for piece in (memoryview(part.header), *pieces):
                 digest.update(piece)
                 size += len(piece)
@@ -132,9 +139,9 @@ class BackgroundWriter:
     def _entry_file(self, rank: int) -> Path:
         return self.temporary / f".entry-{rank}.json"
 
-    def _entries(self) -> list[checkpoint.Entry]:
+    def _entries(self) -> list[Entry]:
         """Of all ranks; their files are gone then. Raises `_CommitError`, which names a rank."""
-        found: dict[int, checkpoint.Entry] = {}
+        found: dict[int, Entry] = {}
         since = time.monotonic()
         while len(found) < self._size:
             for rank in set(range(self._size)) - found.keys():

@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +32,44 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from farandole.errors import CheckpointError
+from farandole.train.finite_parts import not_finite_names
+from farandole.train.manifest import NAME as MANIFEST
+from farandole.train.manifest import (
+    Entry,
+    StoredFile,
+    file_of,
+    open_regular,
+    read_manifest,
+    write_manifest,
+)
 from farandole.train.packing import pack, unpack
-
-_FORMAT = 1
-_MANIFEST = "manifest.json"
 
 _HALF_WRITTEN = re.compile(r"\.\d+(\.[0-9a-f]+)?\.tmp")
 _TAKEN = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 """What renaming a folder to a name that is taken can raise."""
-
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError)
+_DAMAGE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,  # of torch, and RecursionError
+    MemoryError,
+    SafetensorError,
+)
 """What reading a damaged checkpoint can raise."""
 
-Entry = dict[str, Any]
-"""What one writer adds to the manifest: its files with their checksums, and its trees."""
+
+class RefusedCheckpointError(CheckpointError):
+    """A checkpoint that cannot be used; `last_good` is the newest that can."""
+
+    def __init__(self, folder: Path, reason: str, last_good: Path | None) -> None:
+        hint = "There is no other one beside it."
+        if last_good is not None:
+            hint = f"The last good one is {last_good}."
+        super().__init__(f"checkpoint {folder} is refused: {reason}. {hint}")
+        self.last_good = last_good
 
 
 # Writing takes three steps, so that several ranks can take part: rank 0 begins, every rank writes
@@ -66,10 +89,10 @@ def write_parts(temporary: Path, parts: Mapping[str, Any]) -> Entry:
     for name, value in parts.items():
         trees[name], tensors = pack(value)
         if tensors:
-            file = temporary / f"{name}.safetensors"
+            file = temporary / file_of(name)
             save_file(_storable(tensors), file)
             files[file.name] = {"bytes": file.stat().st_size, "sha256": _sync(file)}
-    return {"files": files, "trees": trees}
+    return {"files": files, "trees": trees, "not_finite": not_finite_names(parts)}
 
 
 def commit(temporary: Path, folder: Path, entries: Sequence[Entry]) -> Path:
@@ -77,12 +100,7 @@ def commit(temporary: Path, folder: Path, entries: Sequence[Entry]) -> Path:
 
     Returns what it is called now.
     """
-    files = {name: item for entry in entries for name, item in entry["files"].items()}
-    trees = {name: item for entry in entries for name, item in entry["trees"].items()}
-    body = json.dumps({"format": _FORMAT, "files": files, "trees": trees})
-    manifest = temporary / _MANIFEST
-    manifest.write_text(json.dumps({"sha256": _sha256(body.encode()), "body": body}))
-    _sync(manifest)
+    _sync(write_manifest(temporary, entries))
     _sync_folder(temporary)
     named = _rename(temporary, folder)
     _sync_folder(named.parent)
@@ -130,19 +148,28 @@ def out_of_room(error: Exception) -> str:
     return f"{error}. Free some space or pass another path."
 
 
-def read(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Any]:
+def read(
+    folder: Path,
+    wanted: Callable[[str], bool] = lambda name: True,
+    check: Callable[[Mapping[str, Any]], None] = lambda parts: None,
+) -> dict[str, Any]:
     """The parts stored in `folder` whose name is `wanted`; only their files are read.
 
-    Raises `CheckpointError` when anything is missing, cut short or altered, and names the last
-    good checkpoint beside it.
+    Raises `RefusedCheckpointError` when anything is missing, cut short or altered, or does not pass
+    the `check`, which raises `ValueError`.
     """
     try:
-        return _read(folder, wanted)
+        parts = dict(_parts(folder, wanted))
+        check(parts)
     except _DAMAGE as error:
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         other = newest_good(folder.parent, other_than=folder)
-        hint = f"The last good one is {other}." if other else "There is no other one beside it."
-        raise CheckpointError(f"checkpoint {folder} is refused: {reason}. {hint}") from error
+        raise RefusedCheckpointError(folder, _reason(error), other) from error
+    return parts
+
+
+def not_finite(folder: Path) -> Sequence[str]:
+    """Tensors in it that are not finite, as it says itself. Raises `OSError` or `ValueError`."""
+    return read_manifest(folder).not_finite
 
 
 def newest(folder: Path) -> Path | None:
@@ -152,16 +179,21 @@ def newest(folder: Path) -> Path | None:
 
 
 def newest_good(folder: Path, other_than: Path | None = None) -> Path | None:
-    """The newest checkpoint in `folder` that can be read whole."""
+    """The newest checkpoint in `folder` that can be read whole and is finite."""
     for candidate in reversed(_all(folder)):
         if other_than is not None and candidate.name == other_than.name:
             continue
-        try:
-            _read(candidate, lambda name: True)
-        except _DAMAGE:
-            continue
-        return candidate
+        if is_finite(candidate) and _is_good(candidate):
+            return candidate
     return None
+
+
+def is_finite(folder: Path) -> bool:
+    """What a checkpoint says of itself; one that says nothing that can be read is none."""
+    try:
+        return not not_finite(folder)
+    except _DAMAGE:
+        return False
 
 
 def next_name(folder: Path) -> str:
@@ -175,6 +207,13 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in _all(folder)]
 
 
+def names_up_to(folder: Path) -> list[str]:
+    """Of this checkpoint and of those beside it that are older; none if it has no number."""
+    if not _is_numbered(folder):
+        return []
+    return [name for name in names(folder.parent) if int(name) <= int(folder.name)]
+
+
 def has_others(folder: Path) -> bool:
     """Are there checkpoints beside this one?"""
     return any(name != folder.name for name in names(folder.parent))
@@ -182,13 +221,21 @@ def has_others(folder: Path) -> bool:
 
 def is_checkpoint(folder: Path) -> bool:
     """Is this one checkpoint, whole or not, rather than a folder of them?"""
-    return (folder / _MANIFEST).exists() or (_is_numbered(folder) and newest(folder) is None)
+    return os.path.lexists(folder / MANIFEST) or (_is_numbered(folder) and newest(folder) is None)
 
 
 def prune(folder: Path, keep: int, own: Collection[str]) -> None:
-    """Removes all but the newest `keep` of one's `own` checkpoints; others' stay."""
-    for old in [path for path in _all(folder) if path.name in own][:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    """Removes all but the newest `keep` of one's `own` checkpoints; others' stay.
+
+    The newest one that is finite stays too, however old it is.
+    """
+    mine = [path for path in _all(folder) if path.name in own]
+    old, new = mine[:-keep], mine[-keep:]
+    if not any(map(is_finite, reversed(new))):
+        last = next((path for path in reversed(old) if is_finite(path)), None)
+        old = [path for path in old if path != last]
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _all(folder: Path) -> list[Path]:
@@ -205,28 +252,37 @@ def _is_numbered(path: Path) -> bool:
     return path.name.isascii() and path.name.isdigit() and path.is_dir()
 
 
-def _read(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
-    wrapper = json.loads((folder / _MANIFEST).read_text())
-    if _sha256(wrapper["body"].encode()) != wrapper["sha256"]:
-        raise ValueError(f"{_MANIFEST} does not match its own checksum")
-    manifest = json.loads(wrapper["body"])
-    if manifest["format"] != _FORMAT:
-        raise ValueError(f"format {manifest['format']} is not the known format {_FORMAT}")
-    parts = {}
-    for name, tree in manifest["trees"].items():
+def _parts(folder: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
+    manifest = read_manifest(folder)
+    for name, tree in manifest.trees.items():
         if wanted(name):
-            file = folder / f"{name}.safetensors"
-            expected = manifest["files"].get(file.name)
-            parts[name] = unpack(tree, _checked_tensors(file, expected) if expected else {})
-    return parts
+            expected = manifest.files.get(name)
+            tensors = _checked_tensors(folder / file_of(name), expected) if expected else {}
+            yield name, unpack(tree, tensors)
 
 
-def _checked_tensors(file: Path, expected: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    size = file.stat().st_size
-    if size != expected["bytes"]:
-        raise ValueError(f"{file.name} has {size} bytes instead of {expected['bytes']}")
-    if _sha256_file(file) != expected["sha256"]:
-        raise ValueError(f"{file.name} does not match its checksum")
+def _reason(error: BaseException) -> str:
+    kind = type(error).__name__
+    if type(error) is ValueError and str(error):
+        return str(error)
+    return f"{kind}: {error}" if str(error) else kind
+
+
+def _is_good(folder: Path) -> bool:
+    try:
+        for _ in _parts(folder, lambda name: True):  # one at a time: all may be larger than memory
+            pass
+    except _DAMAGE:
+        return False
+    return True
+
+
+def _checked_tensors(file: Path, expected: StoredFile) -> dict[str, torch.Tensor]:
+    with open_regular(file) as (handle, size):
+        if size != expected.bytes:
+            raise ValueError(f"{file.name} has {size} bytes instead of {expected.bytes}")
+        if hashlib.file_digest(handle, "sha256").hexdigest() != expected.sha256:
+            raise ValueError(f"{file.name} does not match its checksum")
     return load_file(file)
 
 
@@ -256,10 +312,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _sha256_file(file: Path) -> str:

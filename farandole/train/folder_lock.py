@@ -37,7 +37,6 @@ except ImportError:  # Windows
 
 NAME: Final = ".lock"
 
-_BUSY: Final = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
 _NO_LOCKS: Final = frozenset(
     {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
 )
@@ -55,13 +54,20 @@ class _Lock:
 
 
 class _Held:
-    """The locks of this process. A forked process begins with none."""
+    """The locks of this process. A forked process begins with none.
+
+    No fork comes between opening a file and knowing of it: the child would keep the lock.
+    """
 
     def __init__(self) -> None:
         self.guard = threading.Lock()
         self.locks: dict[_Identity, _Lock] = {}
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._close_copies)
+            os.register_at_fork(
+                before=lambda: self.guard.acquire(),
+                after_in_parent=lambda: self.guard.release(),
+                after_in_child=self._close_copies,
+            )
 
     def _close_copies(self) -> None:
         for lock in self.locks.values():
@@ -112,41 +118,40 @@ def lock(folder: Path) -> FolderLock:
     """
     folder = folder.resolve()
     while True:
-        handle = _open(folder / NAME)
         try:
-            taken = _try(folder, handle)
-        except BaseException:
-            os.close(handle)
-            raise
+            with _HELD.guard:
+                taken = _take(folder)
+        except BlockingIOError as error:
+            raise CheckpointError(_in_use(folder)) from error
         if taken is not None:
             return taken
 
 
-def _try(folder: Path, handle: int) -> FolderLock | None:
-    """None: its holder has just removed the file. Keeps `handle`, or closes it."""
-    found = os.fstat(handle)
-    identity = (found.st_dev, found.st_ino)
-    with _HELD.guard:
+def _take(folder: Path) -> FolderLock | None:
+    """None: its holder has just removed the file. Raises `BlockingIOError` if it has not."""
+    handle = _open(folder / NAME)
+    keep = False
+    try:
+        found = os.fstat(handle)
+        identity = (found.st_dev, found.st_ino)
         known = _HELD.locks.get(identity)
-        if known is not None:
+        if known is not None:  # `handle` is another descriptor than the one that is locked
             known.users += 1
-            os.close(handle)  # another descriptor than the one that is locked
             return FolderLock(folder, first=False, _identity=identity)
-        try:
-            _flock(handle)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                os.close(handle)
-                return FolderLock(folder, first=False, missing=str(error))
-            if error.errno in _BUSY:
-                raise CheckpointError(_in_use(folder)) from error
-            raise
+        _flock(handle)
         if _identity_of(folder / NAME) != identity:
-            os.close(handle)
             return None
+        _sign(handle)
         _HELD.locks[identity] = _Lock(handle)
-    _sign(handle)
-    return FolderLock(folder, first=True, _identity=identity)
+        keep = True
+        return FolderLock(folder, first=True, _identity=identity)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return FolderLock(folder, first=False, missing=str(error))
+        raise
+    finally:
+        if not keep:
+            os.close(handle)
 
 
 def _flock(handle: int) -> None:

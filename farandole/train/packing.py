@@ -8,7 +8,8 @@ strings, and tuples, are marked so that they come back as they were.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,6 +18,15 @@ from farandole.errors import CheckpointError
 
 Json = Any
 
+_MARKS: Final = MappingProxyType(
+    dict[str, type[Any]](
+        {"$tensor": str, "$array": str, "$float": str, "$tuple": list, "$items": list}
+    )
+)
+"""What stands for something that JSON does not have, and what it is written with."""
+_DEEPEST: Final = 200
+"""Levels of a tree; Python itself would give up at some thousand."""
+
 
 def pack(value: Any) -> tuple[Json, dict[str, torch.Tensor]]:
     """The tree of `value`, and its tensors by name.
@@ -24,33 +34,50 @@ def pack(value: Any) -> tuple[Json, dict[str, torch.Tensor]]:
     Raises `CheckpointError` naming the place of a value that cannot be stored.
     """
     tensors: dict[str, torch.Tensor] = {}
-    return _pack(value, "", tensors), tensors
+    return _pack(value, "", tensors, _DEEPEST), tensors
 
 
 def unpack(tree: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What `pack` was given."""
+    """What `pack` was given. Raises `ValueError` or another error for a tree that is none."""
+    return _unpack(tree, tensors, _DEEPEST)
+
+
+def _unpack(tree: Json, tensors: Mapping[str, torch.Tensor], depth: int) -> Any:
+    if depth == 0:
+        raise ValueError(f"it is nested more than {_DEEPEST} deep")
     if isinstance(tree, list):
-        return [unpack(item, tensors) for item in tree]
+        return [_unpack(item, tensors, depth - 1) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    if "$tensor" in tree:
-        return tensors[tree["$tensor"]]
-    if "$array" in tree:
-        return tensors[tree["$array"]].numpy()
-    if "$tuple" in tree:
-        return tuple(unpack(item, tensors) for item in tree["$tuple"])
-    if "$float" in tree:
-        return float(tree["$float"])
-    if "$items" in tree:
-        return {key: unpack(item, tensors) for key, item in tree["$items"]}
-    return {key: unpack(item, tensors) for key, item in tree.items()}
+    marks = [key for key in tree if key.startswith("$")]
+    if not marks:
+        return {key: _unpack(item, tensors, depth - 1) for key, item in tree.items()}
+    if len(tree) != 1 or marks[0] not in _MARKS:
+        raise ValueError(f"{marks[0][:20]!r} means nothing there")
+    ((mark, value),) = tree.items()
+    if not isinstance(value, _MARKS[mark]):
+        raise ValueError(f"{mark!r} has no {type(value).__name__}")
+    if mark == "$tensor":
+        return tensors[value]
+    if mark == "$array":
+        return tensors[value].numpy()
+    if mark == "$float":
+        return float(value)
+    if mark == "$tuple":
+        return tuple(_unpack(item, tensors, depth - 1) for item in value)
+    return {key: _unpack(item, tensors, depth - 1) for key, item in value}
 
 
-def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Json:
+def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) -> Json:
+    if depth == 0:
+        raise CheckpointError(
+            f"{path[:80]}… is nested more than {_DEEPEST} deep, or holds itself. A checkpoint "
+            "cannot hold that."
+        )
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, np.generic):
-        return _pack(value.item(), path, tensors)
+        return _pack(value.item(), path, tensors, depth)
     if isinstance(value, float):
         # JSON has no infinities; everything finite survives Python's shortest decimal exactly.
         return value if np.isfinite(value) else {"$float": repr(value)}
@@ -58,15 +85,19 @@ def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Json:
         return {"$tensor": _add(tensors, path, value)}
     if isinstance(value, np.ndarray) and value.dtype.isnative and value.dtype.kind in "biuf":
         return {"$array": _add(tensors, path, torch.from_numpy(value.copy(order="C")))}
+
+    def inside(key: object, item: Any) -> Json:
+        return _pack(item, f"{path}.{key}" if path else str(key), tensors, depth - 1)
+
     if isinstance(value, tuple):
-        return {"$tuple": _items(value, path, tensors)}
+        return {"$tuple": [inside(index, item) for index, item in enumerate(value)]}
     if isinstance(value, list):
-        return _items(value, path, tensors)
+        return [inside(index, item) for index, item in enumerate(value)]
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: _pack(v, _join(path, key), tensors) for key, v in value.items()}
+            return {key: inside(key, item) for key, item in value.items()}
         if all(isinstance(key, (str, int)) for key in value):
-            return {"$items": [[k, _pack(v, _join(path, k), tensors)] for k, v in value.items()]}
+            return {"$items": [[key, inside(key, item)] for key, item in value.items()]}
     raise CheckpointError(
         f"{path or 'the state'} is a {_kind(value)}, which a checkpoint cannot hold. "
         "Save numbers, strings, tensors, and lists and dicts of these."
@@ -96,11 +127,3 @@ def _kind(value: Any) -> str:
         layout = "" if value.layout is torch.strided else f"{value.layout} ".removeprefix("torch.")
         return f"{layout}{value.dtype} tensor".replace("torch.", "")
     return type(value).__name__
-
-
-def _items(values: Any, path: str, tensors: dict[str, torch.Tensor]) -> list[Json]:
-    return [_pack(item, _join(path, index), tensors) for index, item in enumerate(values)]
-
-
-def _join(path: str, key: object) -> str:
-    return f"{path}.{key}" if path else str(key)

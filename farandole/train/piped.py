@@ -9,6 +9,7 @@ pipes hold the same stages, and a strategy keeps them in step, as it would whole
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from farandole.data.tile_source import TileSource, TileView
-from farandole.errors import UserError
+from farandole.errors import InexactError, UserError
 from farandole.layout import Layout
 from farandole.layout.arguments import Arguments, arguments_of
 from farandole.layout.assemble import Numbers, assemble
@@ -28,6 +29,8 @@ from farandole.layout.memory import ActivationMeter, describe_memory
 from farandole.layout.micro import cut_batch
 from farandole.layout.part import shared_names
 from farandole.layout.pipelined import Pipelined
+from farandole.layout.self_check import SelfCheck
+from farandole.layout.self_check.compare import Held
 from farandole.layout.teams import Teams, describe_teams
 from farandole.layout.tiles.planning import plan_halos
 from farandole.layout.tracing import is_traced
@@ -56,6 +59,8 @@ class Piped(Engine):
         layout: Layout,
         sync: Strategy | None,
         sample: Any,
+        *,
+        check: bool,
     ) -> None:
         self._run = run
         self._objective = recipe.objective
@@ -89,6 +94,12 @@ class Piped(Engine):
                 group.transport.topology = Topology.from_names(names)
         # 3. The stages of this rank, and the strategy around them.
         aliases = shared_names(model)
+        names = {module: name for name, module in model.named_modules() if name}
+        self._check: SelfCheck | None = None
+        if check:
+            self._check = SelfCheck(
+                model, recipe.objective, run.device, keeps=pipe.rank == 0, double=sample is None
+            )
         assembled = assemble(
             model,
             blocks,
@@ -103,6 +114,13 @@ class Piped(Engine):
         )
         self._pipelined = assembled.pipelined
         self._tilings = assembled.tilings
+        self._held = Held(
+            assembled.pipelined,
+            assembled.gate,
+            assembled.names,
+            {names[each]: each for each in assembled.gate.modules() if each in names},
+            assembled.tilings,
+        )
         self._views: dict[
             int, TileView
         ] = {}  # by dataset: one loader for each, however often asked
@@ -139,12 +157,29 @@ class Piped(Engine):
         self._tell_memory()
         inputs = _plain(inputs)
         self._check_arguments(self._objective.arguments(inputs, targets))
+        self._check_layout(inputs, targets)
         loss = self._pipelined.step(inputs, targets)
         self._steps_to_measure -= 1
         self._tell_memory()
         if not self._pipelined.layout.streams or not loss.isnan():
             self._run.report(loss)
         return loss
+
+    def _check_layout(self, inputs: Any, targets: Any) -> None:
+        """Once, before the first step. What stops one replica stops all."""
+        if self._check is None:
+            return
+        check, self._check = self._check, None
+        said, refusal = "", ""
+        started = time.perf_counter()
+        try:
+            said = check.run(self._held, inputs, targets)
+        except InexactError as error:
+            refusal = str(error)
+        for told in self._run.group.gather_json(refusal):
+            if told:
+                raise InexactError(told)
+        self._run.print(f"{said} ({time.perf_counter() - started:.1f} s)")
 
     def predict(self, inputs: Any) -> Any:
         inputs = _plain(inputs)

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore
 from torch.optim import Optimizer
 
 from farandole.comm import Group
@@ -41,7 +40,6 @@ from farandole.train.stop_signals import StopSignals
 
 _POLL_SECONDS = 0.25
 _LOST_SECONDS = 5.0
-_PREFIX = "stop"
 
 Save = Callable[[], Path]
 
@@ -203,10 +201,10 @@ def agreement_of(group: Group) -> StopAgreement:
         return AloneAgreement()
     if dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()
-        return StoreAgreement(PrefixStore(_PREFIX, store), group.rank, group.size)
+        return StoreAgreement(store, group.rank, group.size)
     seat = detect(os.environ)
-    if seat.agent_store and seat.size == group.size:  # under parameter servers
+    launchers = seat.store is not None or seat.agent_store
+    if launchers and seat.size == group.size:  # under parameter servers
         store = find_store(seat, group.timeout)
-        patience = _LOST_SECONDS
-        return StoreAgreement(PrefixStore(_PREFIX, store), group.rank, group.size, patience)
+        return StoreAgreement(store, group.rank, group.size, _LOST_SECONDS)
     return MeetingAgreement(group)

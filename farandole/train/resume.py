@@ -5,18 +5,32 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from farandole.errors import CheckpointError, UserError
 from farandole.train import checkpoint
+from farandole.train.contents import check_random_state
+from farandole.train.fitting_model import require_fitting_model
 from farandole.train.randomness import random_state, restore_random_state
 from farandole.train.same_optimizer import OtherOptimizer
-from farandole.train.saver import count_models, merged_parts
+from farandole.train.saver import State, count_models, merged_parts
 from farandole.train.saving import load_together, lock_together, save_together
 from farandole.train.settings import WHOLE
 
 if TYPE_CHECKING:
     from farandole.train.run import Run
+
+
+UNFITTING: Final = (
+    RuntimeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+)
+"""What a state that is none can raise in whoever takes it."""
 
 
 class RunState:
@@ -91,9 +105,15 @@ class RunState:
             return None
         if missing_ok:
             self._take_over(folder)
-        source, parts = load_together(run.group, folder)
+        source, parts, told = load_together(run.group, folder, fallback=run.fallback)
+        for each in told:
+            self._say(each)
         saved, own = parts["run"], parts.get(f"rank-{run.rank}")
-        self._load_models(parts, source)
+        afresh = self._why_afresh(saved, own)
+        if afresh is not None:
+            own = None
+        self._check_fits(parts, own, source)
+        self._load_models(parts)
         run.samples, run.steps = saved["samples"], saved["steps"]
         run._began -= saved["seconds"] - run.seconds
         run.group.meter.go_on_from(saved["waited_seconds"], saved["bytes_sent"])
@@ -105,29 +125,34 @@ class RunState:
         run._loader_states = saved["loaders"]
         for loader, state in zip(run._loaders, saved["loaders"], strict=False):
             loader.load_state_dict(state)
+        if afresh is not None:
+            self._say(afresh)
+        elif own is not None:
+            self._load_own(own, source)
+        user_state: dict[str, Any] = parts["state"]
+        return user_state
+
+    def _why_afresh(self, saved: dict[str, Any], own: Any) -> str | None:
+        """Why this rank's random state and its strategy's own are not taken up. *Together.*"""
+        run = self._run
+        layout = saved.get("layout", "None")
         # Together: a rank may have been dead when this was saved.
         if saved["size"] != run.size or not all(run.group.gather_json(own is not None)):
-            self._say(
+            return (
                 f"saved on {saved['size']} workers, resumed on {run.size}: random state and "
                 "the strategy's own state start afresh"
             )
-        elif saved.get("layout", "None") != str(run._layout):
-            self._say(
-                f"saved with layout {_word(saved['layout'])}, resumed with "
-                f"{_word(str(run._layout))}: random state "
-                "and the strategy's own state start afresh"
+        if layout != str(run._layout):
+            return (
+                f"saved with layout {_word(layout)}, resumed with {_word(str(run._layout))}: "
+                "random state and the strategy's own state start afresh"
             )
-        elif saved["sync"] != str(run._strategy):
-            self._say(
+        if saved["sync"] != str(run._strategy):
+            return (
                 f"saved under {saved['sync']}, resumed under {run._strategy}: the strategy's "
                 "own state starts afresh"
             )
-        elif own is not None:
-            for synchronizer, state in zip(run._synchronizers, own["sync"], strict=True):
-                synchronizer.load_state_dict(state)
-            restore_random_state(own["random"], run.device)
-        user_state: dict[str, Any] = parts["state"]
-        return user_state
+        return None
 
     def _take_over(self, folder: Path) -> None:
         """Locks this run's own folder before it goes on from there.
@@ -141,7 +166,12 @@ class RunState:
             lock_together(run.group, run._save_folders, folder, required=False)
             self._tell_notes()
 
-    def _load_models(self, parts: dict[str, Any], source: Path) -> None:
+    def _check_fits(self, parts: dict[str, Any], own: Any, source: Path) -> None:
+        """*Together.* Raises `CheckpointError` on all ranks if it fits not on one of them.
+
+        Nothing is changed before all have agreed: of a model in stages, one rank's part may fit and
+        another's not.
+        """
         run = self._run
         saved = count_models(parts)
         if saved != len(run._savers):
@@ -149,24 +179,44 @@ class RunState:
                 f"the checkpoint holds {saved} model(s), this run has distributed "
                 f"{len(run._savers)}. Call run.load after run.distribute."
             )
-        for index, saver in enumerate(run._savers):
-            state = merged_parts(parts, index)
-            assert state is not None
-            problem: Exception | None = None
-            reason: str | None = None
+        problem: Exception | None = None
+        reason: str | None = None
+        try:
+            for index, saver in enumerate(run._savers):
+                saver.check(*_model(parts, index))
+            if own is not None:
+                check_random_state(own["random"], run.device)
+                if len(own["sync"]) != len(run._synchronizers):
+                    raise ValueError("it has the strategy's state of another number of models")
+                for synchronizer, state in zip(run._synchronizers, own["sync"], strict=True):
+                    if "model" in state:  # this rank's own, where replicas differ
+                        require_fitting_model(synchronizer.model, state["model"])
+        except OtherOptimizer as error:
+            problem, reason = error, f"{error} {_weights_alone(source, index)}"
+        except UNFITTING as error:
+            problem, reason = error, str(error) or type(error).__name__
+        for failed in run.group.gather_json(reason):
+            if failed is not None:
+                raise CheckpointError(
+                    f"checkpoint {source} does not fit this script's model or optimizer: {failed}"
+                ) from problem
+
+    def _load_models(self, parts: dict[str, Any]) -> None:
+        for index, saver in enumerate(self._run._savers):
+            saver.load(*_model(parts, index))
+
+    def _load_own(self, own: dict[str, Any], source: Path) -> None:
+        run = self._run
+        for synchronizer, state in zip(run._synchronizers, own["sync"], strict=True):
             try:
-                saver.load(*state)
-            except OtherOptimizer as error:
-                problem, reason = error, f"{error} {_weights_alone(source, index)}"
-            except (RuntimeError, ValueError) as error:
-                problem, reason = error, str(error)
-            # Together: of a model in stages, one rank's part may fit and another's not.
-            for failed in run.group.gather_json(reason):
-                if failed is not None:
-                    raise CheckpointError(
-                        f"checkpoint {source} does not fit this script's model or optimizer: "
-                        f"{failed}"
-                    ) from problem
+                synchronizer.load_state_dict(state)
+            except UNFITTING as error:
+                raise CheckpointError(
+                    f"the state of {run._strategy} in {source} is refused: "
+                    f"{type(error).__name__}: {error}. The model may hold parts of it: start "
+                    "again, from another checkpoint or with another --sync."
+                ) from error
+        restore_random_state(own["random"], run.device)
 
     def _tell_notes(self) -> None:
         notes = self._run._save_folders.notes
@@ -176,6 +226,12 @@ class RunState:
     def _say(self, message: str) -> None:
         if self._run.rank == 0:
             warnings.warn(message, stacklevel=4)
+
+
+def _model(parts: dict[str, Any], index: int) -> State:
+    state = merged_parts(parts, index)
+    assert state is not None
+    return state
 
 
 def _word(layout: str) -> str:

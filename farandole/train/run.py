@@ -75,12 +75,14 @@ class Run:
         seed: int = 0,
         check_in_step: bool = True,
         check_finite: bool = True,
+        fallback: bool = False,
     ) -> None:
         self.group = group
         self.topology = topology
         self.device = device
         self.seed = seed
         self.settings = settings
+        self.fallback = settings.fallback or fallback  # from a damaged checkpoint to a good one
         place = settings.folder or folder
         chosen = settings.name or name
         self._claim: Claim | None = None  # of a folder that nobody named
@@ -219,6 +221,7 @@ class Run:
         clip: float | None = None,
         precision: torch.dtype | None = None,
         loss_weight: LossWeight | None = None,
+        check: bool = True,
     ) -> Trainer:
         """*Together.* As `distribute`, but the step is ours: `trainer.step(x, y)`.
 
@@ -228,7 +231,8 @@ class Run:
         the model's arguments for a batch, lets it see and measure where to cut. Gradients are
         clipped to the norm `clip`; `precision`, `torch.bfloat16` or `torch.float16`, is for what
         autocast lowers. `loss_weight(x, y)` is what a mean loss is divided by, where that is not
-        the number of samples: micro-batches count by it.
+        the number of samples: micro-batches count by it. Before the first step a layout is held
+        against the plain model on a small batch, unless `check=False`.
         """
         chosen = self.settings.layout or layout
         if isinstance(chosen, str):
@@ -240,6 +244,7 @@ class Run:
             layout=None if chosen == Layout() else chosen,
             sync=sync,
             sample=sample,
+            check=check,
         )
 
     def _keep(self, synchronizer: Synchronizer, saver: Saver) -> None:
@@ -560,8 +565,11 @@ class Run:
         """*Together.* Goes on from a checkpoint, or from the newest in a folder of them.
 
         Call it after `distribute`. Returns the `state` that was given to `save`. Without `path`
-        it looks in this run's own folder and returns None when there is nothing to resume. A
-        damaged checkpoint is refused with a `CheckpointError` that names the last good one.
+        it looks in this run's own folder and returns None when there is nothing to resume; that
+        folder is locked then, because this run goes on there. A checkpoint that is damaged, or that
+        was saved when training had diverged, is refused with a `CheckpointError` that names the
+        last good one; with `--fallback` that one is taken. Nothing is changed before everything was
+        checked, on all ranks.
         """
         folder = Path(path) if path else self.folder / "checkpoints"
         with self.group.trace.span("load", "checkpoint"):

@@ -17,7 +17,6 @@ from farandole.train.folder_lock import FolderLock, lock
 class SaveFolder:
     """One of them."""
 
-    path: Path
     lock: FolderLock | None = None
     own: set[str] = field(default_factory=set)  # names of checkpoints
     used: bool = False  # this run has saved or loaded here
@@ -67,10 +66,14 @@ class SaveFolders:
         folder.own.add(target.name)
 
     def went_on_from(self, source: Path) -> None:
-        """This run goes on from the checkpoint `source`: those beside it are its own now."""
+        """This run goes on from the checkpoint `source`: it and the older ones are its own now.
+
+        Newer ones were passed over, because they are damaged, or because an older one was asked
+        for. They are not this run's past, and not for it to remove.
+        """
         folder = self._find(source.parent)
         folder.used = True
-        folder.own.update(checkpoint.names(source.parent))
+        folder.own.update(checkpoint.names_up_to(source))
 
     def release(self) -> None:
         """Other jobs may save there now."""
@@ -80,4 +83,4 @@ class SaveFolders:
                 folder.lock = None
 
     def _find(self, path: Path) -> SaveFolder:
-        return self._folders.setdefault(path.resolve(), SaveFolder(path))
+        return self._folders.setdefault(path.resolve(), SaveFolder())

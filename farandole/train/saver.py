@@ -14,10 +14,16 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from farandole.errors import CheckpointError
 from farandole.layout.pipelined import Pipelined
 from farandole.sync import Synchronizer
-from farandole.train.optimizer_state import load_by_name, merged, names_of, state_by_name
+from farandole.train.fitting_model import require_fitting_model
+from farandole.train.optimizer_state import (
+    merged,
+    names_of,
+    numbered_state,
+    require_fitting_state,
+    state_by_name,
+)
 from farandole.train.same_optimizer import require_same_kind
 
 State = tuple[dict[str, Any], dict[str, Any] | None]
@@ -35,8 +41,12 @@ class Saver(ABC):
         """What this rank writes; None: nothing."""
 
     @abstractmethod
+    def check(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
+        """Raises an error if `load` would. Changes nothing, and waits for nobody."""
+
+    @abstractmethod
     def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
-        """Takes its part of what all have written."""
+        """Takes its part of what all have written. All ranks have checked it."""
 
 
 class WholeSaver(Saver):
@@ -57,17 +67,23 @@ class WholeSaver(Saver):
             return model, None
         return model, state_by_name(self._optimizer, names_of(self._synchronizer.model))
 
-    def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
+    def check(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
         if self._optimizer is not None and optimizer is not None:
             require_same_kind(self._optimizer, optimizer)
+            require_fitting_state(self._optimizer, self._numbered(optimizer))
+        require_fitting_model(self._synchronizer.model, model)
+
+    def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
         self._synchronizer.model.load_state_dict(model)
-        if self._optimizer is None or optimizer is None:
-            return
-        if "named" in optimizer:
-            names = names_of(self._synchronizer.model)
-            load_by_name(self._optimizer, optimizer, names, whole=True)
-        else:  # as checkpoints had it before there were layouts
-            self._optimizer.load_state_dict(dict(optimizer))
+        if self._optimizer is not None and optimizer is not None:
+            self._optimizer.load_state_dict(self._numbered(optimizer))
+
+    def _numbered(self, optimizer: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._optimizer is not None
+        if "named" not in optimizer:  # as checkpoints had it before there were layouts
+            return dict(optimizer)
+        names = names_of(self._synchronizer.model)
+        return numbered_state(self._optimizer, optimizer, names, whole=True)
 
 
 class PartSaver(Saver):
@@ -108,26 +124,37 @@ class PartSaver(Saver):
         optimizer = state_by_name(self._optimizer, self._parameter_names())
         return model, _only(optimizer, self._owned)
 
-    def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
-        self._pipelined.drain()
+    def check(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
         if optimizer is not None:
             require_same_kind(self._optimizer, optimizer)
-        gate = self._synchronizer.model
-        here = gate.state_dict()
+        require_fitting_model(self._synchronizer.model, self._own_part(model))
+        if optimizer is None:
+            return
+        if "named" not in optimizer:
+            raise ValueError(
+                "it is from before there were layouts. Load it once without a layout, and save it "
+                "again."
+            )
+        require_fitting_state(self._optimizer, self._numbered(optimizer))
+
+    def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
+        self._pipelined.drain()
+        self._synchronizer.model.load_state_dict(self._own_part(model))
+        self._pipelined.reloaded()
+        if optimizer is not None:
+            self._optimizer.load_state_dict(self._numbered(optimizer))
+
+    def _own_part(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """Of the whole model, what this rank holds, by its names here."""
+        here = self._synchronizer.model.state_dict()
         wanted = {name: self._names[name] for name in here if name in self._names}
         missing = [name for name in wanted.values() if name not in model]
         if missing:
             raise ValueError(f"it has no {missing[0]!r}")
-        gate.load_state_dict({**here, **{name: model[whole] for name, whole in wanted.items()}})
-        self._pipelined.reloaded()
-        if optimizer is None:
-            return
-        if "named" not in optimizer:
-            raise CheckpointError(
-                "this checkpoint is from before there were layouts. Load it once without a layout, "
-                "and save it again."
-            )
-        load_by_name(self._optimizer, optimizer, self._parameter_names(), whole=False)
+        return {**here, **{name: model[whole] for name, whole in wanted.items()}}
+
+    def _numbered(self, optimizer: Mapping[str, Any]) -> dict[str, Any]:
+        return numbered_state(self._optimizer, optimizer, self._parameter_names(), whole=False)
 
     def _parameter_names(self) -> dict[int, str]:
         gate: nn.Module = self._synchronizer.model

@@ -7,8 +7,9 @@ raise the same error: a rank that went on alone would hang the others in the nex
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from safetensors import SafetensorError
 
@@ -16,10 +17,17 @@ from farandole.comm import Group
 from farandole.errors import CheckpointError
 from farandole.train import checkpoint
 from farandole.train.background_save import BackgroundSaves
+from farandole.train.contents import check_contents
+from farandole.train.manifest import Entry
 from farandole.train.save_folder import SaveFolders
 from farandole.train.snapshot import PartSnapshot
 
 T = TypeVar("T")
+
+_FALLBACK_HINT: Final = (
+    " To go on from the last good one, load it by its path, or pass --fallback to `farandole run` "
+    "or fallback=True to fd.init."
+)
 
 
 def save_together(
@@ -58,14 +66,14 @@ def save_together(
         begun.append(checkpoint.begin(target))
         return begun[0].name
 
-    def write() -> checkpoint.Entry:
+    def write() -> Entry:
         return checkpoint.write_parts(folder / name, mine)
 
     def copy() -> None:
         assert background is not None
         copied.update(background.take(mine))
 
-    def commit(entries: Sequence[checkpoint.Entry]) -> str:
+    def commit(entries: Sequence[Entry]) -> str:
         named = checkpoint.commit(folder / name, target, entries)
         begun.clear()
         folders.made(named)
@@ -128,27 +136,65 @@ def _all_or_none(group: Group, target: Path, step: Callable[[], T]) -> list[T]:
     return [result for _, result in answers]
 
 
-def load_together(group: Group, path: Path) -> tuple[Path, dict[str, Any]]:
+def load_together(
+    group: Group, path: Path, *, fallback: bool = False
+) -> tuple[Path, dict[str, Any], list[str]]:
     """Reads the shared parts and this rank's own from a checkpoint, or the newest in a folder.
 
-    Returns which checkpoint that was, and the parts.
+    Returns which checkpoint that was, the parts, and what to tell the user. With `fallback`, a
+    checkpoint in a folder that is refused is passed over, and stays where it is.
 
     Raises `CheckpointError` on every rank when any rank could not read.
     """
-    source = str(path if checkpoint.is_checkpoint(path) else checkpoint.newest(path) or "")
-    source = group.broadcast_json(source)
-    if not source:
+    asked_for = checkpoint.is_checkpoint(path)
+    found = [path] if asked_for else [path / name for name in reversed(checkpoint.names(path))]
+    asked_for, found = group.broadcast_json([asked_for, [str(source) for source in found]])
+    if not found:
         raise CheckpointError(f"there is no checkpoint in {path}.")
+    refused: list[str] = []
+    for source in found:
+        parts, notes, problem = _read_together(group, Path(source), asked_for=asked_for)
+        if problem is None:
+            return Path(source), parts, [*refused, *notes]
+        refused.append(problem.message)
+        if not fallback or asked_for:
+            hint = "" if asked_for or problem.last_good is None else _FALLBACK_HINT
+            raise CheckpointError(problem.message + hint)
+    raise CheckpointError(f"{refused[0]} No checkpoint in {path} can be used.")
+
+
+def _read_together(
+    group: Group, source: Path, *, asked_for: bool
+) -> tuple[dict[str, Any], list[str], _Problem | None]:
+    own = f"rank-{group.rank}"
     parts: dict[str, Any] = {}
-    problem: str | None = None
+    notes: list[str] = []
+
+    def check(parts: Mapping[str, Any]) -> None:
+        check_contents(parts)
+        strange = ", ".join(checkpoint.not_finite(source))
+        if strange and not asked_for:
+            raise ValueError(f"training had diverged, {strange} is not finite")
+        if strange:
+            notes.append(f"{source} was saved when training had diverged: {strange} is not finite.")
+
+    answer: list[str] | None = None
     try:
-        own = f"rank-{group.rank}"
         parts = checkpoint.read(
-            Path(source), lambda name: not name.startswith("rank-") or name == own
+            source, lambda name: not name.startswith("rank-") or name == own, check
         )
-    except CheckpointError as error:
-        problem = str(error)
-    for rank, failed in enumerate(group.gather_json(problem)):
+    except checkpoint.RefusedCheckpointError as error:
+        answer = [str(error), str(error.last_good or "")]
+    for rank, failed in enumerate(group.gather_json(answer)):
         if failed is not None:
-            raise CheckpointError(failed if group.size == 1 else f"rank {rank}: {failed}")
-    return Path(source), parts
+            message = failed[0] if group.size == 1 else f"rank {rank}: {failed[0]}"
+            return {}, [], _Problem(message, failed[1] or None)
+    return parts, notes, None
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Why a checkpoint is refused, the same on all ranks."""
+
+    message: str
+    last_good: str | None

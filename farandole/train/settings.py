@@ -22,6 +22,8 @@ NAME = "FARANDOLE_NAME"
 FOLDER = "FARANDOLE_RUNS"
 SEED = "FARANDOLE_SEED"
 SCRIPT = "FARANDOLE_SCRIPT"
+FALLBACK = "FARANDOLE_FALLBACK"
+"""1: a damaged checkpoint is passed over, and the newest good one taken."""
 TRANSPORT = "FARANDOLE_TRANSPORT"
 HOSTS = "FARANDOLE_HOSTS"
 """The hosts that are said to be there: how many, or the workers of each."""
@@ -46,6 +48,7 @@ class Settings:
     folder: Path | None = None
     seed: int | None = None
     script: str | None = None
+    fallback: bool = False
     transport: TransportName | None = None
     hosts: str | None = None
     check_finite: bool | None = None
@@ -66,6 +69,7 @@ class Settings:
             folder=Path(environ[FOLDER]) if environ.get(FOLDER) else None,
             seed=seed,
             script=environ.get(SCRIPT) or None,
+            fallback=environ.get(FALLBACK, "") not in ("", "0"),
             transport=check_transport(environ[TRANSPORT]) if environ.get(TRANSPORT) else None,
             hosts=environ.get(HOSTS) or None,
             check_finite=_read_switch(CHECK_FINITE, environ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -46,6 +46,7 @@ class PartSnapshot:
     tree: Any
     header: bytes = b""
     data: torch.Tensor | None = None
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # within the data
 
 
 class Snapshots:
@@ -70,9 +71,10 @@ class Snapshots:
             header, places = _header(ordered)
             size = sum(tensor.nbytes for tensor in ordered.values())
             buffer = self._buffer(name, size, pinned=from_gpu)
-            for key, (begin, end) in places.items():
-                _copy(ordered[key], buffer[begin:end])
-            taken[name] = PartSnapshot(tree, header, buffer)
+            copies = {
+                key: _copy(ordered[key], buffer[begin:end]) for key, (begin, end) in places.items()
+            }
+            taken[name] = PartSnapshot(tree, header, buffer, copies)
         if on_gpu:
             torch.cuda.synchronize()
         return taken
@@ -85,11 +87,11 @@ class Snapshots:
         return self._buffers[key]
 
 
-def _copy(tensor: torch.Tensor, into: torch.Tensor) -> None:
-    if tensor.numel():
-        into.view(tensor.dtype).view(tensor.shape).copy_(
-            tensor.detach(), non_blocking=tensor.is_cuda
-        )
+def _copy(tensor: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    if not tensor.numel():
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    place = into.view(tensor.dtype).view(tensor.shape)
+    return place.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
 
 
 def _header(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, tuple[int, int]]]:

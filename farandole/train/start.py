@@ -39,6 +39,7 @@ def init(
     folder: str | Path = "runs",
     check_in_step: bool = True,
     check_finite: bool = True,
+    fallback: bool = False,
 ) -> Run:
     """Joins the job that this process belongs to, or runs alone as rank 0 of 1.
 
@@ -49,7 +50,8 @@ def init(
     `folder/name`. After each pass over the training data all ranks compare a digest of their
     parameters, and stop if they differ, unless `check_in_step` is False. A gradient that is not
     finite stops all ranks with a `DivergedError` before it is applied, unless `check_finite` is
-    False; `farandole run --no-check-finite` wins over it.
+    False; `farandole run --no-check-finite` wins over it. With `fallback`, or `farandole run
+    --fallback`, `run.load` passes over checkpoints that are damaged and takes the newest good one.
     """
     check_transport(transport)
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
@@ -92,6 +94,7 @@ def init(
         seed=chosen or 0,
         check_in_step=check_in_step,
         check_finite=check_finite,
+        fallback=fallback,
     )
     make_current(run)
     # What is here stays to the end. Without this the interpreter looks through all of torch once

@@ -24,7 +24,7 @@ from torch.distributed import Store
 
 from farandole.comm import Group
 
-_REQUEST, _PLAN = "request", "plan"
+_REQUEST, _PLAN = "farandole-stop/request", "farandole-stop/plan"
 _TRIES = 10_000
 _MEETING_SECONDS = 1.0
 

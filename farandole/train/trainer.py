@@ -37,13 +37,14 @@ class Trainer:
         layout: Layout | None = None,
         sync: Strategy | None = None,
         sample: Any = None,
+        check: bool = True,
     ) -> None:
         self._run = run
         whole = model if isinstance(model, nn.Module) else nn.Sequential(*model)
         self._engine: Engine = (
             Whole(run, whole, recipe, sync)
             if layout is None
-            else Piped(run, whole, recipe, layout, sync, sample)
+            else Piped(run, whole, recipe, layout, sync, sample, check=check)
         )
 
     @property

@@ -244,13 +244,13 @@ def test_it_begins_with_as_many_as_are_wanted_and_goes_on_with_fewer(
 
 
 def test_too_few_hosts(rehearse: Callable[..., Rehearsal]) -> None:
-    play = rehearse({"a": 2}, min_workers=2, start_timeout_seconds=0.2)
+    play = rehearse({"a": 2}, min_workers=2, start_timeout_seconds=1.5)
     play.seats(0, 1)
     play.discovery.hosts = {"a": 1}
     play.discovery.error = LaunchError("the script failed")
     with pytest.raises(
         LaunchError,
-        match=r"2 workers are needed, and in 0.2 s there were slots for 1 \(hosts: a:1\); the last "
+        match=r"2 workers are needed, and in 1.5 s there were slots for 1 \(hosts: a:1\); the last "
         r"question for hosts failed \(the script failed\)\. Check",
     ):
         play.look_until(lambda: False)
@@ -271,7 +271,7 @@ def test_hosts_that_come_in_time_are_taken(rehearse: Callable[..., Rehearsal]) -
 
 def test_the_state_does_not_go_with_the_hosts(rehearse: Callable[..., Rehearsal]) -> None:
     """Where all hosts are replaced at once nobody is let go, and nobody new begins from nothing."""
-    play = rehearse({"a": 1}, start_timeout_seconds=0.2)
+    play = rehearse({"a": 1}, start_timeout_seconds=1.5)
     play.seats(0)
     play.discovery.hosts = {"b": 1}
     with pytest.raises(LaunchError, match="all hosts of generation 0 were removed at once"):
@@ -393,12 +393,12 @@ def test_a_script_without_hvd_just_ends(rehearse: Callable[..., Rehearsal]) -> N
 def test_one_that_all_wait_for_is_ended(
     rehearse: Callable[..., Rehearsal], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    play = rehearse({"a": 2}, start_timeout_seconds=0.3)
+    play = rehearse({"a": 2}, start_timeout_seconds=1.5)
     play.seats(0, 1)
     play.ask(0)
     play.look_until(lambda: 1 not in play.workers())
     assert capfd.readouterr().err.startswith(
-        "farandole: worker 1 on a (rank 1) did not ask for its seat within 0.3 s, and was ended; "
+        "farandole: worker 1 on a (rank 1) did not ask for its seat within 1.5 s, and was ended; "
     )
 
 

@@ -94,7 +94,7 @@ def test_dropout_is_another_in_every_step_and_micro_batch(
         return value
 
     layout = parse_layout("stages=2,microbatches=2")
-    trained_in_stages(layout, dropping(), [twice, twice], loss, tmp_path, still)
+    trained_in_stages(layout, dropping(), [twice, twice], loss, tmp_path, still, check=False)
     assert len(set(seen)) == 4
 
 

@@ -299,7 +299,7 @@ def entry(frames: list[memoryview], dtype: int, place: int, offset: int, length:
     ("offset", "content", "reason"),
     [
         (0, b"Elle", "begins with b'Elle'"),
-        (4, b"\x63\x00", "version 99, and this is version 2"),
+        (4, b"\x63\x00", "version 99, and this is version 3"),
         (8, b"\xff\xff\xff\xff", "4294967295 messages"),
         (12, b"\xff\xff\xff\xff", "4294967295 tensors"),
         (16, b"\xff\xff\xff\xff", "do not take"),

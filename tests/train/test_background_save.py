@@ -64,6 +64,7 @@ def test_it_holds_what_was_there_when_it_was_called(tmp_path: Path) -> None:
     assert checkpoint.read(third)["model-0"]["weight"].unique().tolist() == [7.0]
     assert load_file(third / "model-0.safetensors")["weight"].shape == (4, 4)
     for folder in (background, third):
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
         names = {path.name for path in folder.iterdir()}
         assert all(name == "manifest.json" or name.endswith(".safetensors") for name in names)
     assert not [path for path in third.parent.iterdir() if path.name.endswith(".tmp")]
@@ -82,6 +83,19 @@ def test_the_memory_of_the_copy_is_used_again(tmp_path: Path) -> None:
 
     (places,) = run_world(1, body, folder=tmp_path)
     assert len(places) == 1
+
+
+def test_what_is_not_finite_is_marked(tmp_path: Path) -> None:
+    def body(run: Run) -> Path | None:
+        model = prepared(run)
+        with torch.no_grad():
+            model.bias[0] = float("nan")
+        run.save(background=True)
+        return run.wait_for_save()
+
+    (made,) = run_world(1, body, folder=tmp_path)
+    assert made is not None
+    assert list(checkpoint.not_finite(made)) == ["model-0: bias"]
 
 
 def test_what_cannot_be_saved_is_said_at_once(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 import farandole
 from farandole.errors import CheckpointError
 from farandole.testing import run_world
-from farandole.train import Run, checkpoint
+from farandole.train import Run, checkpoint, manifest
 
 
 def save_some(folder: Path, size: int = 2, saves: int = 1, **options: Any) -> list[Path]:
@@ -165,7 +165,7 @@ def test_a_manifest_of_another_kind_is_refused(spare: Path, text: str) -> None:
 def test_a_manifest_of_a_later_format_is_refused(
     spare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "_FORMAT", 99)
+    monkeypatch.setattr(manifest, "FORMAT", 99)
     with pytest.raises(CheckpointError, match="format 1 is not the known format 99"):
         checkpoint.read(spare / "000001")
 

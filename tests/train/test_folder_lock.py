@@ -83,7 +83,9 @@ def test_a_second_job_is_refused_until_the_first_is_dead(sandbox: Any, tmp_path:
     assert checkpoint.names(folder) == ["000000"]
 
     os.kill(int(pid), signal.SIGKILL)
-    holder.wait()  # its output stays open: the child has it too
+    holder.wait()
+    holder.stdout.close()  # not to its end: the child has it too
+    holder.stderr.close()
     assert psutil.pid_exists(int(child))
 
     def goes_on(run: Run) -> Path:

@@ -19,7 +19,7 @@ from farandole.sync import Strategy, parse
 from farandole.sync.served import OptimizerState
 from farandole.testing import run_world
 from farandole.train import Run, checkpoint
-from farandole.train.optimizer_state import load_by_name, merged, names_of, state_by_name
+from farandole.train.optimizer_state import merged, names_of, numbered_state, state_by_name
 from farandole.train.same_optimizer import OtherOptimizer, kind_of, require_same_kind
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
@@ -196,6 +196,12 @@ def test_another_version_of_torch_is_the_same_optimizer() -> None:
             optimizer, {"kind": "elsewhere.Adam", "groups": [{"lr": 0.1, "beta": 0.9}]}
         )
     assert kind_of(Own(net().parameters(), lr=1)).endswith("test_resume_optimizer.Own")
+
+
+def load_by_name(
+    optimizer: torch.optim.Optimizer, saved: Any, names: dict[int, str], *, whole: bool
+) -> None:
+    optimizer.load_state_dict(numbered_state(optimizer, saved, names, whole=whole))
 
 
 def test_stages_save_groups_apart() -> None:
