@@ -30,6 +30,7 @@ def serve(tasks: Any, verdicts: Any, undisturbed: Path) -> None:
     """In a process of its own: one drill after another, until it is told to stop."""
     end_with_parent()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # by way of every `finally`
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     slot = Slot()
     try:
         while True:

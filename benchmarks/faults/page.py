@@ -37,13 +37,17 @@ def table(result: Record) -> str:
     for drill in drills():
         if drill.name in verdicts:
             end = "goes on" if drill.promise.codes == (0,) else "ends"
-            key = (drill.role, drill.action, " ".join(drill.options), end, str(drill.again))
+            words = (drill.role, drill.action, " ".join(drill.options), end)
+            key = (*words, str(drill.again), str(drill.promise.right))
             groups.setdefault(key, []).append(drill)
     kept = sum(not record["broken"] and not record["skipped"] for record in verdicts.values())
     environment = result["environment"]
+    missing = len(drills()) - len(verdicts)
+    rest = f" The other {missing} of the table have no kept result." if missing else ""
     lines = [
         f"{kept} of {len(verdicts)} drills ended as promised, on {environment['cpus']} cores, "
-        f"{environment['date']}.",
+        f"{environment['date']}.{rest}",
+        *(["", result["note"]] if "note" in result else []),
         "",
         "| struck | by | in | what happens | the output says | seconds |",
         "|---|---|---|---|---|---|",
@@ -76,7 +80,7 @@ def _where(group: Sequence[Drill]) -> str:
 
 def _end(group: Sequence[Drill], records: Sequence[Record]) -> str:
     codes = sorted({record["code"] for record in records if record["code"] is not None})
-    text = "goes on" if codes == [0] else f"exit code {' or '.join(map(str, codes))}"
+    text = "ends well" if codes == [0] else f"exit code {' or '.join(map(str, codes))}"
     if group[0].promise.right and codes == [0]:
         text += ", right weights"
     if group[0].again:
