@@ -5,6 +5,7 @@ A verdict's file is written whole or not at all, so that a table that was interr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,6 +24,7 @@ from faults.table import Drill, drills
 from faults.weights import Baselines
 
 Record = dict[str, Any]
+_END_SECONDS = 30.0
 _LONGEST_SECONDS = 600.0  # of one drill, whatever happens
 
 
@@ -33,10 +35,10 @@ def serve(tasks: Any, verdicts: Any, undisturbed: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     slot = Slot()
     try:
-        while True:
-            drill = tasks.get()
+        for drill in iter(tasks.get, None):
             verdicts.put((drill, run_drill(drill, slot, Baselines(undisturbed))))
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the folders go first
         slot.close()
 
 
@@ -88,7 +90,7 @@ class Book:
         context = mp.get_context("spawn")
         tasks, verdicts = context.Queue(), context.Queue()
         slots = [
-            context.Process(target=serve, args=(tasks, verdicts, self._undisturbed))
+            context.Process(target=serve, args=(tasks, verdicts, self._undisturbed), daemon=True)
             for _ in range(min(jobs, len(first) + len(rest)))
         ]
         for slot in slots:
@@ -102,10 +104,7 @@ class Book:
                     self._write(drill, verdict)
                     yield drill
         finally:
-            for slot in slots:
-                slot.terminate()
-            for slot in slots:
-                slot.join(30)
+            _end(slots, tasks)
 
     @staticmethod
     def _next(verdicts: Any) -> tuple[Drill, Verdict]:
@@ -123,3 +122,20 @@ class Book:
 
     def _path(self, drill: Drill) -> Path:
         return self._folder / f"{hashlib.sha256(drill.name.encode()).hexdigest()[:16]}.json"
+
+
+def _end(slots: Sequence[Any], tasks: Any) -> None:
+    """Ends all slots: one that runs a drill by a signal, one that waits for a drill by None.
+
+    Both, because a signal that comes just before a wait does not end the wait.
+    """
+    with contextlib.suppress(queue.Empty):
+        while True:
+            tasks.get_nowait()
+    for slot in slots:
+        tasks.put(None)
+        slot.terminate()
+    for slot in slots:
+        slot.join(_END_SECONDS)
+        if slot.is_alive():
+            slot.kill()
