@@ -101,10 +101,10 @@ class RunState:
     def load(self, folder: Path, *, missing_ok: bool) -> dict[str, Any] | None:
         """Loads together with all ranks; see `Run.load`."""
         run = self._run
-        if missing_ok and not run.group.broadcast_json(checkpoint.newest(folder) is not None):
-            return None
         if missing_ok:
             self._take_over(folder)
+        if missing_ok and not run.group.broadcast_json(checkpoint.newest(folder) is not None):
+            return None
         source, parts, told = load_together(run.group, folder, fallback=run.fallback)
         for each in told:
             self._say(each)
@@ -155,14 +155,14 @@ class RunState:
         return None
 
     def _take_over(self, folder: Path) -> None:
-        """Locks this run's own folder before it goes on from there.
+        """Locks this run's own folder before it looks for a checkpoint there.
 
         A job that was started again beside the one that it shall replace is refused now, and not
         when it has trained as far as its first save. A folder that cannot be written to can still
         be loaded from.
         """
         run = self._run
-        if run.group.broadcast_json(os.access(folder, os.W_OK)):
+        if run.group.broadcast_json(not folder.exists() or os.access(folder, os.W_OK)):
             lock_together(run.group, run._save_folders, folder, required=False)
             self._tell_notes()
 

@@ -6,6 +6,7 @@ is another job's. Only rank 0, which numbers and removes checkpoints, has use fo
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,7 @@ class SaveFolder:
     lock: FolderLock | None = None
     own: set[str] = field(default_factory=set)  # names of checkpoints
     used: bool = False  # this run has saved or loaded here
+    made_here: bool = False  # there was no such folder before
 
 
 class SaveFolders:
@@ -36,12 +38,14 @@ class SaveFolders:
 
         Raises `CheckpointError` when another job saves there, or `OSError`.
         """
+        made = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         folder = self._find(path)
+        folder.made_here = folder.made_here or made
         if folder.lock is None or not folder.lock.is_valid():
             if folder.lock is not None:
                 folder.lock.release()
-            folder.lock = lock(path)
+            folder.lock = _locked(path)
             if folder.lock.first:
                 checkpoint.remove_half_written(path)
             if folder.lock.missing is not None:
@@ -77,10 +81,22 @@ class SaveFolders:
 
     def release(self) -> None:
         """Other jobs may save there now."""
-        for folder in self._folders.values():
+        for path, folder in self._folders.items():
             if folder.lock is not None:
                 folder.lock.release()
                 folder.lock = None
+            if folder.made_here and not folder.used:
+                with contextlib.suppress(OSError):  # another job has come
+                    path.rmdir()
 
     def _find(self, path: Path) -> SaveFolder:
         return self._folders.setdefault(path.resolve(), SaveFolder())
+
+
+def _locked(path: Path) -> FolderLock:
+    """Another job may just have removed the folder, because it had saved nothing there."""
+    try:
+        return lock(path)
+    except FileNotFoundError:
+        path.mkdir(parents=True, exist_ok=True)
+        return lock(path)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import socket
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,34 @@ def test_a_checkpoint_of_a_live_job_can_be_read_by_its_path(sandbox: Any, tmp_pa
     assert run_world(1, body, folder=tmp_path / "other") == [{"best": 1}]
     os.kill(int(pid), signal.SIGKILL)
     holder.communicate()
+
+
+def test_a_job_that_has_saved_nothing_yet_keeps_others_out(tmp_path: Path) -> None:
+    """A job that was queued again beside its predecessor, which is stuck in its first epoch."""
+    folder = tmp_path / "world/checkpoints"
+    ready, tell = multiprocessing.Pipe()
+    holder = multiprocessing.get_context("fork").Process(target=hold, args=(folder, tell))
+    holder.start()
+    try:
+        assert ready.recv() == "held"
+        with pytest.raises(CheckpointError, match=f"process {holder.pid} on .* saves into"):
+            run_world(2, lambda run: run.load(), folder=tmp_path)
+    finally:
+        holder.kill()
+        holder.join()
+    assert run_world(2, lambda run: run.load(), folder=tmp_path) == [None, None]
+
+
+def hold(folder: Path, tell: Any) -> None:
+    folder.mkdir(parents=True)
+    lock(folder)
+    tell.send("held")
+    time.sleep(600)
+
+
+def test_a_run_that_finds_and_saves_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    assert run_world(2, lambda run: run.load(), folder=tmp_path) == [None, None]
+    assert not (tmp_path / "world/checkpoints").exists()
 
 
 def test_runs_of_one_process_share_a_folder(tmp_path: Path, monkeypatch: Any) -> None:
@@ -282,7 +312,7 @@ def test_an_error_of_any_kind_leaves_no_half_written_one(
     monkeypatch.setattr(checkpoint, "write_parts", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_world(1, lambda run: run.save(), folder=tmp_path)
-    assert list((tmp_path / "world/checkpoints").iterdir()) == []
+    assert not (tmp_path / "world/checkpoints").exists(), "nor the folder, which held nothing else"
 
 
 def test_two_jobs_in_one_folder(sandbox: Any, tmp_path: Path) -> None:
