@@ -94,7 +94,7 @@ class Piped(Engine):
                 group.transport.topology = Topology.from_names(names)
         # 3. The stages of this rank, and the strategy around them.
         aliases = shared_names(model)
-        names = {module: name for name, module in model.named_modules() if name}
+        layers = {module: name for name, module in model.named_modules() if name}
         self._check: SelfCheck | None = None
         if check:
             self._check = SelfCheck(
@@ -118,7 +118,7 @@ class Piped(Engine):
             assembled.pipelined,
             assembled.gate,
             assembled.names,
-            {names[each]: each for each in assembled.gate.modules() if each in names},
+            {layers[each]: each for each in assembled.gate.modules() if each in layers},
             assembled.tilings,
         )
         self._views: dict[
