@@ -18,9 +18,17 @@ _ALONE = threading.RLock()
 
 
 @contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """For what changes torch itself for a while, as torch.fx does with `nn.Module.__call__`: two
+    threads that did so at once would put each other's changes back."""
+    with _ALONE:
+        yield
+
+
+@contextmanager
 def left_as_they_were(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Inside, modules may be run. Buffers, gradients, modes and random states are put back."""
-    with _ALONE, _put_back(modules):
+    with one_at_a_time(), _put_back(modules):
         yield
 
 

@@ -23,6 +23,7 @@ from torch import fx, nn
 
 from farandole.errors import UserError
 from farandole.layout.cut_graph import Recording, cut_recording
+from farandole.layout.left_alone import one_at_a_time
 from farandole.layout.reasons import short
 
 # They do not look at what their arguments are, so fx alone cannot record them.
@@ -57,7 +58,7 @@ def _record(model: nn.Module, cuts: Sequence[str]) -> Recording:
     recorder = _Recorder(model, cuts)
     root = _OneArgument(model)
     try:
-        with recorder.recording_creators():
+        with one_at_a_time(), recorder.recording_creators():
             graph = recorder.trace(root)
     except Exception as error:
         raise UserError(

@@ -96,12 +96,22 @@ def require_fitting_state(optimizer: Optimizer, state: Mapping[str, Any]) -> Non
         len(group["params"]) for group in optimizer.param_groups
     ]:
         raise ValueError("its optimizer has other groups of parameters than this script's")
+    if known:
+        _require_alike([each for each in state["state"].values() if each])
     for saved, here in zip(groups, optimizer.param_groups, strict=True):
         for number, parameter in zip(saved["params"], here["params"], strict=True) if known else ():
             _require_fitting(state["state"].get(number, {}), parameter)
         for key, value in here.items():
             if key in saved and key != "params" and not _is_like(saved[key], value):
                 raise ValueError(f"{key} of its optimizer is {str(saved[key])[:40]!r}")
+
+
+def _require_alike(states: Sequence[Any]) -> None:
+    """Torch's own optimizers keep the same of every parameter that they keep anything of."""
+    kept = {frozenset(each) for each in states if isinstance(each, Mapping)}
+    if len(kept) > 1:
+        one, other = sorted(sorted(map(str, keys)) for keys in list(kept)[:2])
+        raise ValueError(f"its optimizer keeps {one} of one parameter and {other} of another")
 
 
 def _require_fitting(state: Any, parameter: torch.Tensor) -> None:

@@ -96,7 +96,11 @@ class Piped(Engine):
         aliases = shared_names(model)
         layers = {module: name for name, module in model.named_modules() if name}
         self._check: SelfCheck | None = None
-        if check:
+        # Statistics over all replicas are those of no batch that a plain model sees.
+        spans_replicas = getattr(strategy, "batchnorm", None) == "sync" and replicas.size > 1
+        if check and spans_replicas:
+            run.print("the layout is not checked: BatchNorm's statistics are of all replicas")
+        elif check:
             self._check = SelfCheck(
                 model, recipe.objective, run.device, keeps=pipe.rank == 0, double=sample is None
             )

@@ -113,7 +113,7 @@ class RunState:
         if afresh is not None:
             own = None
         self._check_fits(parts, own, source)
-        self._load_models(parts)
+        self._load_models(parts, source)
         run.samples, run.steps = saved["samples"], saved["steps"]
         run._began -= saved["seconds"] - run.seconds
         run.group.meter.go_on_from(saved["waited_seconds"], saved["bytes_sent"])
@@ -201,9 +201,22 @@ class RunState:
                     f"checkpoint {source} does not fit this script's model or optimizer: {failed}"
                 ) from problem
 
-    def _load_models(self, parts: dict[str, Any]) -> None:
+    def _load_models(self, parts: dict[str, Any], source: Path) -> None:
+        """*Together.* An optimizer that is not torch's own may refuse what nobody could foresee."""
+        problem: Exception | None = None
         for index, saver in enumerate(self._run._savers):
-            saver.load(*_model(parts, index))
+            try:
+                saver.load(*_model(parts, index))
+            except UNFITTING as error:
+                problem = error
+                break
+        said = None if problem is None else f"{type(problem).__name__}: {problem}"
+        for failed in self._run.group.gather_json(said):
+            if failed is not None:
+                raise CheckpointError(
+                    f"checkpoint {source} is refused by the model or its optimizer: {failed}. They "
+                    "may hold parts of it: start again, from another checkpoint."
+                ) from problem
 
     def _load_own(self, own: dict[str, Any], source: Path) -> None:
         run = self._run

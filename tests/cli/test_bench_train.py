@@ -55,8 +55,9 @@ def test_two_workers_print_and_write_what_they_measured(
     assert found["images_per_second_total"]["mean"] == pytest.approx(2 * rates["mean"])
     parameters = build("small_cnn", image_size=8).parameters()
     bytes_per_step = sum(p.numel() * 4 for p in parameters)  # a ring of two sends it once
-    # Of the timed steps, of ours alone, and what DDP tells about its buckets.
-    assert found["bytes_sent_per_worker"] == pytest.approx(3 * 2 * bytes_per_step, abs=200)
+    # Of the timed steps, of ours alone, and what each bucket carries beside the gradients: a flag
+    # for each parameter, a note of each rank.
+    assert found["bytes_sent_per_worker"] == pytest.approx(3 * 2 * bytes_per_step, abs=400)
     assert 0 < found["waited_seconds"] < 3 * 2 * 32 / min(rates["iterations"])
     assert found["peak_memory_bytes"] > 50 * 2**20
     assert found["settings"]["sync"] == sync

@@ -187,6 +187,7 @@ def deep(levels: int, leaf: Any = 1) -> Any:
         (("trees", "optimizer-0", "groups", 0, "lr"), "fast", "lr of its optimizer is 'fast'"),
         (("trees", "optimizer-0", "groups", 0, "betas"), [1], "betas"),
         (("trees", "optimizer-0", "named", "weight"), 3, "state of a parameter"),
+        (("trees", "optimizer-0", "named", "weight"), {"other": 1.0}, "of one parameter and"),
         (("trees", "optimizer-0", "named", "weight", "step"), "x", "step of its optimizer is 'x'"),
         (("trees", "optimizer-0", "named", "weight", "exp_avg"), 3, "exp_avg of its optimizer"),
         (("trees", "optimizer-0", "kind"), 3, "part 'optimizer-0'"),

@@ -124,6 +124,8 @@ class SelfCheck:
         for dtype in self._dtypes:
             try:
                 micros = small_batch(pipelined, inputs, targets, dtype)
+                if pipelined.layout.streams and len(micros) < pipelined.layout.microbatches:
+                    raise CannotCheckError(f"the first batch makes {len(micros)} micro-batches")
                 computed = self._plain.compute(micros, _PASSES, dtype)
             except (CannotCheckError, FarandoleError) as error:
                 reason = str(error)
