@@ -37,7 +37,7 @@ def variables_for(drill: Drill) -> dict[str, str]:
     if action == "in Cyrillic under LC_ALL=POSIX":
         return {"LC_ALL": "POSIX", "LANG": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     if action == "NaN":
-        return {NAN: "1"}
+        return {NAN: role.removeprefix("rank ").removesuffix("'s data")}
     if drill.again and role == "launcher":
         return {STOPPED: "1"}
     return {LOADER: "1"} if role.startswith("loader's") else {}
@@ -50,7 +50,7 @@ def limits_for(action: str) -> list[str]:
         "16 open files": "ulimit -n 16",
         "1 GiB of addresses": "ulimit -v 1048576",
     }.get(action)
-    return ["sh", "-c", f'{words} && exec "$@"', "sh"] if words else []
+    return ["/bin/sh", "-c", f'{words} && exec "$@"', "sh"] if words else []
 
 
 @contextlib.contextmanager

@@ -57,6 +57,10 @@ class Drill:
         return "0" if self.phase in ("saving", "evaluation") else "all"
 
 
+_LOGS = ("tmp/farandole-logs-",)
+"""Of a job that failed: they stay for a week, and that job's own output says where."""
+
+
 def drills() -> list[Drill]:
     """The whole table, in the order in which it is run."""
     rows = [
@@ -230,9 +234,11 @@ def _served() -> Iterator[Drill]:
     yield Drill("async", "training", "rank 1", "SIGKILL", goes_on, ("--restarts", "1"))
     for setting, phase in (("server", "training"), ("async", "saving")):
         yield _killed(setting, phase, "rank 0")
-    given_up = Promise((0,), ("rank 1",), 50.0, right=True)
+    # The drills' timeout is shorter than the 20 s after which servers give up a silent worker.
     for setting in ("server", "async"):
-        yield Drill(setting, "training", "rank 1", "SIGSTOP", given_up)
+        promise = Promise((1,), ("rank 1",), AFTER_TIMEOUT)
+        yield Drill(setting, "training", "rank 1", "SIGSTOP", promise)
+    given_up = Promise((0,), ("rank 1",), 50.0, right=True)
     yield Drill("async", "finished", "rank 1", "SIGSTOP", given_up)
     replaced = Promise((0,), ("server",), right=True)
     for setting, phase in (("async", "training"), ("downpour", "collective")):
@@ -249,7 +255,8 @@ def _races() -> Iterator[Drill]:
         yield Drill("race", phase, "launcher", "SIGKILL", Promise((137,)))
     told = Promise((1,), ("failed|killed",), 30.0)
     yield Drill("race", "training", "a lane's launcher", "SIGKILL", told)
-    yield Drill("race", "training", "rank 1", "SIGKILL", Promise((1,), ("rank 1|failed",), 30.0))
+    told = Promise((1,), ("rank 1|failed",), 30.0, may_leave=_LOGS)
+    yield Drill("race", "training", "rank 1", "SIGKILL", told)
     yield Drill("race", "training", "the fork server", "SIGKILL", Promise((0,), (), 30.0))
 
 
@@ -292,7 +299,7 @@ def _files() -> Iterator[Drill]:
     escapes = Promise((1,), ("CheckpointError",), 60.0)
     yield Drill("allreduce", "", "the newest checkpoint", "resealed with ../", escapes)
     # The folder is locked from the first save on.
-    second = Promise((0,), (), 60.0, right=True)
+    second = Promise((0,), (), 60.0, right=True, may_leave=_LOGS)
     yield Drill("allreduce", "between epochs", "another job", "the same folder", second)
 
 
@@ -309,8 +316,9 @@ def _bad_data() -> Iterator[Drill]:
             continue
         # Under servers that rank alone ends, and the others go on.
         codes = (0,) if setting in SERVED else (1,)
-        promise = Promise(codes, ("rank 1", "DivergedError"), 60.0, right=setting in SERVED)
-        yield Drill(setting, "", "rank 1's data", "NaN", promise)
+        role = "rank 0" if setting == "stages" else "rank 1"  # the first stage reads the inputs
+        promise = Promise(codes, (role, "DivergedError"), 60.0, right=setting in SERVED)
+        yield Drill(setting, "", f"{role}'s data", "NaN", promise)
 
 
 def _surroundings() -> Iterator[Drill]:
@@ -328,7 +336,8 @@ def _surroundings() -> Iterator[Drill]:
 
 
 def _children() -> Iterator[Drill]:
-    died = Promise((1,), ("DataLoader worker", "rank 1"), AFTER_TIMEOUT)
+    of_python = ("tmp/pymp-",)  # what multiprocessing leaves of a process that is killed
+    died = Promise((1,), ("DataLoader worker", "rank 1"), AFTER_TIMEOUT, may_leave=of_python)
     yield Drill("allreduce", "training", "loader's process of rank 1", "SIGKILL", died)
     for number in ("SIGINT", "SIGKILL"):
         yield Drill("emulate", "training", "launcher", number, Promise((KILLED_BY[number],)))

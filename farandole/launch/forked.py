@@ -9,7 +9,9 @@ imported another module of the same name.
 
 from __future__ import annotations
 
+import atexit
 import builtins
+import contextlib
 import ctypes
 import importlib
 import io
@@ -18,8 +20,10 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Mapping, Sequence
 from importlib.machinery import SourceFileLoader
@@ -185,14 +189,28 @@ def run(command: Sequence[str]) -> None:
             runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
         else:
             _run_script(main, arguments)
-    except (SystemExit, KeyboardInterrupt):
+    except SystemExit:
         raise  # the interpreter knows what to do
     except BaseException as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
+        if isinstance(error, KeyboardInterrupt) and arguments[0] != "-m":
+            _end_by_interrupt()
         raise SystemExit(1) from None
+
+
+def _end_by_interrupt() -> None:
+    """Dies of SIGINT once all is done that is done at the end: as the interpreter does where it
+    runs a script itself, and does not where it runs a module (`-m`), as it does here."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _run_script(main: types.ModuleType, arguments: Sequence[str]) -> None:

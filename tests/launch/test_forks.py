@@ -129,6 +129,7 @@ def test_it_is_forked_and_not_started_afresh(place: Place) -> None:
         "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
         "import sys\nsys.excepthook = lambda *e: print('mine', e[2].tb_lineno)\nraise KeyError",
         "import atexit\natexit.register(print, 'last', flush=True)\nprint('first')",
+        "import atexit\natexit.register(print, 'last', flush=True)\nraise KeyboardInterrupt",
     ],
 )
 def test_it_ends_as_a_fresh_process_does(place: Place, text: str) -> None:
