@@ -242,7 +242,9 @@ def test_layer_norm(data: st.DataObject) -> None:
     over = shape[data.draw(st.integers(0, len(shape) - 1)) :]
     bias = data.draw(st.booleans())
     place.check(made(lambda: nn.LayerNorm(over, bias=bias)))
-    place.check(made(lambda: LastNorm(place.channels)))
+    # Of one value all that is left is rounding, which eps lets grow by 1 / sqrt(1e-5).
+    rounding = {"tolerance": 1e-8} if place.channels == 1 else {}
+    place.check(made(lambda: LastNorm(place.channels)), **rounding)
 
 
 @few
