@@ -15,6 +15,7 @@ import re
 import select
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -42,6 +43,10 @@ from farandole.testing import namespaces
 # Hypothesis' own limit of time per example would be a timed test: the first one loads torch.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+# A suite that a shell has started in the background ignores SIGINT, as would all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).parents[1]
 FORKED = Path(__file__).parent / "scripts" / "forked.py"
