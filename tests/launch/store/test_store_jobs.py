@@ -53,7 +53,8 @@ def test_groups_and_subgroups_of_four_ranks(sandbox: Sandbox, own: bool) -> None
         [4.0, 1.0 if rank < 2 else 5.0, [0, 1, 2, 3]] for rank in range(4)
     ]
     assert "never joined" not in done.stderr
-    assert list(sandbox.temporary.iterdir()) == []
+    left = [path.name for path in sandbox.temporary.iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor_")] == []  # torch 2.11's
 
 
 WAITING = """
