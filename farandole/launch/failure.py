@@ -91,7 +91,9 @@ def record_uncaught(environ: Mapping[str, str] = os.environ) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
-        _write(Path(target), text, followed=_follows(error))
+        # Python leaves by the signal itself then, as a shell expects of whatever Ctrl-C has ended.
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        _write(Path(target), text, followed=_follows(error), leaving_with=code)
         show(kind, error, trace)
 
     sys.excepthook = hook
@@ -123,7 +125,7 @@ def _follows(error: BaseException | None) -> bool:
     return False
 
 
-def _write(target: Path, text: str, *, followed: bool = False) -> None:
+def _write(target: Path, text: str, *, followed: bool = False, leaving_with: int = 1) -> None:
     now = time.time_ns()
     # The shape around `time_ns` is the one TorchElastic's own reader expects.
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(now // 10**9)}}
@@ -131,7 +133,12 @@ def _write(target: Path, text: str, *, followed: bool = False) -> None:
         # In one step: the launcher may end this process at any moment, and that reader does not
         # survive half a file.
         half = target.with_suffix(".half")
-        said = {"message": message, "time_ns": now, "followed": followed}
+        said = {
+            "message": message,
+            "time_ns": now,
+            "followed": followed,
+            "leaving_with": leaving_with,
+        }
         half.write_text(json.dumps(said))
         half.replace(target)
 
@@ -147,13 +154,15 @@ def read_failure(
     error = ""
     time_ns = (noticed_seconds - _NOTICED_WITHIN_SECONDS) * 10**9
     kind, is_dated = Kind.OWN, False
+    leaving_with = 1
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(error_file.read_text())
         error, time_ns = found["message"]["message"], int(found["time_ns"])
         kind, is_dated = Kind.FOLLOWED if found.get("followed") else Kind.OWN, True
+        leaving_with = int(found.get("leaving_with", leaving_with))  # others write no such thing
     if error:
-        # It raised, and was on its way out with 1 when the launcher sent a signal to hurry it.
-        exit_code = exit_code if exit_code > 0 else 1
+        # It raised, and was on its way out when the launcher sent a signal to hurry it.
+        exit_code = exit_code if exit_code > 0 else leaving_with
     else:
         with contextlib.suppress(OSError):
             lines = stderr_file.read_text(errors="replace").splitlines()

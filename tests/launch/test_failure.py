@@ -37,11 +37,11 @@ def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[
     signal.signal(signal.SIGTERM, at_sigterm)
 
 
-def raise_here(error: Exception) -> None:
+def raise_here(error: BaseException) -> None:
     """What the interpreter does with an exception that nobody catches."""
     try:
         raise error
-    except Exception as caught:
+    except BaseException as caught:
         sys.excepthook(type(caught), caught, caught.__traceback__)
 
 
@@ -120,6 +120,13 @@ def test_an_uncaught_exception_reaches_the_launcher(
     assert "ValueError: lost" in capsys.readouterr().err  # and is shown as ever
     assert failure.time_ns > 10**18
     assert read(variables, exit_code=-signal.SIGTERM).exit_code == 1  # it was leaving with 1
+
+
+def test_who_was_interrupted_has_ended_by_the_signal(variables: dict[str, str]) -> None:
+    record_uncaught(variables)
+    raise_here(KeyboardInterrupt())
+    for exit_code in (-signal.SIGINT, -signal.SIGTERM):  # by itself, or hurried by the launcher
+        assert read(variables, exit_code).killed_by == "SIGINT"
 
 
 def test_torchs_own_reader_accepts_the_file(variables: dict[str, str]) -> None:

@@ -43,6 +43,15 @@ def test_a_worker_killed_outright(sandbox: Sandbox) -> None:
     assert Path(last[-1].split()[-1]).is_dir()
 
 
+def test_a_worker_interrupted(sandbox: Sandbox) -> None:
+    job, pids = start_stuck(sandbox)
+    os.kill(pids[1][0], signal.SIGINT)
+    done = sandbox.finish(job)
+    assert sandbox.processes() == []
+    assert done.returncode == 130
+    assert "farandole: rank 1 was killed by SIGINT; the other was stopped" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_launcher_told_to_stop(sandbox: Sandbox, number: signal.Signals) -> None:
     job, _ = start_stuck(sandbox)
