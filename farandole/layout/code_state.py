@@ -59,6 +59,8 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         if isinstance(self.before, _Held) or isinstance(self.now, _Held):
             return self.name.rpartition(", ")[0]
+        if isinstance(self.before, _Identity) and isinstance(self.now, _Identity):
+            return self.name
         return f"{self.name} (from {_said(self.before)} to {_said(self.now)})"
 
 
@@ -130,13 +132,18 @@ class CodeState:
             if isinstance(function, FunctionType):
                 self._add_function(f"{kind.__qualname__}.{name}", function)
             elif isinstance(value, (*_PLAIN, list, dict, tuple, set, torch.Tensor)):
-                self._undo.append(partial(setattr, kind, name, value))
+                self._undo.append(partial(_set_back, kind, name, value))
                 self._add(f"{kind.__qualname__}.{name}", value, 1)
 
     def _add_function(self, name: str, function: FunctionType) -> None:
+        if id(function) in self._seen:
+            return
+        self._seen[id(function)] = function
         known = function.__globals__
         for used in function.__code__.co_names:
             value = known.get(used)
+            if isinstance(value, FunctionType) and value.__module__ == function.__module__:
+                self._add_function(used, value)
             if isinstance(value, (*_PLAIN, list, dict, torch.Tensor)) and used in known:
                 self._undo.append(partial(known.__setitem__, used, value))
                 self._add(f"{known.get('__name__', '')}.{used}", value, 1)
@@ -158,7 +165,10 @@ class CodeState:
             self.values[path] = frozenset(map(_key, value))
         else:  # a tensor too: a recording looks up its values
             self.values[path] = _Identity(value)
-            if depth > 0 and id(value) not in self._seen and not isinstance(value, torch.Tensor):
+            function = getattr(value, "__func__", value)
+            if isinstance(function, FunctionType):
+                self._add_function(path, function)
+            elif depth > 0 and id(value) not in self._seen and not isinstance(value, torch.Tensor):
                 self._seen[id(value)] = value
                 self._add_content(path, value, depth)
 
@@ -187,9 +197,13 @@ class RecordedState:
     """What a recording took as it was, to be compared before every step."""
 
     def __init__(self, modules: Mapping[str, nn.Module], tensors: Iterable[torch.Tensor]) -> None:
-        self._state = CodeState(modules, tensors)
-        self._modules = modules
+        self._modules, self._tensors = modules, list(tensors)
+        self._state = CodeState(modules, self._tensors)
         self._modes = {name: module.training for name, module in modules.items()}
+
+    def taken_apart(self) -> None:
+        """The model's tensors have been moved and freed; that is no change by the script."""
+        self._state = CodeState(self._modules, self._tensors)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RecordedState:
         return self  # it is of the model that the script has, not of a copy
@@ -227,6 +241,11 @@ class _Identity:
 
 
 _ABSENT = _Identity(object())
+
+
+def _set_back(kind: type, name: str, value: Any) -> None:
+    if vars(kind).get(name) is not value:
+        setattr(kind, name, value)
 
 
 def _key(value: Any) -> Any:
