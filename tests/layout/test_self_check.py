@@ -22,6 +22,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "self_check_facts.py"
 
 EXACT = {  # what trains, as it does in one process
     *(f"nothing {layout}" for layout in ("stages", "tiles", "gems")),
+    "moving_average tiles",
+    "attribute tiles",
     *(
         f"{case} {layout}"
         for case in (

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from farandole import InexactError, StageError, UserError
+from farandole.layout.blocks import blocks_of
 from farandole.testing import run_world
 from farandole.train import Run
 from tests.layout.models import (
@@ -666,9 +668,99 @@ def test_modules_in_evaluation_stay_so_after_a_prediction(tmp_path: Path) -> Non
 
     def body(run: Run) -> list[bool]:
         mine = models[run.rank]
-        trainer = run.trainer(mine, F.mse_loss, sgd, layout="stages=2", check=False)
+        trainer = run.trainer(mine, F.mse_loss, sgd, layout="stages=2")
+        trainer.step(*batches()[0])
         trainer.predict(batches()[0][0])
         return [each.training for each in mine]
 
     models = [copy.deepcopy(model) for _ in range(2)]
     assert run_world(2, body, folder=tmp_path) == [[True, False, True, True]] * 2
+
+
+def doubled(module: nn.Module, given: Any, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+def halved(module: nn.Module, gradients: Any, outer: Any) -> Any:
+    return tuple(None if gradient is None else gradient / 2 for gradient in gradients)
+
+
+HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+    "forward": lambda module: module.register_forward_hook(doubled),
+    "before": lambda module: module.register_forward_pre_hook(lambda _, given: (2 * given[0],)),
+    "backward": lambda module: module.register_full_backward_hook(halved),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("recorded", [False, True], ids=["traced", "recorded"])
+def test_hooks_of_modules(name: str, recorded: bool, tmp_path: Path) -> None:
+    """Of one that is opened, of a layer, and of the model itself."""
+    model = drawn(Inside(Part(lambda self, x: self.other(self.layer(x)))))
+    HOOKS[name](model.part)
+    HOOKS[name](model.after)
+    sample = batches()[0][0] if recorded else None
+    assert_same(in_two_stages(model, tmp_path / "inside", sample=sample), expected(model))
+    HOOKS[name](model)
+    with pytest.raises(UserError, match="it has hooks"):
+        in_two_stages(model, tmp_path / "own", sample=sample)
+
+
+def draws_by_numpy(self: Any, x: Tensor) -> Tensor:
+    return self.layer(x) * float(np.random.rand())
+
+
+def draws_from_a_generator(self: Any, x: Tensor) -> Tensor:
+    noise = torch.rand(WIDTH, generator=self.options["generator"], dtype=torch.float64)
+    return self.layer(x) + noise
+
+
+def draws_from_torch(self: Any, x: Tensor) -> Tensor:
+    return self.layer(x) + torch.rand(WIDTH, dtype=torch.float64)
+
+
+def lowers(self: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = self.layer(x)
+    return y.to(x.dtype)
+
+
+KEPT: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "numpy": (draws_by_numpy, "random number"),
+    "generator": (draws_from_a_generator, "random number"),
+    "torch": (draws_from_torch, "random number"),
+    "autocast": (lowers, "autocast"),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_only_runs_as_it_is_written(name: str) -> None:
+    forward, why = KEPT[name]
+    model = Inside(Part(forward))
+    model.part.options["generator"] = torch.Generator().manual_seed(2)
+    before = model.part.options["generator"].get_state(), np.random.get_state()[1].tobytes()
+    blocks = blocks_of(model)
+    assert [block.name for block in blocks] == ["before", "part", "after"]
+    assert why in blocks[1].module.meta["whole"]["part"]
+    assert torch.equal(model.part.options["generator"].get_state(), before[0])
+    assert np.random.get_state()[1].tobytes() == before[1]
+
+
+class Parametrized(nn.Module):
+    """Uses a parametrized weight of its own, and one that is normalised by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+        self.layer = parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+        parametrizations.orthogonal(self, "weight", use_trivialization=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(F.linear(x, self.weight).tanh())
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["traced", "recorded"])
+def test_parametrized_weights(recorded: bool, tmp_path: Path) -> None:
+    model = drawn(Inside(Parametrized()))
+    sample = batches()[0][0] if recorded else None
+    assert_same(in_two_stages(model, tmp_path, sample=sample), expected(model))
