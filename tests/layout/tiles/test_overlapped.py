@@ -27,7 +27,7 @@ from farandole.layout.tiles.lanes import Lanes, LocalLanes
 from farandole.layout.tiles.tile import Flow, Tile
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 150.0
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
 
