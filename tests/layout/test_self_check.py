@@ -32,12 +32,12 @@ EXACT = {  # what trains, as it does in one process
         )
         for layout in ("stages", "gems")
     ),
+    *(f"{case} tiles" for case in ("deviation", "largest", "picked", "weight_view")),
 }
 REFUSED_WHILE_CUT = {"hook stages", "hook gems", "attribute stages", "attribute gems"}
 REFUSED_BY_MICRO_BATCHES = {"moving_average stages", "moving_average gems"}
 FIRST_LAYER = {
     "named_axis tiles": "second",
-    "largest tiles": "second",
 }
 
 
@@ -55,6 +55,9 @@ def test_two_real_processes(sandbox: Sandbox, tmp_path: Path) -> None:
             assert kind == "InexactError", (case, said)
             assert "forward changes 'average', and a step runs it" in said
             assert "check=False" in said
+        elif case == "hook tiles":
+            assert kind == "StageError", (case, said)
+            assert "register_hook is not possible" in said
         else:
             assert kind == "InexactError", (case, said)
             assert "does not compute what the plain model computes" in said
