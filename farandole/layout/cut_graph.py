@@ -15,7 +15,7 @@ parameter both hold it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -23,18 +23,27 @@ import torch
 from torch import fx, nn
 
 from farandole.errors import UserError, nearest
+from farandole.layout.code_state import RecordedState
 
 _IN_PLACE_OPERATORS = (
     operator.iadd,
     operator.isub,
     operator.imul,
     operator.itruediv,
+    operator.ifloordiv,
+    operator.imod,
+    operator.ipow,
+    operator.iand,
+    operator.ior,
+    operator.ixor,
     operator.setitem,
 )
 
 
 WHOLE = "whole"
 """Under this name a block's `meta` says what in it could not be recorded, and why."""
+STATE = "state"
+"""Under this name it has the plain values that the recording took as they were."""
 
 
 class Recording(NamedTuple):
@@ -44,6 +53,18 @@ class Recording(NamedTuple):
     attributes: dict[str, Any]  # what the names in the graph stand for
     starts: dict[nn.Module, fx.Node]  # by submodule, the first node of its first call
     whole: dict[nn.Module, str]  # submodules that could not be recorded, and why
+    opened: dict[str, nn.Module]  # modules whose inside was recorded, by name
+    read: list[torch.Tensor]  # tensors of which values, and not look-ups, were recorded
+
+
+def recorded_states(blocks: Iterable[nn.Module]) -> list[RecordedState]:
+    """What the recordings that blocks were cut from took as it was."""
+    found = [
+        block.meta[STATE]
+        for block in blocks
+        if isinstance(block, fx.GraphModule) and STATE in block.meta
+    ]
+    return list({id(state): state for state in found}.values())
 
 
 class _Place(NamedTuple):
@@ -57,7 +78,8 @@ class _Order:
     """The operations of a graph in order, the inputs first and the output last."""
 
     def __init__(self, recording: Recording) -> None:
-        graph, self.attributes, _, self.whole = recording
+        graph, self.attributes, self.whole = recording.graph, recording.attributes, recording.whole
+        self.state = RecordedState(recording.opened, recording.read)
         self.nodes: list[fx.Node] = [node for node in graph.nodes if node.op != "get_attr"]
         self.inputs = sum(node.op == "placeholder" for node in self.nodes)
         self.position = {node: index for index, node in enumerate(self.nodes)}
@@ -116,19 +138,21 @@ class _Order:
         return layers[0] if layers else self.nodes[first].name
 
     def _in_place(self, node: fx.Node) -> bool:
-        if not node.args:
-            return False
-        if node.op == "call_module":
-            return getattr(self.attributes[str(node.target)], "inplace", False) is True
-        if node.op == "call_method":
-            name = str(node.target)
-        else:
-            name = getattr(node.target, "__name__", "")
-        return (
-            (name.endswith("_") and not name.endswith("__"))
-            or node.kwargs.get("inplace") is True
-            or node.target in _IN_PLACE_OPERATORS
-        )
+        return writes_in_place(node, self.attributes)
+
+
+def writes_in_place(node: fx.Node, attributes: Mapping[str, Any]) -> bool:
+    """Whether an operation changes its first argument."""
+    if not node.args:
+        return False
+    if node.op == "call_module":
+        return getattr(attributes[str(node.target)], "inplace", False) is True
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return (
+        (name.endswith("_") and not name.endswith("__"))
+        or node.kwargs.get("inplace") is True
+        or node.target in _IN_PLACE_OPERATORS
+    )
 
 
 def cut_recording(
@@ -258,6 +282,7 @@ def _module(graph: fx.Graph, order: _Order, kept: set[str], model: nn.Module) ->
     module = fx.GraphModule({name: attributes[name] for name in used}, graph, type(model).__name__)
     if "training" not in used:
         module.training = model.training
+    module.meta[STATE] = order.state
     module.meta[WHOLE] = {
         name: order.whole[found]
         for name in used

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from farandole.layout.code_state import CodeState
+
 _ALONE = threading.RLock()
 
 
@@ -27,20 +29,35 @@ def one_at_a_time() -> Iterator[None]:
 
 @contextmanager
 def left_as_they_were(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside, modules may be run. Buffers, gradients, modes and random states are put back."""
+    """Inside, modules may be run. Buffers, attributes, gradients, modes and random states are put
+    back."""
     with one_at_a_time(), _put_back(modules):
         yield
 
 
 @contextmanager
+def weights_left_alone(model: nn.Module) -> Iterator[None]:
+    """Inside, code may write to parameters too; takes a copy of them."""
+    copies = [(weight, weight.detach().clone()) for weight in model.parameters()]
+    try:
+        yield
+    finally:
+        for weight, copy in copies:
+            if not torch.equal(weight, copy):
+                weight.data.copy_(copy)
+
+
+@contextmanager
 def _put_back(modules: Sequence[nn.Module]) -> Iterator[None]:
     parts = {part for module in modules for part in module.modules()}
-    buffers = [
-        (part, name, buffer, buffer.clone())
+    state = CodeState({str(number): part for number, part in enumerate(parts)})
+    tensors = {
+        id(each): each
         for part in parts
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    ]
+        for each in (*part._buffers.values(), *vars(part).values())
+        if isinstance(each, torch.Tensor)
+    }
+    copies = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
     gradients = {weight: weight.grad for module in modules for weight in module.parameters()}
     drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -51,6 +68,7 @@ def _put_back(modules: Sequence[nn.Module]) -> Iterator[None]:
         with torch.random.fork_rng(devices), torch.enable_grad():
             yield
     finally:
+        state.put_back()
         for part, training in modes.items():
             part.training = training
         random.setstate(drawn)
@@ -58,6 +76,7 @@ def _put_back(modules: Sequence[nn.Module]) -> Iterator[None]:
         for weight, gradient in gradients.items():
             weight.grad = gradient
         with torch.no_grad():
-            for part, name, buffer, copy in buffers:
-                part._buffers[name] = buffer
-                buffer.copy_(copy)
+            for tensor, copy in copies:
+                # A write would count as one by the model's code.
+                if not torch.equal(tensor, copy):
+                    tensor.copy_(copy)

@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from farandole.errors import UserError
 from farandole.layout.arguments import Arguments, call
 from farandole.layout.cut_graph import Recording, cut_recording
-from farandole.layout.left_alone import left_as_they_were
+from farandole.layout.left_alone import left_as_they_were, weights_left_alone
 from farandole.layout.reasons import short
 from farandole.layout.recording import Recorder, is_no_nest
 from farandole.layout.replay import by_mode, require
@@ -57,7 +57,7 @@ def cut_on_sample(
     def lowered() -> AbstractContextManager[object]:
         return nullcontext() if precision is None else torch.autocast(home.type, precision)
 
-    with left_as_they_were([model]), lowered():
+    with left_as_they_were([model]), weights_left_alone(model), lowered():
         try:
             wanted = {mode: _tried(model, mode, sample) for mode in (True, False)}
         except Exception as error:
@@ -72,8 +72,8 @@ def cut_on_sample(
         except Exception as error:
             raise UserError(
                 f"{type(model).__name__} cannot be cut into stages, for its forward cannot be "
-                f"recorded: {short(error)}. Pass an nn.Sequential, a list of blocks, or a model "
-                f"whose own forward does not depend on values; its submodules may."
+                f"recorded: {short(error)}. Pass an nn.Sequential, a list of blocks, or put this "
+                f"code into a submodule: one that cannot be recorded stays whole and runs as it is."
             ) from error
         blocks = cut_recording(recording, cuts, model)
         chain = _Chain(nn.ModuleList(module for _, module in blocks))

@@ -212,6 +212,15 @@ class Pipelined:
         for stage in self.stages.values():
             stage.weights.updated(0)
 
+    def refusing(self, check: Callable[[], None]) -> None:
+        """Whoever refuses to go on tells the others why, so that nobody waits."""
+        try:
+            check()
+        except UserError as error:
+            self._mail.fail(f"{self._name}: {error}")
+            self._mail.settle(_PATIENCE_SECONDS)
+            raise
+
     def predict(self, inputs: Any) -> Any:
         """What the whole model makes of `inputs`, in evaluation mode, on every rank."""
         self.drain()

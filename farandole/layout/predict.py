@@ -34,8 +34,9 @@ def predict(
 
     In evaluation mode, micro-batch after micro-batch: no order of stages on ranks can lock up.
     """
-    modes = {stage: stage.part.training for stage in stages.values()}
-    for stage in modes:
+    # Of every module: a script may have put some into evaluation for good, as frozen BatchNorms.
+    modes = [(each, each.training) for stage in stages.values() for each in stage.part.modules()]
+    for stage in stages.values():
         stage.part.eval()
     try:
         with torch.no_grad():
@@ -44,8 +45,8 @@ def predict(
                 for index, micro in enumerate(micros)
             ]
     finally:
-        for stage, training in modes.items():
-            stage.part.train(training)
+        for module, training in modes:
+            module.training = training
     last = places.stages - 1
     joined = []
     for index, (micro, value) in enumerate(zip(micros, outputs, strict=True)):

@@ -17,7 +17,7 @@ def short(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     text = text.splitlines()[0].split(". ")[0].rstrip(".")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_the_model(frame.filename):
+        if is_the_model(frame.filename):
             return f"{text} ({Path(frame.filename).name}, line {frame.lineno})"
     return text
 
@@ -26,11 +26,12 @@ def caller() -> str:
     """The line of the model's code that runs now."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_the_model(frame.f_code.co_filename):
+        if is_the_model(frame.f_code.co_filename):
             return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
         frame = frame.f_back
     return "in its forward"
 
 
-def _is_the_model(file: str) -> bool:
+def is_the_model(file: str) -> bool:
+    """Whether a file is of the model's code, or of a library that it uses."""
     return not any(Path(file).is_relative_to(place) for place in _NOT_THE_MODEL)

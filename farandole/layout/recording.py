@@ -8,8 +8,13 @@ is recorded too (see `symbols`), so that other batches may have others.
 A recording is only right if the code does the same every time. So these fail:
 
 - a branch, or a number, that depends on the values of tensors;
-- `no_grad`, `autocast` or the like inside of the code, for what is recorded runs without them;
-- arguments that are neither tensors nor plain values, and attributes that the code changes.
+- `no_grad`, `autocast` or the like inside of the code, for what is recorded runs without them, and
+  code that asks for them;
+- arguments that are neither tensors nor plain values, attributes that the code changes, hooks of
+  modules, and writes to parameters or to tensors that are no buffers.
+
+An `autograd.Function` is recorded as one operation, with its own backward. Writes to buffers are
+recorded like any other operation in place.
 
 A submodule in which one of these happens stays whole and runs as it is. Only if it is the model's
 own forward there is nothing to cut. Layers of `torch.nn` stay whole, unless they hold a list of
@@ -20,6 +25,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,15 +38,22 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from farandole.layout.arguments import Arguments
-from farandole.layout.cut_graph import Recording
+from farandole.layout.code_state import CodeState
+from farandole.layout.custom_functions import (
+    CustomFunction,
+    custom_functions_seen,
+    is_under_transform,
+)
+from farandole.layout.cut_graph import Recording, writes_in_place
 from farandole.layout.reasons import caller, short
 from farandole.layout.replay import Output, Unsent, applied, checked, rebuilt, require, signature_of
 from farandole.layout.surroundings import (
     CannotRecordError,
     as_if_compiling,
-    attributes_of,
     drawn_elsewhere,
     forget,
+    has_hooks,
+    questions_refused,
     recall,
     surroundings,
 )
@@ -84,6 +97,9 @@ class Recorder(TorchFunctionMode):
             *model.named_buffers(remove_duplicate=False),
         ]
         self._names = {id(tensor): name for name, tensor in reversed(tensors)}
+        self._weights = {_place(weight) for weight in model.parameters()}
+        self.opened: dict[str, nn.Module] = {}
+        self._thread = threading.get_ident()
         self._constants: list[torch.Tensor] = []  # kept, so that no other gets their identity
         self._stack: list[nn.Module] = []
         self._compiled: set[nn.Module] = set()
@@ -93,8 +109,9 @@ class Recorder(TorchFunctionMode):
 
     def record(self, sample: Arguments) -> Recording:
         positional, named = self._placeholders(sample)
-        watched = self._watching_modules()
-        with as_if_compiling(), watched, saved_tensors_hooks(forget, recall), self:
+        seen = custom_functions_seen(self._is_ours, self._custom_function)
+        kept = saved_tensors_hooks(forget, recall)
+        with as_if_compiling(), self._watching_modules(), questions_refused(), seen, kept, self:
             output = self._model(*positional, **named)
         leaves, spec = pytree.tree_flatten(output, is_leaf=is_no_nest)
         found = [self._argument(leaf) for leaf in leaves if _is_computed(leaf)]
@@ -103,7 +120,7 @@ class Recorder(TorchFunctionMode):
         else:
             how = self._attribute("_output", Output(spec, tuple(map(_constant_part, leaves))))
             self.graph.output(self._node("call_function", rebuilt, (how, found), {}))
-        return Recording(self.graph, self.attributes, self.starts, self.whole)
+        return Recording(self.graph, self.attributes, self.starts, self.whole, self.opened, [])
 
     def _placeholders(self, sample: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's arguments: copies, for its code may change them."""
@@ -180,19 +197,23 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any],
     ) -> Any:
         """Records what is inside of a module."""
-        if module._backward_hooks or module._backward_pre_hooks:
-            raise CannotRecordError("it has hooks for the backward pass")
-        before = attributes_of(module)
+        if has_hooks(module):
+            raise CannotRecordError("it has hooks, and they would run only while recording")
+        name = self._modules[module]
+        state, opened = CodeState({"self": module}), dict(self.opened)
+        self.opened[name] = module
         self._stack.append(module)
         try:
             result = run(*args, **kwargs)
+            for change in state.changes():
+                raise CannotRecordError(f"its forward changes {change}")
+            self._check_draws()
+        except Exception:
+            self.opened = opened
+            state.put_back()
+            raise
         finally:
             self._stack.pop()
-        after = attributes_of(module)
-        changed = [name for name in after if after[name] != before.get(name)]
-        if changed:
-            raise CannotRecordError(f"its forward changes self.{changed[0]}")
-        self._check_draws()
         return result
 
     def _closed(
@@ -257,7 +278,37 @@ class Recorder(TorchFunctionMode):
         else:
             how = self._attribute(f"_function{len(self.attributes)}", func)
             node = self._node("call_function", applied, (how, positional, named), {})
+        self._check_write(name, node, args, kwargs)
         return self._result(func(*_values(args), **_values(kwargs)), node)
+
+    def _check_write(
+        self, name: str, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Before it is done: what recording writes to a weight would stay."""
+        written = args[:1] if writes_in_place(node, self.attributes) else ()
+        for tensor in pytree.tree_leaves((written, kwargs.get("out"))):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if _place(tensor) in self._weights:
+                raise CannotRecordError(f"its code writes to a parameter ({name})")
+            if self._names.get(id(tensor), "").startswith("_constant"):
+                raise CannotRecordError(f"its code writes to a tensor that is no buffer ({name})")
+
+    def _is_ours(self, leaves: list[Any]) -> bool:
+        return not self._paused and threading.get_ident() == self._thread
+
+    def _custom_function(
+        self, function: CustomFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Records a call of an `autograd.Function` as one operation."""
+        self._checksurroundings()
+        node = self._node("call_function", function, self._argument(args), self._argument(kwargs))
+        self._paused = True
+        try:
+            result = function(*_values(args), **_values(kwargs))
+        finally:
+            self._paused = False
+        return self._result(result, node)
 
     def _sizes(self, name: str, tensor: torch.Tensor, axis: Any = None) -> Any:
         node = self._node_of(tensor)
@@ -282,7 +333,7 @@ class Recorder(TorchFunctionMode):
         return symbol(sizes[axis], self._node("call_method", "size", (node, axis), {}), self)
 
     def _checksurroundings(self) -> None:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if is_under_transform():
             raise CannotRecordError("its code uses vmap or another transform of torch.func")
         if surroundings() != self._around:
             raise CannotRecordError("its code changes autocast, or whether gradients are computed")
@@ -369,6 +420,11 @@ class Recorder(TorchFunctionMode):
             node.meta["differentiable"] |= inner.meta["differentiable"]
             if isinstance(made, Symbol):  # it cannot take the number's place in the nest
                 made.fixed()
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Where a tensor lies: views of it lie there too."""
+    return tensor.untyped_storage()._cdata
 
 
 def _values(value: Any) -> Any:

@@ -6,13 +6,20 @@ A recorder compares it before and after, for a recording is only right if none o
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules import module as of_all_modules
+
+from farandole.layout.reasons import is_the_model
+
+_QUESTIONS = ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled")
 
 
 class CannotRecordError(Exception):
@@ -55,18 +62,37 @@ def recall(nothing: None) -> torch.Tensor:
     raise CannotRecordError("its code computes gradients")
 
 
-def attributes_of(module: nn.Module) -> dict[str, Any]:
-    """What a module has, by identity: what must not change in its forward."""
-    found: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        if name == "_compiled_call_impl":
-            continue
-        held: Any = ()
-        if isinstance(value, dict):
-            held = tuple((key, id(each)) for key, each in value.items())
-        elif isinstance(value, (list, tuple, set)):
-            held = tuple(map(id, value))
-        # Small numbers and strings may be made anew, and are the same.
-        same = value if type(value) in (bool, int, float, str) else id(value)
-        found[name] = (same, held)
-    return found
+def has_hooks(module: nn.Module) -> bool:
+    """Whether more than its forward runs when a module is called."""
+    own = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return any(own) or bool(of_all_modules._has_any_global_hook())
+
+
+@contextmanager
+def questions_refused() -> Iterator[None]:
+    """Inside, the model's code cannot ask whether gradients are computed, or in which precision:
+    in training the answer is another one than in evaluation. For one thread at a time."""
+    thread = threading.get_ident()
+
+    def refusing(name: str, ask: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            asked_by = sys._getframe(1).f_code.co_filename
+            if threading.get_ident() == thread and is_the_model(asked_by):
+                raise CannotRecordError(f"its code depends on torch.{name}()")
+            return ask(*args, **kwargs)
+
+        return answer
+
+    questions = {name: getattr(torch, name) for name in _QUESTIONS}
+    try:
+        for name, ask in questions.items():
+            setattr(torch, name, refusing(name, ask))
+        yield
+    finally:
+        for name, ask in questions.items():
+            setattr(torch, name, ask)

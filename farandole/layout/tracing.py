@@ -1,33 +1,50 @@
 """Blocks of a model that is no sequence: its forward is recorded with torch.fx, then cut.
 
-A recording is only right if the code does the same every time. Three things would go wrong without
-a word, so they are taken care of here:
+A recording is only right if the code does the same every time. What would go wrong without a word
+is taken care of here:
 
 - `F.dropout(x, p, self.training)` would be recorded with today's mode. While a module is recorded,
   its `training` stands for a look-up, so that `train()` and `eval()` of the block still decide.
-- A random number drawn outside of a layer would be the same for ever. Drawing one while recording
-  counts as a failure.
-- A submodule that cannot be recorded (its code depends on values, or on the mode) stays whole and
-  runs as it is. Only if that is the model itself there is nothing to cut.
+- Buffers and parameters stand for look-ups too. Operations on them, in place ones included, are
+  recorded, and do not run while tracing.
+- An `autograd.Function` is recorded as one operation, with its own backward.
+- What runs all the same while tracing, because nothing in it depends on the input, is seen by a
+  dispatch mode: random draws and writes are failures. So are attributes that the code changes,
+  hooks of modules, and code that changes or asks whether gradients are computed.
+- A submodule that cannot be recorded (its code does one of these, or depends on values, or on the
+  mode) stays whole and runs as it is. Only if that is the model itself there is nothing to cut.
 """
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from farandole.errors import UserError
+from farandole.layout.code_state import CodeState
+from farandole.layout.custom_functions import CustomFunction, custom_functions_seen
 from farandole.layout.cut_graph import Recording, cut_recording
 from farandole.layout.left_alone import one_at_a_time
 from farandole.layout.reasons import short
+from farandole.layout.surroundings import (
+    CannotRecordError,
+    drawn_elsewhere,
+    has_hooks,
+    questions_refused,
+    surroundings,
+)
 
 # They do not look at what their arguments are, so fx alone cannot record them.
 _CREATORS = ("arange", "empty", "full", "ones", "rand", "randn", "zeros")
+_IN_PLACE = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 
 
 def traced(model: nn.Module, cuts: Sequence[str]) -> list[tuple[str, nn.Module]]:
@@ -58,13 +75,13 @@ def _record(model: nn.Module, cuts: Sequence[str]) -> Recording:
     recorder = _Recorder(model, cuts)
     root = _OneArgument(model)
     try:
-        with one_at_a_time(), recorder.recording_creators():
+        with one_at_a_time(), recorder.at_work():
             graph = recorder.trace(root)
     except Exception as error:
         raise UserError(
             f"{type(model).__name__} cannot be cut into stages, for its forward cannot be traced: "
-            f"{short(error)}. Pass an nn.Sequential, a list of blocks, or a model whose own "
-            f"forward does not depend on values; its submodules may."
+            f"{short(_in_words(error))}. Pass an nn.Sequential, a list of blocks, or put this code "
+            f"into a submodule: one that cannot be traced stays whole and runs as it is."
         ) from error
     attributes = {}
     for node in graph.nodes:
@@ -75,7 +92,14 @@ def _record(model: nn.Module, cuts: Sequence[str]) -> Recording:
                 found = getattr(found, part)
             node.target = name.removeprefix("model.")
             attributes[node.target] = found
-    return Recording(graph, attributes, recorder.starts, recorder.whole)
+    return Recording(
+        graph,
+        attributes,
+        recorder.starts,
+        recorder.whole,
+        {name: module for module, name in recorder.opened.items()},
+        list(recorder.eager.read.values()),
+    )
 
 
 class _Recorder(fx.Tracer):
@@ -85,6 +109,14 @@ class _Recorder(fx.Tracer):
         self.cuts = cuts
         self.starts: dict[nn.Module, fx.Node] = {}
         self.whole: dict[nn.Module, str] = {}
+        self.opened: dict[nn.Module, str] = {}
+        self.eager = _EagerOperations()
+        self._around = surroundings()
+        tensors = [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+        self._names = {id(tensor): f"model.{name}" for name, tensor in reversed(tensors)}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if m is self.model:
@@ -96,7 +128,25 @@ class _Recorder(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         # Without the cache: it may hold nodes that `_open` has taken back.
-        return super().getattr(attr, attr_val, {})
+        if id(attr_val) not in self._names or not isinstance(attr_val, torch.Tensor):
+            return attr_val
+        return self.create_proxy(
+            "get_attr",
+            self._names[id(attr_val)],
+            (),
+            {},
+            proxy_factory_fn=lambda node: _HeldProxy(node, self, attr_val),
+        )
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
+        if kind.startswith("call_") and surroundings() != self._around:
+            raise CannotRecordError(
+                "its code changes autocast, or whether gradients are computed (no_grad)"
+            )
+        return super().create_node(kind, *args, **kwargs)
 
     def call_module(
         self,
@@ -117,30 +167,58 @@ class _Recorder(fx.Tracer):
 
     def _open(self, m: nn.Module, name: str, run: Callable[[], Any], before: fx.Node) -> Any:
         """Records the inside of a module, or notes why that cannot be done."""
-        mode, drawn = m.training, _random_state()
-        m.training = self.create_proxy("get_attr", f"{name}.training", (), {})  # type: ignore[assignment]
+        short_name = name.removeprefix("model").removeprefix(".")
+        mode, drawn, opened = m.training, _Drawn(), dict(self.opened)
+        state = CodeState({"self": m})
+        self.opened[m] = short_name
         try:
-            result = run()
-            if _random_state() != drawn:
-                raise fx.proxy.TraceError("it draws a random number outside of a layer")
+            if has_hooks(m):
+                raise CannotRecordError("it has hooks, and they would run only while tracing")
+            m.training = self.create_proxy("get_attr", f"{name}.training", (), {})  # type: ignore[assignment]
+            try:
+                result = run()
+            finally:
+                m.training = mode
+            if _Drawn() != drawn:
+                raise CannotRecordError("it draws a random number outside of a layer")
+            for change in state.changes():
+                raise CannotRecordError(f"its forward changes {change}")
             return result
         except Exception as error:
-            torch.set_rng_state(torch.frombuffer(bytearray(drawn[0]), dtype=torch.uint8))
-            random.setstate(drawn[1])
+            state.put_back()
+            drawn.put_back()
             if m is self.model:
                 raise
-            self.whole[m] = short(error)
+            self.whole[m] = short(_in_words(error))
+            self.opened = opened
             nodes = list(self.graph.nodes)
             gone = nodes[nodes.index(before) + 1 :]
             for node in reversed(gone):
                 self.graph.erase_node(node)
             self.starts = {part: node for part, node in self.starts.items() if node not in gone}
             return None
-        finally:
-            m.training = mode
 
     @contextmanager
-    def recording_creators(self) -> Iterator[None]:
+    def at_work(self) -> Iterator[None]:
+        """Around a trace: what fx alone does not see."""
+
+        def concerns(leaves: list[Any]) -> bool:
+            return any(isinstance(leaf, fx.Proxy) and leaf.tracer is self for leaf in leaves)
+
+        def handle(
+            function: CustomFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> fx.Proxy:
+            return self.create_proxy("call_function", function, args, kwargs)
+
+        with ExitStack() as stack:
+            stack.enter_context(self._recording_creators())
+            stack.enter_context(custom_functions_seen(concerns, handle))
+            stack.enter_context(questions_refused())
+            stack.enter_context(self.eager)
+            yield
+
+    @contextmanager
+    def _recording_creators(self) -> Iterator[None]:
         """Inside, `torch.arange(x.size(1))` and its like are recorded too."""
 
         def recording(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,5 +240,126 @@ class _Recorder(fx.Tracer):
                 setattr(torch, name, create)
 
 
-def _random_state() -> tuple[bytes, Any]:
-    return torch.get_rng_state().numpy().tobytes(), random.getstate()
+class _Proxy(fx.Proxy):
+    """Also records `x += y` as what it is: others that hold `x` see it."""
+
+
+def _add_in_place_operators() -> None:
+    for name in _IN_PLACE:
+        function = getattr(operator, f"i{name}")
+
+        def in_place(self: _Proxy, other: Any, function: Any = function) -> fx.Proxy:
+            return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+        setattr(_Proxy, f"__i{name}__", in_place)
+
+
+_add_in_place_operators()
+
+
+class _HeldProxy(_Proxy):
+    """A buffer or parameter of the model. Its shape is the same for all batches."""
+
+    def __init__(self, node: fx.Node, tracer: fx.Tracer, tensor: torch.Tensor) -> None:
+        super().__init__(node, tracer)
+        self._tensor = tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._tensor.shape
+
+    @property
+    def ndim(self) -> int:
+        return self._tensor.ndim
+
+    def size(self, dim: int | None = None) -> Any:
+        return self._tensor.size() if dim is None else self._tensor.size(dim)
+
+    def dim(self) -> int:
+        return self._tensor.dim()
+
+    def numel(self) -> int:
+        return self._tensor.numel()
+
+    nelement = numel
+
+    def __len__(self) -> int:
+        return len(self._tensor)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[index] for index in range(len(self._tensor))])
+
+
+class _EagerOperations(TorchDispatchMode):
+    """Sees the operations that run while tracing, on tensors that do not come from the input.
+
+    `read`: the tensors from outside whose values the recording now depends on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: dict[int, torch.Tensor] = {}
+        self._made: list[torch.Tensor] = []  # kept, so that no other gets its memory
+        self._own: set[int] = set()  # where they lie
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise CannotRecordError(f"it draws a random number outside of a layer ({func})")
+        given = _tensors((args, kwargs))
+        outside = [each for each in given if not self._is_own(each)]
+        if func._schema.is_mutable and outside:
+            for index, argument in enumerate(func._schema.arguments):
+                value = args[index] if index < len(args) else kwargs.get(argument.name)
+                written = argument.alias_info is not None and argument.alias_info.is_write
+                if written and not all(map(self._is_own, _tensors(value))):
+                    raise CannotRecordError(f"it writes to a tensor from outside ({func})")
+        self.read |= {id(each): each for each in outside}
+        result = func(*args, **kwargs)
+        inherited = {each.untyped_storage()._cdata for each in outside}
+        for each in _tensors(result):
+            if each.untyped_storage()._cdata not in inherited:
+                self._made.append(each)
+                self._own.add(each.untyped_storage()._cdata)
+        return result
+
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._own
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _in_words(error: Exception) -> Exception:
+    """torch refuses to put what is traced in place of a buffer, in its own words."""
+    if isinstance(error, TypeError) and "cannot assign" in str(error):
+        said = f"its forward puts a new tensor in place of one it holds: {error}"
+        return CannotRecordError(said).with_traceback(error.__traceback__)
+    return error
+
+
+class _Drawn:
+    """The random states of now."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._elsewhere = drawn_elsewhere()
+        self._numpy = np.random.get_state()
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Drawn)
+            and self._elsewhere == other._elsewhere
+            and torch.equal(self._torch, other._torch)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def put_back(self) -> None:
+        torch.set_rng_state(self._torch)
+        np.random.set_state(self._numpy)
+        random.setstate(self._elsewhere[0])

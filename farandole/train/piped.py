@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from farandole.layout.arguments import Arguments, arguments_of
 from farandole.layout.assemble import Numbers, assemble
 from farandole.layout.blocks import Block, Sample, blocks_of
 from farandole.layout.choose import choose
+from farandole.layout.cut_graph import recorded_states
 from farandole.layout.gate import Gate
 from farandole.layout.memory import ActivationMeter, describe_memory
 from farandole.layout.micro import cut_batch
@@ -75,6 +77,7 @@ class Piped(Engine):
         )
         # What was traced without a sample takes one argument; what else a model takes is not known.
         self._one_argument = given is None and is_traced(blocks[0].module)
+        self._recorded = recorded_states(block.module for block in blocks)
         if sample is not None:
             run.print(f"measuring the model's {len(blocks)} blocks, to find out where to cut it …")
         choice = choose(layout, blocks, run.group, given, run.device)
@@ -161,6 +164,7 @@ class Piped(Engine):
         self._tell_memory()
         inputs = _plain(inputs)
         self._check_arguments(self._objective.arguments(inputs, targets))
+        self._check_recording(modes=True)
         self._check_layout(inputs, targets)
         loss = self._pipelined.step(inputs, targets)
         self._steps_to_measure -= 1
@@ -188,7 +192,13 @@ class Piped(Engine):
     def predict(self, inputs: Any) -> Any:
         inputs = _plain(inputs)
         self._check_arguments(arguments_of(inputs))
+        self._check_recording(modes=False)
         return self._pipelined.predict(inputs)
+
+    def _check_recording(self, *, modes: bool) -> None:
+        """What the model's code reads is what it was when the model was cut; else nobody goes on."""
+        for state in self._recorded:
+            self._pipelined.refusing(partial(state.check, modes=modes))
 
     def _check_arguments(self, given: Arguments) -> None:
         if self._one_argument and (len(given.positional) != 1 or given.named):

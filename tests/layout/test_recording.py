@@ -126,6 +126,23 @@ def again(self: Made, x: Tensor) -> Any:
     return checkpoint(self.layer, x, use_reentrant=False)
 
 
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+rounded = Rounded.apply  # bound before anybody looks
+
+
+def rounds(self: Made, x: Tensor) -> Tensor:
+    return self.layer(rounded(self.layer(x)))
+
+
 RECORDED: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
     "sizes": (sizes, {}),
     "in place": (in_place, {}),
@@ -134,6 +151,7 @@ RECORDED: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
     "counts": (counts, {"steps": torch.zeros(())}),
     "draws": (draws, {}),
     "checkpoint": (again, {}),
+    "function": (rounds, {}),
 }
 
 
@@ -153,16 +171,6 @@ def test_what_a_forward_may_do(name: str) -> None:
     torch.set_rng_state(state)
     for shape in SHAPES:
         assert_same(twin, model, blocks, torch.randn(shape))
-
-
-class Rounded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.round()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
 
 
 def without_gradient(self: Made, x: Tensor) -> Tensor:
@@ -208,11 +216,10 @@ WHOLE: dict[str, tuple[Callable[..., Tensor], dict[str, Any], str]] = {
     "values": (by_value, {}, "depends on the values of a tensor"),
     "item": (lambda self, x: self.layer(x) * x.mean().item(), {}, "values of a tensor .item"),
     "attribute": (remembers, {}, "changes self.last"),
-    "list": (collects, {"shapes": []}, "changes self.shapes"),
+    "list": (collects, {"shapes": []}, r"changes len\(self.shapes\)"),
     "autocast": (lowers, {}, "changes autocast"),
     "random": (throws_dice, {}, "random numbers of Python"),
     "numpy": (throws_dice_of_numpy, {}, "random numbers of Python or NumPy"),
-    "function": (lambda self, x: self.layer(Rounded.apply(x)), {}, "gradients are computed"),
     "mode": (something_else, {}, "something else in evaluation"),
 }
 
@@ -257,7 +264,7 @@ def test_hooks_of_the_backward_pass_keep_a_module_whole() -> None:
     seen: list[int] = []
     model.inner.register_full_backward_hook(lambda *_: seen.append(1))
     blocks = blocks_of(model, sample=Sample(arguments_of(torch.randn(SHAPES[0]))))
-    assert blocks[1].module.meta["whole"] == {"inner": "it has hooks for the backward pass"}
+    assert "it has hooks" in blocks[1].module.meta["whole"]["inner"]
     in_order(blocks, torch.randn(SHAPES[1])).sum().backward()
     assert seen == [1]
 

@@ -1,0 +1,257 @@
+"""Plain values that a model's code reads or changes beside tensors: attributes, globals, closures.
+
+A recorded forward has them as they were. So whoever records compares them before and after: code
+that changes one cannot be recorded. And before every step they are compared with what they were
+when the model was recorded, because a script may change them too: `model.temperature = 0.9`.
+
+Only modules whose inside was recorded matter. All others run their own code, with whatever their
+attributes are by then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from farandole.errors import UserError
+
+_PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None), range),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+)
+_OF_TORCH = (  # in every module; what of it matters is looked at by itself
+    "training",
+    "_compiled_call_impl",
+    "_non_persistent_buffers_set",
+    "_is_full_backward_hook",
+)
+_DEPTH = 3  # of objects in objects
+_MOST_ENTRIES = 1000  # of a list or dictionary that are looked at
+
+
+class _Held(NamedTuple):
+    """A tensor, and how often it has been written to."""
+
+    tensor: torch.Tensor
+    version: int
+
+
+class _Content(NamedTuple):
+    """What a dictionary or list held."""
+
+    container: Any
+    copy: Any
+
+
+class Change(NamedTuple):
+    """A value that is no longer what it was."""
+
+    name: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        if isinstance(self.before, _Held) or isinstance(self.now, _Held):
+            return self.name.rpartition(", ")[0]
+        return f"{self.name} (from {_said(self.before)} to {_said(self.now)})"
+
+
+class CodeState:
+    """All that is now. `modules`: by their names in the model. `tensors`: by their values."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], tensors: Iterable[torch.Tensor] = ()):
+        self._modules = modules
+        self._tensors = list(tensors)
+        self._seen: dict[int, Any] = {}  # by identity, and kept so that no other gets it
+        self._contents: list[_Content] = []
+        self._undo: list[Callable[[], None]] = []
+        self.values: dict[str, Any] = {}
+        for tensor in self._tensors:
+            self.values[f"a tensor of {tuple(tensor.shape)} that forward reads, {id(tensor)}"] = (
+                _Held(tensor, _version(tensor))
+            )
+        for name, module in modules.items():
+            self._add_module(f"{name}." if name else "", module)
+
+    def changes(self) -> Iterator[Change]:
+        """What is different now."""
+        now = CodeState(self._modules, self._tensors).values
+        for name in [*self.values, *(name for name in now if name not in self.values)]:
+            before, after = self.values.get(name, _ABSENT), now.get(name, _ABSENT)
+            if not _same(before, after):
+                yield Change(name, before, after)
+
+    def put_back(self) -> None:
+        """Attributes, and what lists and dictionaries held, are again what they were."""
+        for container, copy in self._contents:
+            if isinstance(container, (list, deque)):
+                container.clear()
+                container.extend(copy)
+            else:
+                for key in [key for key in container if key not in copy]:
+                    del container[key]
+                container.update(copy)
+        for undo in self._undo:
+            undo()
+
+    def _add_module(self, path: str, module: nn.Module) -> None:
+        held = vars(module)
+        self._contents.append(_Content(held, dict(held)))
+        for name, value in held.items():
+            if name in _OF_TORCH:
+                continue
+            if name in ("_parameters", "_buffers", "_modules"):
+                self._contents.append(_Content(value, dict(value)))
+                for key, each in value.items():
+                    self.values[path + key] = _Identity(each)
+            elif name.endswith("_hooks") or "_hooks_" in name:
+                self.values[path + name] = tuple(value) if isinstance(value, dict) else value
+            else:
+                self._add(path + name, value, _DEPTH)
+        for kind in type(module).__mro__:
+            if not kind.__module__.startswith("torch.") and kind is not object:
+                self._add_class(kind)
+
+    def _add_class(self, kind: type) -> None:
+        if id(kind) in self._seen:
+            return
+        self._seen[id(kind)] = kind
+        for name, value in list(vars(kind).items()):
+            if name.startswith("__") and name != "__call__":
+                continue
+            function = getattr(value, "__func__", value)
+            function = getattr(function, "fget", function)
+            if isinstance(function, FunctionType):
+                self._add_function(f"{kind.__qualname__}.{name}", function)
+            elif isinstance(value, (*_PLAIN, list, dict, tuple, set, torch.Tensor)):
+                self._undo.append(partial(setattr, kind, name, value))
+                self._add(f"{kind.__qualname__}.{name}", value, 1)
+
+    def _add_function(self, name: str, function: FunctionType) -> None:
+        known = function.__globals__
+        for used in function.__code__.co_names:
+            value = known.get(used)
+            if isinstance(value, (*_PLAIN, list, dict, torch.Tensor)) and used in known:
+                self._undo.append(partial(known.__setitem__, used, value))
+                self._add(f"{known.get('__name__', '')}.{used}", value, 1)
+        for used, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            try:
+                value = cell.cell_contents
+            except ValueError:  # empty
+                continue
+            if isinstance(value, _PLAIN):
+                self._undo.append(partial(setattr, cell, "cell_contents", value))
+            self._add(f"{used} of {name}", value, 1)
+
+    def _add(self, path: str, value: Any, depth: int) -> None:
+        if isinstance(value, _PLAIN):
+            self.values[path] = value
+        elif isinstance(value, (set, frozenset)):
+            self.values[path] = frozenset(map(_key, value))
+        else:  # a tensor too: a recording looks up its values
+            self.values[path] = _Identity(value)
+            if depth > 0 and id(value) not in self._seen and not isinstance(value, torch.Tensor):
+                self._seen[id(value)] = value
+                self._add_content(path, value, depth)
+
+    def _add_content(self, path: str, value: Any, depth: int) -> None:
+        if isinstance(value, (list, tuple, deque)):
+            if not isinstance(value, tuple):
+                self._contents.append(_Content(value, list(value)))
+            self.values[f"len({path})"] = len(value)
+            for index, each in zip(range(_MOST_ENTRIES), value, strict=False):
+                self._add(f"{path}[{index}]", each, depth - 1)
+        elif isinstance(value, dict):
+            self._contents.append(_Content(value, dict(value)))
+            self.values[f"len({path})"] = len(value)
+            for _, (key, each) in zip(range(_MOST_ENTRIES), list(value.items()), strict=False):
+                self._add(f"{path}[{key!r}]", each, depth - 1)
+        elif not isinstance(value, (nn.Module, type, FunctionType)) and hasattr(value, "__dict__"):
+            if type(value).__module__.split(".")[0] == "torch":
+                return
+            held = vars(value)
+            self._contents.append(_Content(held, dict(held)))
+            for name, each in list(held.items()):
+                self._add(f"{path}.{name}", each, depth - 1)
+
+
+class RecordedState:
+    """What a recording took as it was, to be compared before every step."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], tensors: Iterable[torch.Tensor]) -> None:
+        self._state = CodeState(modules, tensors)
+        self._modules = modules
+        self._modes = {name: module.training for name, module in modules.items()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RecordedState:
+        return self  # it is of the model that the script has, not of a copy
+
+    def check(self, *, modes: bool) -> None:
+        """Raises `UserError` naming what is no longer what it was. `modes`: also `training`."""
+        for change in self._state.changes():
+            raise UserError(
+                f"{change} was changed after the model was cut into stages, and the cut has its "
+                f"old value. Let a buffer hold it (self.register_buffer(…), then .fill_()), or "
+                f"pass it to forward as an argument, or name layout cuts=… so that the code that "
+                f"reads it is in a submodule without a cut inside: that runs as it is."
+            )
+        for name, module in self._modules.items() if modes else ():
+            if module.training is not self._modes[name]:
+                raise UserError(
+                    f"{name or 'the model'}.training was changed to {module.training} after the "
+                    f"model was cut into stages. Steps run in the mode that the model was cut in "
+                    f"(call model.train({self._modes[name]})), and predictions in evaluation."
+                )
+
+
+class _Identity:
+    """Something that is compared by being the same object."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.value is self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_ABSENT = _Identity(object())
+
+
+def _key(value: Any) -> Any:
+    return value if isinstance(value, _PLAIN) else id(value)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _same(one: Any, two: Any) -> bool:
+    if isinstance(one, _Held) or isinstance(two, _Held):
+        return (
+            isinstance(one, _Held)
+            and isinstance(two, _Held)
+            and one.tensor is two.tensor
+            and one.version == two.version
+        )
+    return one is two or (type(one) is type(two) and bool(one == two))
+
+
+def _said(value: Any) -> str:
+    if value is _ABSENT:
+        return "nothing"
+    if isinstance(value, _Identity):
+        return f"a {type(value.value).__name__}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,67 @@
+"""Calls of `torch.autograd.Function.apply`, for those who record or distribute a computation.
+
+`apply` passes below `__torch_function__` and below torch.fx: they see the operations of the
+function's forward, and its own backward is lost without a word. Here such a call is seen as one
+operation, in which the function's forward and backward run as they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.autograd.function import _SingleLevelFunction
+
+
+class CustomFunction:
+    """An `autograd.Function` as an operation that a graph can hold. Calling it is `apply`."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.__name__ = function.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function.apply(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CustomFunction) and other.function is self.function
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+
+Concerns = Callable[[list[Any]], bool]
+"""Whether a call is one to be seen, by its arguments in a row. Calls of other threads are asked
+about too."""
+Handle = Callable[[CustomFunction, tuple[Any, ...], dict[str, Any]], Any]
+"""Is given the call, and returns its result."""
+
+
+@contextmanager
+def custom_functions_seen(concerns: Concerns, handle: Handle) -> Iterator[None]:
+    """Inside, calls of `apply` that are of concern go to `handle`.
+
+    For one thread at a time: see `one_at_a_time`. It is the class below `autograd.Function` that is
+    changed, because `rounded = Round.apply` at the top of a file has bound the one above it.
+    """
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if concerns(pytree.tree_leaves((args, kwargs))):
+            return handle(CustomFunction(cls), args, kwargs)
+        return super(_SingleLevelFunction, cls).apply(*args, **kwargs)
+
+    base: Any = _SingleLevelFunction
+    assert "apply" not in vars(base), "only one at a time"
+    base.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        del base.apply
+
+
+def is_under_transform() -> bool:
+    """Whether `vmap` or another transform of torch.func is at work here."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
