@@ -16,9 +16,15 @@ class AlexNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 6, 5, 2, 2), nn.ReLU(inplace=True), nn.LocalResponseNorm(3), nn.MaxPool2d(3, 2, 1),
-            conv(6, 6, groups=2), nn.ReLU(inplace=True), conv(6, 6), nn.ReLU(inplace=True),
-        )  # fmt: skip
+            nn.Conv2d(3, 6, 5, 2, 2),
+            nn.ReLU(inplace=True),
+            nn.LocalResponseNorm(3),
+            nn.MaxPool2d(3, 2, 1),
+            conv(6, 6, groups=2),
+            nn.ReLU(inplace=True),
+            conv(6, 6),
+            nn.ReLU(inplace=True),
+        )
         self.avgpool = nn.AdaptiveAvgPool2d((3, 3))
         self.classifier = nn.Sequential(
             nn.Dropout(), nn.Linear(54, 8), nn.ReLU(inplace=True), nn.Linear(8, CLASSES)
@@ -244,10 +250,16 @@ class SeparableBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.rep = nn.Sequential(
-            nn.ReLU(), conv(inputs, inputs, groups=inputs), conv(inputs, outputs, 1), nn.BatchNorm2d(outputs),
-            nn.ReLU(), conv(outputs, outputs, groups=outputs), conv(outputs, outputs, 1), nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            conv(inputs, inputs, groups=inputs),
+            conv(inputs, outputs, 1),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            conv(outputs, outputs, groups=outputs),
+            conv(outputs, outputs, 1),
+            nn.BatchNorm2d(outputs),
             nn.MaxPool2d(3, 2, 1),
-        )  # fmt: skip
+        )
         self.skip = conv(inputs, outputs, 1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -280,11 +292,16 @@ class InvertedResidual(nn.Module):
         hidden = 2 * inputs
         self.use_res_connect = stride == 1 and inputs == outputs
         self.conv = nn.Sequential(
-            conv(inputs, hidden, 1, bias=False), nn.BatchNorm2d(hidden), act(),
-            conv(hidden, hidden, 3, stride, groups=hidden, bias=False), nn.BatchNorm2d(hidden),
-            SqueezeExcite(hidden, hard=True) if squeeze else nn.Identity(), act(),
-            conv(hidden, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
-        )  # fmt: skip
+            conv(inputs, hidden, 1, bias=False),
+            nn.BatchNorm2d(hidden),
+            act(),
+            conv(hidden, hidden, 3, stride, groups=hidden, bias=False),
+            nn.BatchNorm2d(hidden),
+            SqueezeExcite(hidden, hard=True) if squeeze else nn.Identity(),
+            act(),
+            conv(hidden, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.conv(x) if self.use_res_connect else self.conv(x)
@@ -366,10 +383,16 @@ class MbConv(nn.Module):
     def __init__(self, width: int, drop: float) -> None:
         super().__init__()
         self.block = nn.Sequential(
-            conv(width, 2 * width, 1), nn.BatchNorm2d(2 * width), nn.SiLU(),
-            conv(2 * width, 2 * width, 5, groups=2 * width), nn.BatchNorm2d(2 * width), nn.SiLU(),
-            SqueezeExcite(2 * width), conv(2 * width, width, 1), nn.BatchNorm2d(width),
-        )  # fmt: skip
+            conv(width, 2 * width, 1),
+            nn.BatchNorm2d(2 * width),
+            nn.SiLU(),
+            conv(2 * width, 2 * width, 5, groups=2 * width),
+            nn.BatchNorm2d(2 * width),
+            nn.SiLU(),
+            SqueezeExcite(2 * width),
+            conv(2 * width, width, 1),
+            nn.BatchNorm2d(width),
+        )
         self.drop_path = DropPath(drop)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -112,10 +112,15 @@ class QuantisedCnn(nn.Module):
 @case("DCGAN generator", FAMILY, inputs=numbers(5, 1, 1), targets=IMAGES, loss=F.l1_loss)
 def dcgan_generator() -> nn.Module:
     return nn.Sequential(
-        nn.ConvTranspose2d(5, 8, 4, 1, 0, bias=False), nn.BatchNorm2d(8), nn.ReLU(True),
-        nn.ConvTranspose2d(8, 4, 4, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(True),
-        nn.ConvTranspose2d(4, 3, 4, 2, 1, bias=False), nn.Tanh(),
-    )  # fmt: skip
+        nn.ConvTranspose2d(5, 8, 4, 1, 0, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(True),
+        nn.ConvTranspose2d(8, 4, 4, 2, 1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(True),
+        nn.ConvTranspose2d(4, 3, 4, 2, 1, bias=False),
+        nn.Tanh(),
+    )
 
 
 def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -127,10 +132,12 @@ class Discriminator(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.main = nn.Sequential(
-            spectral_norm(nn.Conv2d(3, 4, 4, 2, 1)), nn.LeakyReLU(0.2, inplace=True),
-            spectral_norm(nn.Conv2d(4, 6, 4, 2, 1)), nn.LeakyReLU(0.2, inplace=True),
+            spectral_norm(nn.Conv2d(3, 4, 4, 2, 1)),
+            nn.LeakyReLU(0.2, inplace=True),
+            spectral_norm(nn.Conv2d(4, 6, 4, 2, 1)),
+            nn.LeakyReLU(0.2, inplace=True),
             spectral_norm(nn.Conv2d(6, 1, 4)),
-        )  # fmt: skip
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.main(x).view(-1, 1).squeeze(1)
@@ -168,11 +175,19 @@ class Dann(nn.Module):
 @case("CycleGAN generator (reflection, instance norm)", FAMILY, targets=IMAGES, loss=F.l1_loss)
 def cyclegan() -> nn.Module:
     return nn.Sequential(
-        nn.ReflectionPad2d(2), nn.Conv2d(3, 4, 5), nn.InstanceNorm2d(4), nn.ReLU(True),
-        nn.Conv2d(4, 6, 3, 2, 1), nn.InstanceNorm2d(6, affine=True, track_running_stats=True), nn.ReLU(True),
-        nn.ConvTranspose2d(6, 4, 3, 2, 1, output_padding=1), nn.ReLU(True),
-        nn.ReplicationPad2d(1), nn.Conv2d(4, 3, 3), nn.Tanh(),
-    )  # fmt: skip
+        nn.ReflectionPad2d(2),
+        nn.Conv2d(3, 4, 5),
+        nn.InstanceNorm2d(4),
+        nn.ReLU(True),
+        nn.Conv2d(4, 6, 3, 2, 1),
+        nn.InstanceNorm2d(6, affine=True, track_running_stats=True),
+        nn.ReLU(True),
+        nn.ConvTranspose2d(6, 4, 3, 2, 1, output_padding=1),
+        nn.ReLU(True),
+        nn.ReplicationPad2d(1),
+        nn.Conv2d(4, 3, 3),
+        nn.Tanh(),
+    )
 
 
 class Modulated(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.zoo.registry import Case
+from tests.zoo.registry import ZOO, Case
 
 TILED = {  # by the axes of an image
     1: {"two tiles": "tiles=2"},
@@ -23,14 +23,21 @@ COLUMNS = (
     *STAGED,
     "tiles and stages",
 )
+ALWAYS = ("two tiles", "two stages")
+USUAL = ("convolutional classifiers", "segmentation and detection")
 WITH_SAMPLE = "two stages, with a sample"
 
 
 def layouts_of(case: Case) -> dict[str, str]:
-    """The columns of this model, each with its layout."""
+    """The columns of this model, each with its layout: tiles and stages for all, and of the other
+    columns one in turn where only convolutions are, else two."""
     tiled = TILED.get(case.axes, {})
     found = {**tiled, **STAGED}
     if tiled:
         found["channels"] = "channels=2"
         found["tiles and stages"] = f"{tiled['two tiles']},stages=2,microbatches=2"
-    return {column: found[column] for column in COLUMNS if column in found}
+    others = [column for column in COLUMNS if column in found and column not in ALWAYS]
+    turn = [name for name, other in ZOO.items() if other.family == case.family].index(case.name)
+    count = 1 if case.family in USUAL else 2
+    chosen = {*ALWAYS, *(others[(count * turn + step) % len(others)] for step in range(count))}
+    return {column: found[column] for column in COLUMNS if column in found and column in chosen}

@@ -36,8 +36,7 @@ class Crnn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.cnn(x)
-        b, c, h, w = features.size()
-        assert h == 1
+        assert features.size(2) == 1
         recurrent, _ = self.rnn(features.squeeze(2).permute(2, 0, 1))
         t, b, h = recurrent.size()
         out = self.embedding(recurrent.view(t * b, h)).view(t, b, -1)
@@ -83,9 +82,13 @@ class TemporalBlock(nn.Module):
         super().__init__()
         pad = 2 * dilation
         self.net = nn.Sequential(
-            weight_norm(nn.Conv1d(inputs, outputs, 3, padding=pad, dilation=dilation)), Chomp(pad), nn.ReLU(),
-            weight_norm(nn.Conv1d(outputs, outputs, 3, padding=pad, dilation=dilation)), Chomp(pad), nn.ReLU(),
-        )  # fmt: skip
+            weight_norm(nn.Conv1d(inputs, outputs, 3, padding=pad, dilation=dilation)),
+            Chomp(pad),
+            nn.ReLU(),
+            weight_norm(nn.Conv1d(outputs, outputs, 3, padding=pad, dilation=dilation)),
+            Chomp(pad),
+            nn.ReLU(),
+        )
         self.downsample = nn.Conv1d(inputs, outputs, 1) if inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,9 +142,16 @@ class TasNet(nn.Module):
 @case("C3D", FAMILY, inputs=numbers(2, 4, 8, 8), axes=3)
 def c3d() -> nn.Module:
     return nn.Sequential(
-        nn.Conv3d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool3d((1, 2, 2)), nn.Conv3d(4, 4, 3, padding=1),
-        nn.BatchNorm3d(4), nn.ReLU(), nn.MaxPool3d(2), nn.Flatten(), nn.Linear(32, CLASSES),
-    )  # fmt: skip
+        nn.Conv3d(2, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool3d((1, 2, 2)),
+        nn.Conv3d(4, 4, 3, padding=1),
+        nn.BatchNorm3d(4),
+        nn.ReLU(),
+        nn.MaxPool3d(2),
+        nn.Flatten(),
+        nn.Linear(32, CLASSES),
+    )
 
 
 @case("R(2+1)D", FAMILY, inputs=numbers(2, 4, 8, 8), axes=3)
@@ -149,9 +159,13 @@ class R2Plus1D(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv3d(2, 3, (1, 3, 3), padding=(0, 1, 1)), nn.BatchNorm3d(3), nn.ReLU(inplace=True),
-            nn.Conv3d(3, 4, (3, 1, 1), padding=(1, 0, 0)), nn.BatchNorm3d(4), nn.ReLU(inplace=True),
-        )  # fmt: skip
+            nn.Conv3d(2, 3, (1, 3, 3), padding=(0, 1, 1)),
+            nn.BatchNorm3d(3),
+            nn.ReLU(inplace=True),
+            nn.Conv3d(3, 4, (3, 1, 1), padding=(1, 0, 0)),
+            nn.BatchNorm3d(4),
+            nn.ReLU(inplace=True),
+        )
         self.block = nn.Sequential(
             nn.Conv3d(4, 4, (1, 3, 3), padding=(0, 1, 1)),
             nn.ReLU(),

@@ -14,6 +14,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "exact_models.md"
 NOT_RUN = "–"
 BEGIN, END = "<!-- verdicts -->", "<!-- end of verdicts -->"
 
+FAMILIES = (
+    "convolutional classifiers",
+    "segmentation and detection",
+    "transformers and mixers",
+    "generative and adversarial",
+    "series, text and video",
+    "unusual forwards",
+)
+
 Found = Mapping[str, Mapping[str, Verdict]]  # model, column
 
 
@@ -22,7 +31,7 @@ def committed() -> dict[str, dict[str, str]]:
     found = {}
     for line in _between(PAGE.read_text()).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if cells[0] in ZOO:
+        if cells[0] in ZOO and len(cells) == len(COLUMNS) + 1:
             row = dict(zip(COLUMNS, cells[1:], strict=True))
             found[cells[0]] = {column: kind for column, kind in row.items() if kind != NOT_RUN}
     return found
@@ -40,11 +49,11 @@ def write(found: Found) -> None:
 def _verdicts(found: Found) -> str:
     kinds = [verdict.kind for row in found.values() for verdict in row.values()]
     lines = [
-        f"{len(found)} architectures, {len(kinds)} pairs with a layout: {kinds.count(EXACT)} exact, "
-        f"{kinds.count(REFUSED)} refused.",
+        f"{len(found)} architectures, {len(kinds)} pairs with a layout: {kinds.count(EXACT)} "
+        f"exact, {kinds.count(REFUSED)} refused.",
     ]
     family = ""
-    for name, row in found.items():
+    for name, row in sorted(found.items(), key=lambda each: FAMILIES.index(ZOO[each[0]].family)):
         if ZOO[name].family != family:
             family = ZOO[name].family
             lines += [

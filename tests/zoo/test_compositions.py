@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.zoo.constructs import CONSTRUCTS, SIDE, Net
+from tests.zoo.known import COMPOSITIONS
 from tests.zoo.oracle import EXACT, REFUSED, verdict
 from tests.zoo.registry import LABELS, Case, numbers
 
@@ -31,6 +33,7 @@ def composed(first: list[str], second: list[str]) -> Case:
     return Case(name, "", lambda: Net(first, second), inputs, LABELS, F.cross_entropy, 2, False)
 
 
+@pytest.mark.xfail(COMPOSITIONS, reason="see tests/zoo/known.py", strict=True)
 @settings(max_examples=25, derandomize=True)
 @given(SOME, SOME, st.sampled_from(LAYOUTS), st.booleans())
 def test_exact_or_refused(first: list[str], second: list[str], layout: str, sample: bool) -> None:

@@ -1,7 +1,8 @@
 """Every architecture of the zoo is exact or refused under its layouts, as the documentation says.
 
-`FARANDOLE_WRITE_TABLES=1 pytest -n 0 tests/zoo/test_zoo.py` writes the table of docs/exact_models.md
-anew. Otherwise the verdicts must be those of the table, so that nothing gets worse unnoticed.
+`FARANDOLE_WRITE_TABLES=1 pytest -n 0 tests/zoo/test_zoo.py` writes the table of
+docs/exact_models.md anew. Otherwise the verdicts must be those of the table, so that nothing gets
+worse unnoticed.
 """
 
 from __future__ import annotations
@@ -12,14 +13,12 @@ from collections import Counter
 import pytest
 
 from tests.zoo import cnns, generative, odd, segmentation, sequences, table, transformers
+from tests.zoo.known import KNOWN
 from tests.zoo.layouts import WITH_SAMPLE, layouts_of
 from tests.zoo.oracle import EXACT, REFUSED, Verdict, verdict
 from tests.zoo.registry import ZOO, Case
 
 FAMILIES = (cnns, segmentation, transformers, generative, sequences, odd)  # each fills the zoo
-
-KNOWN: dict[tuple[str, str], str] = {}
-"""Pairs of model and column that are wrong or crash today. A pair that no longer does must go."""
 
 
 def row_of(case: Case) -> dict[str, Verdict]:

@@ -126,7 +126,7 @@ class SwinBlock(nn.Module):
         self.norm2, self.mlp = nn.LayerNorm(width), Mlp(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        b, h, w, c = x.shape
+        _, h, w, c = x.shape
         shortcut = x
         x = self.norm1(x)
         if self.shift > 0:
