@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from farandole.errors import UserError
 from farandole.layout.tiles.exchange import sum_lanes
 from farandole.layout.tiles.tile import Flow, Tile
 
@@ -20,6 +19,8 @@ from farandole.layout.tiles.tile import Flow, Tile
 def total(flow: Flow, input: Tile, dim: Any = None, keepdim: bool = False, **kinds: Any) -> Any:
     """`torch.sum`."""
     dims = dims_of(input, dim)
+    if _leaves_image(input, dims):
+        return flow.otherwise(flow, torch.sum, (input, dims), {"keepdim": keepdim, **kinds})
     sums = [piece.sum(dims, keepdim=True, **kinds) for piece in input.own_pieces()]
     return _result(flow, input, dims, keepdim, over_lanes(flow, input, dims, sums))
 
@@ -27,6 +28,8 @@ def total(flow: Flow, input: Tile, dim: Any = None, keepdim: bool = False, **kin
 def mean(flow: Flow, input: Tile, dim: Any = None, keepdim: bool = False, **kinds: Any) -> Any:
     """`torch.mean`."""
     dims = dims_of(input, dim)
+    if _leaves_image(input, dims):
+        return flow.otherwise(flow, torch.mean, (input, dims), {"keepdim": keepdim, **kinds})
     kind = kinds.get("dtype") or input.dtype
     # The sum of a large image may be beyond what half precision can hold; its mean is not.
     wide = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
@@ -49,9 +52,11 @@ def variance(
     if isinstance(dim, bool):  # of all, and this is what is said next
         dim, unbiased = None, dim
     dims = dims_of(input, dim)
-    if 0 in dims:
-        return flow.otherwise(flow, torch.var, (input, dim, unbiased, keepdim), {})
     less = int(unbiased) if correction is None else correction
+    if 0 in dims:
+        return flow.otherwise(
+            flow, torch.var, (input, dims), {"correction": less, "keepdim": keepdim}
+        )
     apart = input - mean(flow, input, dims, keepdim=True)
     return total(flow, apart * apart, dims, keepdim) / max(0, _count(input, dims) - less)
 
@@ -68,6 +73,12 @@ def dims_of(input: Tile, dim: Any) -> tuple[int, ...]:
     if dim is None or dim == ():
         return tuple(range(count))
     return tuple(at % count for at in ([dim] if isinstance(dim, int) else dim))
+
+
+def _leaves_image(input: Tile, dims: Sequence[int]) -> bool:
+    """Whether no samples are left, but a part of the image on every lane."""
+    others = (at for at in range(1, len(input.axes) + 1) if at not in dims)
+    return 0 in dims and any(input.is_divided(at) for at in others)
 
 
 def _count(input: Tile, dims: Sequence[int]) -> int:
@@ -87,11 +98,6 @@ def _result(
     flow: Flow, input: Tile, dims: Sequence[int], keepdim: bool, values: list[torch.Tensor]
 ) -> Any:
     if 0 in dims:  # no batch is left, and so no tile
-        if any(input.is_divided(at) for at in range(1, len(input.axes) + 1) if at not in dims):
-            raise UserError(
-                f"{flow.layer}: a sum over the samples, but not over the image, cannot be computed "
-                "on tiles. End the tiles before this layer."
-            )
         value = values[0]
         if keepdim:
             return value
