@@ -101,19 +101,19 @@ def plain(case: Case, microbatches: int) -> Outcome:
 
 
 def _predicted(model: nn.Module, x: Any, y: Any, microbatches: int) -> Any:
+    """Micro-batches put together; of the whole batch, where a number of the output is."""
+    micros = cut_batch(x, y, microbatches, "mean")
     model.eval()
     with torch.no_grad():
-        found = [
-            call(model, arguments_of(micro.inputs))
-            for micro in cut_batch(x, y, microbatches, "mean")
-        ]
+        found = [call(model, arguments_of(micro.inputs)) for micro in micros]
+        if any(leaf.dim() == 0 for leaf in pytree.tree_leaves(found)):
+            found = [call(model, arguments_of(x))]
     model.train()
-    leaves, spec = zip(*(pytree.tree_flatten(each) for each in found), strict=True)
+    leaves = [pytree.tree_leaves(each) for each in found]
     joined = [
-        torch.cat(parts) if parts[0].dim() else torch.stack(parts).mean()
-        for parts in zip(*leaves, strict=True)
+        parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*leaves, strict=True)
     ]
-    return pytree.tree_unflatten(joined, spec[0])
+    return pytree.tree_unflatten(joined, pytree.tree_structure(found[0]))
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

@@ -42,8 +42,10 @@ def _between(text: str) -> str:
 
 
 def write(found: Found) -> None:
-    text = PAGE.read_text()
-    PAGE.write_text(text.replace(_between(text), f"\n{_verdicts(found)}\n{_refusals(found)}\n"))
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    made = f"{BEGIN}\n{_verdicts(found)}\n{_refusals(found)}{END}"
+    PAGE.write_text(f"{before}{made}{after}")
 
 
 def _verdicts(found: Found) -> str:
