@@ -16,7 +16,6 @@ from farandole.layout.micro import Micro
 from farandole.layout.replay import Unsent
 from farandole.layout.stage import Stage
 from farandole.layout.teams import Teams
-from farandole.layout.tiles.handoff import share_of
 from farandole.schedule.pipelines import Pipeline
 
 _PREDICTION = 2  # the first number of a label; the interpreter's messages have 0 and 1
@@ -48,18 +47,10 @@ def predict(
             stage.part.train(training)
     last = places.stages - 1
     joined = []
-    for index, (micro, value) in enumerate(zip(micros, outputs, strict=True)):
-        for source in _sources(teams, places.home(last, index), micro.rows):
-            joined.append(_told(pipe, value, source, mail.device))
+    for index, value in enumerate(outputs):
+        source = teams.members(places.home(last, index))[0]  # on tiles, all of them have the same
+        joined.append(_told(pipe, value, source, mail.device))
     return _joined(joined)
-
-
-def _sources(teams: Teams, place: int, rows: int) -> list[int]:
-    """The ranks of the last stage that have samples of their own, in the order of the samples."""
-    members = teams.members(place)
-    return [
-        rank for lane, rank in enumerate(members) if not share_of(lane, len(members), rows).spare
-    ]
 
 
 def _through(

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from farandole.layout.tiles.rows import Rows
 from farandole.layout.tiles.tile import Tile
 
 
@@ -56,7 +57,7 @@ def recomputed(
 def _taken_apart(
     value: Any,
 ) -> tuple[list[torch.Tensor], Callable[[Sequence[torch.Tensor]], Any]]:
-    """The tensors of a value, those of tiles too, and how it is made of such tensors again."""
+    """The tensors of a value, those of tiles and shares too, and how to make it of such again."""
     leaves, spec = pytree.tree_flatten(value)
     tensors: list[torch.Tensor] = []
     makers: list[Callable[[Iterator[torch.Tensor]], Any]] = []
@@ -64,6 +65,9 @@ def _taken_apart(
         if isinstance(leaf, Tile):
             tensors += leaf.pieces
             makers.append(_tile_maker(leaf))
+        elif isinstance(leaf, Rows):
+            tensors.append(leaf.own)
+            makers.append(_rows_maker(leaf))
         elif isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
             makers.append(next)
@@ -89,6 +93,11 @@ def _tile_maker(tile: Tile) -> Callable[[Iterator[torch.Tensor]], Tile]:
     return make
 
 
+def _rows_maker(rows: Rows) -> Callable[[Iterator[torch.Tensor]], Rows]:
+    flow, samples, factor = rows.flow, rows.samples, rows.factor
+    return lambda coming: Rows(flow, next(coming), samples, factor)
+
+
 def _constant(value: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
     return lambda coming: value
 
@@ -110,7 +119,7 @@ class _Kept:
 
 
 class _Away:
-    """A tensor, or the pieces of a tile, in the host's memory."""
+    """A tensor, or what this lane has of one, in the host's memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._device = tensor.device
@@ -125,6 +134,8 @@ class _Away:
 
 
 def _each(tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    if isinstance(tensor, Rows):
+        return tensor.like(function(tensor.own))
     return tensor.map(function) if isinstance(tensor, Tile) else function(tensor)
 
 

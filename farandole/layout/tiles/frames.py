@@ -55,15 +55,6 @@ def common_frame(flow: Flow, tensors: Sequence[torch.Tensor]) -> Frame | None:
         return None
     if any(tensor.dim() > count + 1 for tensor in tensors):
         return None
-    # After a hand-off a plain tensor may be this lane's samples, and no part of a tile. Lanes may
-    # have different numbers of them, and must decide alike.
-    if any(
-        not isinstance(tensor, Tile)
-        and tensor.dim() == count + 1
-        and tensor.shape[0] in flow.handed_off_rows
-        for tensor in tensors
-    ):
-        return None
     shapes = [tuple(tensor.shape) for tensor in tensors]
     try:
         sizes = tuple(torch.broadcast_shapes(*shapes)[1:])

@@ -11,61 +11,44 @@ the samples are simply put together.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import weakref
+from typing import Any
 
 import torch
 
-from farandole.layout.tiles.exchange import gather, slices
-from farandole.layout.tiles.grid import relative
-from farandole.layout.tiles.intervals import Interval
+from farandole.layout.tiles.exchange import slices
 from farandole.layout.tiles.lanes import Lanes
+from farandole.layout.tiles.rows import Rows, share_of
 from farandole.layout.tiles.tile import Flow, Tile
-from farandole.schedule import piece
+from farandole.layout.tiles.whole import whole_of
 
 
-class Share(NamedTuple):
-    """Which samples a lane has behind the tiles. A spare lane's count for nothing."""
-
-    rows: range
-    spare: bool
-
-
-def share_of(lane: int, lanes: int, samples: int, gathers: bool = False) -> Share:
-    """`gathers`: the first lane has all samples, and the others none at all."""
-    if gathers:
-        return Share(range(0), spare=True) if lane else Share(range(samples), spare=False)
-    rows = piece(lane, lanes, samples)
-    return Share(rows, spare=False) if rows else Share(range(min(1, samples)), spare=True)
+def hand_off(flow: Flow, tile: Tile) -> torch.Tensor:
+    """This lane's samples, as `Rows`; differentiable. *Together*, by all lanes. Where all lanes are
+    here, all samples, as a plain tensor."""
+    if flow.lanes.all_here:
+        return whole_of(tile)
+    rows = Rows(flow, _moved(flow.lanes, tile, gathers=False), tile.rows)
+    rows.source = weakref.ref(tile)
+    return rows
 
 
-def hand_off(flow: Flow, tile: Tile, *, gathers: bool = False) -> torch.Tensor:
-    """This lane's samples, whole; differentiable. *Together*, by all lanes."""
-    lanes = flow.lanes
-    if lanes.all_here:
-        return _joined(flow, tile)
+def hand_over(flow: Flow, tile: Tile) -> torch.Tensor:
+    """To the first lane all samples, and to the others none; differentiable. *Together.*"""
+    if flow.lanes.all_here:
+        return whole_of(tile)
+    return _moved(flow.lanes, tile, gathers=True)
+
+
+def _moved(lanes: Lanes, tile: Tile, gathers: bool) -> torch.Tensor:
     (lane,) = lanes.mine
     pieces = tile.own_pieces()
-    count = lanes.grid.lanes
-    share = share_of(lane, count, tile.rows, gathers)
-    flow.handed_off_rows |= {
-        len(share_of(each, count, tile.rows, gathers).rows) for each in range(count)
-    }
     if not tile.divided:
-        return pieces[0][share.rows.start : share.rows.stop]
+        rows = share_of(lane, lanes.grid.lanes, tile.rows, gathers).rows
+        # No view: it may be changed in place, and the tile must not.
+        return pieces[0][rows.start : rows.stop].clone()
     result: torch.Tensor = _Shared.apply(_Move(lanes, lanes.next(), tile, gathers), pieces[0])
     return result
-
-
-def _joined(flow: Flow, tile: Tile) -> torch.Tensor:
-    if not tile.divided:
-        return tile.pieces[0]
-    grid = flow.grid
-    nothing = ((Interval(0, 0),),) * len(tile.axes)
-    everything = tuple((Interval(0, size),) for size in tile.sizes)
-    needs = tuple(nothing if lane else everything for lane in range(grid.lanes))
-    owned = [relative(tile.owned(lane), tile.held(lane)) for lane in flow.lanes.mine]
-    found = flow.copies(tile.sizes, tile.axes, needs)
-    return gather(flow.lanes, found, needs, tile.pieces, owned, 0.0)[0]
 
 
 class _Move:
@@ -141,41 +124,3 @@ class _Shared(torch.autograd.Function):
 def _add(result: torch.Tensor, move: _Move, lane: int, part: torch.Tensor) -> None:
     if not move.shares[lane].spare:
         result[move.rows(lane)] += part
-
-
-def all_samples(flow: Flow, own: torch.Tensor, samples: int) -> torch.Tensor:
-    """On every lane all samples, of which each has its share; differentiable. *Together.*
-
-    For what is the same on all lanes and counts by their share of the samples, in all once. Then
-    a lane's own rows get their whole gradient from what this lane made of them, and nothing has to
-    travel back.
-    """
-    lanes = flow.lanes
-    result: torch.Tensor = _All.apply(lanes, lanes.next(), samples, own)
-    return result
-
-
-class _All(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, lanes: Lanes, number: int, samples: int, own: torch.Tensor
-    ) -> torch.Tensor:
-        (lane,) = lanes.mine
-        count = lanes.grid.lanes
-        shares = [share_of(each, count, samples) for each in range(count)]
-        ctx.share = shares[lane]
-        known = {lane: own}
-        for other in range(count):
-            if other != lane and not shares[lane].spare:
-                lanes.post(other, number, False, [own.contiguous()])
-        for other in range(count):
-            if other != lane and not shares[other].spare:
-                (known[other],) = lanes.take(other, number, False)
-        return torch.cat([known[each] for each in range(count) if not shares[each].spare])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        share: Share = ctx.share
-        own = gradients[0][share.rows.start : share.rows.stop]
-        of_all = 0.0 if share.spare else len(gradients[0]) / len(share.rows)
-        return None, None, None, own * of_all

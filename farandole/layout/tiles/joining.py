@@ -18,15 +18,13 @@ from farandole.layout.tiles.windows import as_needs
 def cat(flow: Flow, tensors: Sequence[Any], dim: int = 0) -> Any:
     """`torch.cat`. Each lane asks every tensor for the part that its share of the result has.
 
-    A plain tensor among them is taken to be whole, unless it is computed from weights: behind a
-    hand-off such a tensor may be a share of the samples, and its gradient too.
+    A plain tensor among them is whole on every lane, and is cut.
     """
     first = next(tensor for tensor in tensors if isinstance(tensor, Tile))
     axes = _common_axes(flow, [each for each in tensors if isinstance(each, Tile)])
-    plain = [each for each in tensors if not isinstance(each, Tile)]
     at = position(dim, first.dim())
     fits = len({_without(tuple(each.shape), at) for each in tensors}) == 1
-    if axes is None or not fits or any(each.requires_grad for each in plain):
+    if axes is None or not fits:
         return flow.otherwise(flow, torch.cat, (tensors, dim), {})
     tiles = [each if isinstance(each, Tile) else cut(flow, each, axes) for each in tensors]
     if at == 0 or not flow.grid.is_divided(axes[at - 1]):

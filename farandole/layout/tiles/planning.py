@@ -38,6 +38,7 @@ def plan_halos(
 
 
 def _end(tiling: Tiling) -> str:
-    if tiling.handed_off_at is None:
-        return "tiles to its end"
-    return f"tiles up to {tiling.handed_off_at}"
+    end = f"tiles up to {tiling.handed_off_at}" if tiling.handed_off_at else "tiles to its end"
+    if not tiling.computed_whole_at:
+        return end
+    return f"{end}; computed whole by every rank: {', '.join(tiling.computed_whole_at)}"

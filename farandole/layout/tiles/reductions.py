@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from farandole.errors import UserError
 from farandole.layout.tiles.exchange import sum_lanes
 from farandole.layout.tiles.spelling import positions
 from farandole.layout.tiles.tile import Flow, Tile
@@ -28,8 +27,10 @@ def total(
 ) -> Any:
     """`torch.sum`."""
     dims = positions(dim, input.dim())
+    if _leaves_image(input, dims):
+        return flow.otherwise(flow, torch.sum, (input, dims), {"keepdim": keepdim, "dtype": dtype})
     sums = [piece.sum(dims, keepdim=True, dtype=dtype) for piece in input.own_pieces()]
-    return _result(flow, input, dims, keepdim, over_lanes(flow, input, dims, sums), "sum")
+    return _result(flow, input, dims, keepdim, over_lanes(flow, input, dims, sums))
 
 
 def mean(
@@ -42,15 +43,15 @@ def mean(
 ) -> Any:
     """`torch.mean`."""
     kind = dtype or input.dtype
-    if not (kind.is_floating_point or kind.is_complex):
-        return flow.otherwise(flow, torch.mean, (input, dim, keepdim), {"dtype": dtype})
     dims = positions(dim, input.dim())
+    if _leaves_image(input, dims) or not (kind.is_floating_point or kind.is_complex):
+        return flow.otherwise(flow, torch.mean, (input, dims), {"keepdim": keepdim, "dtype": dtype})
     # The sum of a large image may be beyond what half precision can hold; its mean is not.
     wide = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
     count = _count(input, dims)
     sums = [piece.sum(dims, keepdim=True, dtype=wide) / count for piece in input.own_pieces()]
     means = [each.to(kind) for each in over_lanes(flow, input, dims, sums)]
-    return _result(flow, input, dims, keepdim, means, "mean")
+    return _result(flow, input, dims, keepdim, means)
 
 
 def variance(
@@ -69,7 +70,7 @@ def variance(
     less = int(unbiased) if correction is None else correction
     if 0 in dims or not input.is_floating_point():
         options = {"correction": less, "keepdim": keepdim}
-        return flow.otherwise(flow, torch.var, (input, dim), options)
+        return flow.otherwise(flow, torch.var, (input, dims), options)
     apart = input - mean(flow, input, dims, keepdim=True)
     return total(flow, apart * apart, dims, keepdim) / max(0, _count(input, dims) - less)
 
@@ -85,6 +86,12 @@ def deviation(
 ) -> Any:
     """`torch.std`."""
     return variance(flow, input, dim, unbiased, keepdim, correction=correction).sqrt()
+
+
+def _leaves_image(input: Tile, dims: Sequence[int]) -> bool:
+    """Whether no samples are left, but a part of the image on every lane."""
+    others = (at for at in range(1, len(input.axes) + 1) if at not in dims)
+    return 0 in dims and any(input.is_divided(at) for at in others)
 
 
 def _count(input: Tile, dims: Sequence[int]) -> int:
@@ -106,14 +113,8 @@ def _result(
     dims: Sequence[int],
     keepdim: bool,
     values: list[torch.Tensor],
-    name: str,
 ) -> Any:
     if 0 in dims:  # no batch is left, and so no tile
-        if any(input.is_divided(at) for at in range(1, len(input.axes) + 1) if at not in dims):
-            raise UserError(
-                f"{flow.layer}: a {name} over the samples, but not over the image, cannot be "
-                "computed on tiles. End the tiles before this layer."
-            )
         value = values[0]
         if keepdim:
             return value

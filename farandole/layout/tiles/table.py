@@ -26,10 +26,11 @@ from farandole.layout.tiles import (
     shapes,
 )
 from farandole.layout.tiles.pointwise import along, cannot_change, converted, in_place
+from farandole.layout.tiles.side_effects import has_side_effects
 from farandole.layout.tiles.spelling import strict
-from farandole.layout.tiles.tile import Flow, Handler, Tile
+from farandole.layout.tiles.tile import Flow, Handler, Tile, refused
 
-_POINTWISE = """
+POINTWISE = """
     abs absolute acos acosh add addcdiv addcmul arccos arcsin arctan arctan2 asin asinh atan atan2
     atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil
     clamp clamp_max clamp_min clip clone
@@ -42,20 +43,20 @@ _POINTWISE = """
     sgn sigmoid sign signbit sin sinc sinh sqrt square sub subtract tan tanh true_divide trunc
     xlogy zeros_like
 """
-_METHODS = """
+METHODS = """
     __abs__ __add__ __and__ __div__ __eq__ __floordiv__ __ge__ __gt__ __invert__ __le__ __lt__
     __lshift__ __mod__ __mul__ __ne__ __neg__ __or__ __pos__ __pow__ __radd__ __rand__ __rdiv__
     __rfloordiv__ __rlshift__ __rmod__ __rmul__ __ror__ __rpow__ __rrshift__ __rshift__ __rsub__
     __rtruediv__ __rxor__ __sub__ __truediv__ __xor__
 """
-_CONVERSIONS = """
+CONVERSIONS = """
     bfloat16 bool byte char contiguous cpu cuda double float half int long short to type type_as
 """
-_ACTIVATIONS = """
+ACTIVATIONS = """
     celu elu gelu hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6 selu sigmoid
     silu softplus softshrink softsign tanh tanhshrink threshold
 """
-_IN_PLACE = """
+IN_PLACE = """
     abs_ add_ addcdiv_ addcmul_ celu_ ceil_ clamp_ clamp_max_ clamp_min_ clip_ copysign_ cos_ div_
     divide_ elu_ erf_ exp_ expm1_ fill_ floor_ fmod_ hardsigmoid_ hardswish_ hardtanh_ leaky_relu_
     lerp_ log1p_ log_ masked_fill_ mish_ mul_ multiply_ nan_to_num_ neg_ negative_ pow_ reciprocal_
@@ -66,7 +67,7 @@ _IN_PLACE = """
 """
 _ALONG = "cumsum cumprod log_softmax logsumexp softmax"
 _REDUCING = "amax amin argmax argmin logsumexp max min"
-_NEW = "new_empty new_full new_ones new_tensor new_zeros"
+NEW = "new_empty new_full new_ones new_tensor new_zeros"
 _LOSSES = """
     binary_cross_entropy binary_cross_entropy_with_logits huber_loss l1_loss mse_loss
     smooth_l1_loss
@@ -74,12 +75,33 @@ _LOSSES = """
 _DIMENSIONS = ("1d", "2d", "3d")
 
 
-def _found(place: Any, names: str) -> list[Any]:
+PLACES = (torch, Tensor, F, torch._C._nn, torch.special)
+"""Where functions of single elements are."""
+
+
+def found(place: Any, names: str) -> list[Any]:
     return [getattr(place, name) for name in names.split() if hasattr(place, name)]
+
+
+def changing(place: Any) -> list[Any]:
+    """What changes a tensor in place, by its name."""
+    names = [name for name in dir(place) if name.endswith("_") and name[0] != "_"]
+    names += ["__setitem__", *(name for name in METHODS.split() if name.startswith("__i"))]
+    return found(place, " ".join(names))
 
 
 def _requires_grad(flow: Flow, input: Tile) -> bool:
     return any(piece.requires_grad for piece in input.pieces)
+
+
+def _is_leaf(flow: Flow, input: Tile) -> bool:
+    return not _requires_grad(flow, input)
+
+
+def _data(flow: Flow, input: Tile) -> Tile:
+    made = input.map(lambda piece: piece.detach())
+    made.copied = input.copied
+    return made
 
 
 def _is_contiguous(flow: Flow, input: Tile, *args: Any, **kwargs: Any) -> bool:
@@ -95,22 +117,20 @@ def _of_its_kind(function: Callable[..., Any]) -> Handler:
 def _elements() -> dict[Any, Handler]:
     """What is computed for every element alone."""
     table: dict[Any, Handler] = {}
-    places = (torch, Tensor, F, torch._C._nn, torch.special)
     # Whatever changes a tensor in place, unless it is known how.
-    for place in places:
-        changing = [name for name in dir(place) if name.endswith("_") and name[0] != "_"]
-        table |= {each: cannot_change(each) for each in _found(place, " ".join(changing))}
-    table[Tensor.__setitem__] = cannot_change(Tensor.__setitem__)
-    for place in places:
-        names = _POINTWISE + _ACTIVATIONS + (_METHODS if place is Tensor else "")
-        table |= {each: pointwise.pointwise(each) for each in _found(place, names)}
-        table |= {each: in_place(each) for each in _found(place, _IN_PLACE)}
-        for function in _found(place, "rrelu"):
+    for place in PLACES:
+        table |= {each: cannot_change(each) for each in changing(place)}
+    table |= {each: refused(each) for each in has_side_effects()}
+    for place in PLACES:
+        names = POINTWISE + ACTIVATIONS + (METHODS if place is Tensor else "")
+        table |= {each: pointwise.pointwise(each) for each in found(place, names)}
+        table |= {each: in_place(each) for each in found(place, IN_PLACE)}
+        for function in found(place, "rrelu"):
             table[function] = pointwise.rrelu
-        for function in _found(place, "prelu"):
+        for function in found(place, "prelu"):
             table[function] = pointwise.prelu
-    table |= {each: converted(each) for each in _found(Tensor, _CONVERSIONS)}
-    table |= {each: _of_its_kind(each) for each in _found(Tensor, _NEW)}
+    table |= {each: converted(each) for each in found(Tensor, CONVERSIONS)}
+    table |= {each: _of_its_kind(each) for each in found(Tensor, NEW)}
     table |= {torch.where: pointwise.where, Tensor.where: _where}
     return table
 
@@ -124,8 +144,8 @@ def _lines() -> dict[Any, Handler]:
     """What is computed along one dimension."""
     table: dict[Any, Handler] = {}
     for place in (torch, Tensor, F, torch.special):
-        table |= {each: along(each) for each in _found(place, _ALONG)}
-        table |= {each: along(each, keeps=False) for each in _found(place, _REDUCING)}
+        table |= {each: along(each) for each in found(place, _ALONG)}
+        table |= {each: along(each, keeps=False) for each in found(place, _REDUCING)}
     table[F.softmin] = along(F.softmin)
     table[F.normalize] = along(F.normalize, default=1)
     return table
@@ -146,7 +166,7 @@ def _windows() -> dict[Any, Handler]:
         ):
             bound = pooling.each_dimension(handler)[index]
             for place in (F, torch, torch._C._nn):
-                table |= dict.fromkeys(_found(place, f"{name}{dimensions}"), bound)
+                table |= dict.fromkeys(found(place, f"{name}{dimensions}"), bound)
         drop = getattr(F, f"dropout{dimensions}")
         table[drop] = dropout.feature_dropout(drop, index + 1)
     return table
@@ -185,20 +205,22 @@ def _moves() -> dict[Any, Handler]:
     }
     for place in (torch, Tensor):
         for name, handler in handlers.items():
-            table |= dict.fromkeys(_found(place, name), handler)
+            table |= dict.fromkeys(found(place, name), handler)
     for place in (F, torch):
         for name, handler in (
             ("pixel_shuffle", resize.pixel_shuffle),
             ("pixel_unshuffle", resize.pixel_unshuffle),
             ("channel_shuffle", picking.channel_shuffle),
         ):
-            table |= dict.fromkeys(_found(place, name), handler)
+            table |= dict.fromkeys(found(place, name), handler)
     return table
 
 
 def _layers() -> dict[Any, Handler]:
     return {
         Tensor.requires_grad.__get__: _requires_grad,  # type: ignore[attr-defined]
+        Tensor.is_leaf.__get__: _is_leaf,  # type: ignore[attr-defined]
+        Tensor.data.__get__: _data,  # type: ignore[attr-defined]
         Tensor.is_contiguous: _is_contiguous,
         Tensor.__getitem__: picking.getitem,
         F.pad: picking.pad,
@@ -217,11 +239,11 @@ def _layers() -> dict[Any, Handler]:
         F.feature_alpha_dropout: dropout.feature_alpha_dropout,
         F.cross_entropy: losses.cross_entropy,
         F.nll_loss: losses.nll_loss,
-        **{each: losses.elementwise(each) for each in _found(F, _LOSSES)},
+        **{each: losses.elementwise(each) for each in found(F, _LOSSES)},
     }
 
 
 def functions() -> Mapping[Any, Handler]:
     """All of them, by function."""
-    found = {**_elements(), **_lines(), **_windows(), **_moves(), **_layers()}
-    return MappingProxyType({each: strict(each, handler) for each, handler in found.items()})
+    table = {**_elements(), **_lines(), **_windows(), **_moves(), **_layers()}
+    return MappingProxyType({each: strict(each, handler) for each, handler in table.items()})

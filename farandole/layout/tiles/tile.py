@@ -11,11 +11,13 @@ A tensor that every lane has all of, such as a mean over the image, is a tile th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
 
+from farandole.errors import UserError
 from farandole.layout.tiles.exchange import gather, slices
 from farandole.layout.tiles.grid import (
     Axes,
@@ -53,9 +55,16 @@ class Windowed(NamedTuple):
 class Flow:
     """What the tiles of one model have in common: the lanes, the table, and where they are."""
 
-    def __init__(self, lanes: Lanes, handlers: Mapping[Any, Handler], otherwise: Handler) -> None:
+    def __init__(
+        self,
+        lanes: Lanes,
+        handlers: Mapping[Any, Handler],
+        otherwise: Handler,
+        row_handlers: Mapping[Any, Handler] = MappingProxyType({}),
+    ) -> None:
         self.lanes = lanes
         self.handlers = handlers
+        self.row_handlers = row_handlers  # of functions that treat samples one by one
         self.otherwise = otherwise
         """Called with the flow, a function that is in no table, its arguments and their names."""
         self.layer = "the input"  # where the model is, for whoever must name it
@@ -63,8 +72,6 @@ class Flow:
         """How far beyond what it owns each windowed layer computes, in the order they are called;
         none: no further. What it computes beyond, the layers after it need not ask for."""
         self.windows = 0  # windowed layers since the forward began
-        self.handed_off_rows: frozenset[int] = frozenset()
-        """How many samples lanes have got from hand-offs since then; none before the first."""
         self.overlap = True  # whether a convolution computes while its halo is on the way
         self.record: list[Windowed] | None = None  # while it is found out which layers there are
         self.plans: dict[Any, Any] = {}
@@ -75,10 +82,12 @@ class Flow:
     def grid(self) -> Grid:
         return self.lanes.grid
 
+    def check(self) -> None:
+        """What has another flow instead must not be used any more, see `Spoiled`."""
+
     def begin(self) -> None:
         """A forward pass begins."""
         self.windows = 0
-        self.handed_off_rows = frozenset()
 
     def next_margin(self, axes: int) -> Margin:
         """Of the windowed layer that is computed now."""
@@ -92,10 +101,29 @@ class Flow:
         return self._copies[key]
 
 
-class Tile(torch.Tensor):
-    """The parts of a tensor that the lanes here have: `pieces`, one for each of them."""
+class Divided(torch.Tensor):
+    """A tensor of which every lane has a part, and which looks whole to the model."""
 
     flow: Flow
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        raise refuse(divided_leaves((args, kwargs))[0].flow, func)
+
+
+def divided_leaves(value: Any) -> list[Divided]:
+    """Raises `UserError` if one of them must not be used any more."""
+    found = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Divided)]
+    for leaf in found:
+        leaf.flow.check()
+    return found
+
+
+class Tile(Divided):
+    """The parts of a tensor that the lanes here have: `pieces`, one for each of them."""
+
     pieces: list[torch.Tensor]
     axes: Axes
     margin: Margin
@@ -220,29 +248,22 @@ class Tile(torch.Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _ABOUT:
+        if func in ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        flow = next(
-            leaf.flow for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tile)
-        )
+        divided = divided_leaves((args, kwargs))
+        flow = divided[0].flow
         handler = flow.handlers.get(func)
-        if handler is None:
+        if handler is None or not all(isinstance(leaf, Tile) for leaf in divided):
             return flow.otherwise(flow, func, args, kwargs)
         return handler(flow, *args, **kwargs)
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        raise NotImplementedError(f"{func} was called with a tile past the table of functions")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C.DisableTorchFunctionSubclass():
             return f"Tile({tuple(self.shape)} in {self.flow.grid})"
 
 
-_ABOUT = {
+ABOUT = {
     torch.Tensor.shape.__get__,  # type: ignore[attr-defined]
     torch.Tensor.dtype.__get__,  # type: ignore[attr-defined]
     torch.Tensor.device.__get__,
@@ -251,6 +272,16 @@ _ABOUT = {
     torch.Tensor.layout.__get__,  # type: ignore[attr-defined]
     torch.Tensor.is_sparse.__get__,  # type: ignore[attr-defined]
     torch.Tensor.is_quantized.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_nested.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_mkldnn.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_meta.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.itemsize.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.element_size,
+    torch.Tensor.get_device,
+    torch.Tensor.is_signed,
+    torch.Tensor.is_inference,
+    torch.Tensor.is_conj,
+    torch.Tensor.is_neg,
     torch.Tensor.size,
     torch.Tensor.dim,
     torch.Tensor.ndimension,
@@ -265,6 +296,49 @@ _ABOUT = {
     torch.numel,
 }
 """What is asked about a tensor as a whole, and answered for the whole."""
+
+
+def function_name(function: Any) -> str:
+    """As a user knows it."""
+    name = str(getattr(function, "__name__", function))
+    if name in ("__get__", "__set__"):  # of an attribute
+        name = str(getattr(getattr(function, "__self__", None), "__name__", name))
+    return name
+
+
+def refuse(flow: Flow, function: Any) -> UserError:
+    """For what would reach this lane's part alone, or a copy of it."""
+    return UserError(
+        f"{flow.layer}: {function_name(function)} is not possible with a tensor that is divided "
+        "among workers: it would see or change this worker's part only. Write it as a function "
+        "with a result, leave it away, or train this model without tiles."
+    )
+
+
+def refused(function: Any) -> Handler:
+    """Of a function that cannot be called with a tile."""
+
+    def handler(flow: Flow, *args: Any, **kwargs: Any) -> Any:
+        raise refuse(flow, function)
+
+    return handler
+
+
+class Spoiled:
+    """Stands in for the flow of a divided tensor that must not be used any more."""
+
+    def __init__(self, flow: Flow, function: Any) -> None:
+        self._said = (
+            f"{flow.layer}: {function_name(function)} has changed a tensor in place that is a view "
+            "of another, which is divided among workers and is used again later. Write it as a "
+            "function with a result (x = x + …, torch.relu(x))."
+        )
+
+    def check(self) -> None:
+        raise UserError(self._said)
+
+    def __getattr__(self, name: str) -> Any:
+        raise UserError(self._said)
 
 
 def no_margin(axes: int) -> Margin:

@@ -9,8 +9,8 @@ errors.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,16 +18,19 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from farandole.errors import UserError
-from farandole.layout.tiles.exchange import add_lanes
+from farandole.layout.tiles.custom_functions import watch_custom_functions
 from farandole.layout.tiles.grid import Axes
-from farandole.layout.tiles.handoff import all_samples, hand_off, share_of
+from farandole.layout.tiles.handoff import hand_off, hand_over
 from farandole.layout.tiles.lanes import Lanes
-from farandole.layout.tiles.shards import Shards
+from farandole.layout.tiles.row_table import row_functions
+from farandole.layout.tiles.rows import Rows, share_of
+from farandole.layout.tiles.snapshot import plain, snapshot
 from farandole.layout.tiles.table import functions
-from farandole.layout.tiles.tile import Flow, Tile, Windowed, cut
+from farandole.layout.tiles.tile import Divided, Flow, Tile, Windowed, cut, function_name
+from farandole.layout.tiles.whole import all_rows_for_loss, computed_whole, whole_of
 
-_TILE = "farandole.tile"
-"""The key of a tile in a message; beside it stands where it belongs."""
+_TILE, _ROWS = "farandole.tile", "farandole.rows"
+"""The keys of a tile and of a share in a message; beside it stands where it belongs."""
 
 
 class _NeedsWholeError(Exception):
@@ -49,8 +52,10 @@ class Tiling:
         chosen: str = "",
         gathers: bool = False,
     ) -> None:
-        self.flow = Flow(lanes, functions(), self._whole)
+        watch_custom_functions()
+        self.flow = Flow(lanes, functions(), self._otherwise, row_functions())
         self.handed_off_at: str | None = None  # the first layer behind the tiles, once it is known
+        self.computed_whole_at: list[str] = []  # what every lane computes all of, once it is known
         self._chosen = chosen
         self._gathers = gathers
         self._samples = 0
@@ -74,15 +79,13 @@ class Tiling:
                 f"{'axis' if spatial == 1 else 'axes'}, and the inputs have shapes "
                 f"{[tuple(leaf.shape) for leaf in leaves]}. Give the tiles a number for each axis."
             )
-        return pytree.tree_map_only(Tile, _sent, tiles)
+        return _sent(tiles)
 
     def forward(self, run: Callable[[Any], Any], message: Any, samples: int) -> Any:
         """A stage that is not the last; returns a message."""
-        with self._begun(samples):
-            result = run(self._received(message))
-            if self._gathers:
-                result = self._handed_off(result)
-            return pytree.tree_map_only(Tile, _sent, result)
+        self._begin(samples)
+        result = run(self._received(message))
+        return self._handed_over(result) if self._gathers else _sent(result)
 
     def loss(
         self,
@@ -93,24 +96,23 @@ class Tiling:
         target: Any,
     ) -> torch.Tensor:
         """The last stage. All lanes' results add up to the loss."""
-        with self._begun(samples):
-            result = run(self._received(message))
-            leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            if leaves and all(isinstance(leaf, Tile) for leaf in leaves):
-                try:
-                    return self._loss_of_tiles(function, result, target)
-                except _NeedsWholeError:
-                    self.handed_off_at = self.handed_off_at or "the loss"
-            result = self._handed_off(result)
+        self._begin(samples)
+        result = run(self._received(message))
+        leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Divided)]
+        if leaves and all(isinstance(leaf, Tile) for leaf in leaves):
+            try:
+                return self._loss_of_tiles(function, result, target)
+            except _NeedsWholeError:
+                self.handed_off_at = self.handed_off_at or "the loss"
         return self._loss_of_samples(function, result, target)
 
     def predict(self, run: Callable[[Any], Any], message: Any, samples: int, last: bool) -> Any:
-        """A forward pass alone: a message; of the last stage this lane's samples."""
-        with self._begun(samples):
-            result = run(self._received(message))
-            if last or self._gathers:
-                return self._handed_off(result)
-            return pytree.tree_map_only(Tile, _sent, result)
+        """A forward pass alone: a message; of the last stage all samples, on every lane."""
+        self._begin(samples)
+        result = run(self._received(message))
+        if last:
+            return pytree.tree_map_only(torch.Tensor, _whole, result)
+        return self._handed_over(result) if self._gathers else _sent(result)
 
     def end_recording(self) -> list[Windowed]:
         """The windowed layers of the last forward pass. Those that follow are not recorded."""
@@ -122,7 +124,6 @@ class Tiling:
         """A part of a forward pass that may run again later, in the backward pass: then everything
         is as it was the first time."""
         samples, windows = self._samples, self.flow.windows
-        rows = self.flow.handed_off_rows
         recorded = self.flow.record is not None
         first = True
 
@@ -132,12 +133,10 @@ class Tiling:
                 first = False
                 return run(value)
             self._samples, self.flow.windows = samples, windows
-            self.flow.handed_off_rows = rows
             # Recorded again if it was, so that it does the same; but the layers are known already.
             known, self.flow.record = self.flow.record, [] if recorded else None
             try:
-                with self._shards():
-                    return run(value)
+                return run(value)
             finally:
                 self.flow.record = known
 
@@ -149,10 +148,9 @@ class Tiling:
         if isinstance(value, Tile):
             pieces = zip(lanes.mine, value.own_pieces(), strict=True)
             return [(value.owned(lane)[0].slice, piece) for lane, piece in pieces]
-        if lanes.all_here:
-            return [(slice(None), value)]
-        share = share_of(lanes.mine[0], lanes.grid.lanes, self._samples, self._gathers)
-        return [] if share.spare else [(slice(None), value)]
+        if isinstance(value, Rows):
+            return [] if value.spans.share.spare else [(slice(None), value.own)]
+        return [(slice(None), plain(value))] if 0 in lanes.mine else []  # every lane has the same
 
     def mark(self, batch: Any, image: tuple[int, ...]) -> Any:
         """A batch of which this rank has read its tile alone, of images of this size."""
@@ -211,54 +209,80 @@ class Tiling:
 
     def _received(self, message: Any) -> Any:
         def read(node: Any) -> Any:
-            sizes, axes = (
+            if not _is_divided(node):
+                return node
+            first, second = (
                 [None if number == "-" else int(number) for number in part.split(",") if number]
                 for part in node["where"].split("/")
             )
+            if _ROWS in node:
+                return Rows(self.flow, node[_ROWS], first[0], second[0])  # type: ignore[arg-type]
             piece = node[_TILE]
             pieces = list(piece) if isinstance(piece, (list, tuple)) else [piece]
-            return Tile(self.flow, pieces, sizes, tuple(axes))  # type: ignore[arg-type]
+            return Tile(self.flow, pieces, first, tuple(second))  # type: ignore[arg-type]
 
-        def is_tile(node: Any) -> bool:
-            return isinstance(node, dict) and _TILE in node
-
-        return pytree.tree_map(
-            lambda node: read(node) if is_tile(node) else node, message, is_leaf=is_tile
-        )
+        return pytree.tree_map(read, message, is_leaf=_is_divided)
 
     # Whole samples
 
-    def _handed_off(self, result: Any) -> Any:
-        return pytree.tree_map_only(
-            Tile, lambda tile: hand_off(self.flow, tile, gathers=self._gathers), result
-        )
+    def _handed_off(self, value: Any) -> Any:
+        return pytree.tree_map_only(Tile, lambda tile: hand_off(self.flow, tile), value)
 
-    def _whole(
+    def _handed_over(self, result: Any) -> Any:
+        """To the first lane, whole."""
+
+        def one(leaf: torch.Tensor) -> torch.Tensor:
+            return hand_over(self.flow, leaf) if isinstance(leaf, Tile) else _whole(leaf)
+
+        return pytree.tree_map_only(torch.Tensor, one, result)
+
+    def _otherwise(
         self, flow: Flow, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Of a function that needs whole images."""
+        """Of a function that is not computed tile by tile, nor for every lane's samples.
+
+        If it treats samples one by one, the tiles end here. If not, every lane computes it whole.
+        """
         if self._in_loss:
             raise _NeedsWholeError
-        name = getattr(function, "__name__", str(function))
-        if name == "__get__":  # of an attribute
-            name = getattr(getattr(function, "__self__", None), "__name__", name)
+        place = f"{flow.layer} ({function_name(function)})"
+        tiles = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tile)]
+        if not tiles or function not in flow.row_handlers:
+            if place not in self.computed_whole_at:
+                self.computed_whole_at.append(place)
+            return computed_whole(flow, function, args, kwargs)
+        self._check_may_end(function)
+        if flow.lanes.all_here:
+            result = self._of_snapshots(function, args, kwargs)
+        else:
+            given, named = self._handed_off((args, kwargs))
+            result = function(*given, **named)
+        if self.handed_off_at is None:
+            self.handed_off_at = place
+        return result
+
+    def _of_snapshots(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def one(tile: Tile) -> torch.Tensor:
+            return snapshot(whole_of(tile), [weakref.ref(tile)])
+
+        args, kwargs = pytree.tree_map_only(Tile, one, (args, kwargs))
+        return function(*args, **kwargs)
+
+    def _check_may_end(self, function: Any) -> None:
+        """Raises `UserError` if the tiles must not end here."""
+        name = function_name(function)
         if self._chosen and self.handed_off_at is None:
             raise UserError(
-                f"{flow.layer}: {name} needs the whole image, so it cannot be computed on tiles, "
-                f"and handoff={self._chosen} comes later. Choose this layer, or leave handoff out."
+                f"{self.flow.layer}: {name} needs the whole image, so it cannot be computed on "
+                f"tiles, and handoff={self._chosen} comes later. Choose this layer, or leave "
+                "handoff out."
             )
         if self._gathers:
             raise UserError(
-                f"{flow.layer}: {name} needs the whole image, and belongs to a stage with a rank "
-                "for every tile. Begin the next stage there with balance=… or cuts=…, or leave "
-                "tiled out."
+                f"{self.flow.layer}: {name} needs the whole image, and belongs to a stage with a "
+                "rank for every tile. Begin the next stage there with balance=… or cuts=…, or "
+                "leave tiled out."
             )
-        if self.handed_off_at is None:
-            self.handed_off_at = f"{flow.layer} ({name})"
-        args, kwargs = self._handed_off((args, kwargs))
-        # Not the one around the forward pass: that is set aside while it has called this.
-        with self._shards():
-            return function(*args, **kwargs)
 
     # The loss
 
@@ -296,27 +320,17 @@ class Tiling:
         self, function: Callable[[Any, Any], torch.Tensor], result: Any, target: Any
     ) -> torch.Tensor:
         """Every lane computes the loss of the whole batch, whatever it does with its samples."""
-        if not self.flow.lanes.all_here:
-            result = pytree.tree_map_only(torch.Tensor, self._all_samples, result)
-        whole = pytree.tree_map_only(Tile, self._whole_target, target)
-        value = function(result, whole)
+        result = pytree.tree_map_only(torch.Tensor, self._for_loss, self._handed_off(result))
+        value = function(result, pytree.tree_map_only(Tile, self._whole_target, target))
         return value if self.flow.lanes.all_here else value * self._weight()
 
-    def _all_samples(self, own: torch.Tensor) -> torch.Tensor:
-        lanes = self.flow.lanes
-        share = share_of(lanes.mine[0], lanes.grid.lanes, self._samples)
-        if own.dim() and own.shape[0] == len(share.rows):
-            return all_samples(self.flow, own, self._samples)
-        # No samples: a number, say, which a lane has found from its own. It counts by their share,
-        # and so does the lane's loss: what is left for its gradient is all of it.
-        groups = [tuple(range(lanes.grid.lanes))] * lanes.grid.lanes
-        part = own.detach() * self._weight()
-        (total,) = add_lanes(lanes, lanes.next(), False, groups, [part])
-        return own + (total - own.detach())
+    def _for_loss(self, leaf: torch.Tensor) -> torch.Tensor:
+        if isinstance(leaf, Rows) and leaf.samples == self._samples:
+            return all_rows_for_loss(leaf)
+        return _whole(leaf)
 
     def _whole_target(self, tile: Tile) -> torch.Tensor:
-        own = hand_off(self.flow, self._as_tile(tile))
-        return own if self.flow.lanes.all_here else all_samples(self.flow, own, self._samples)
+        return whole_of(self._as_tile(tile))
 
     def _weight(self) -> float:
         lanes = self.flow.lanes
@@ -325,16 +339,12 @@ class Tiling:
 
     # Around a forward pass
 
-    def _begun(self, samples: int) -> AbstractContextManager[object]:
+    def _begin(self, samples: int) -> None:
         self.flow.begin()
         if self._recording:
             self.flow.record = []
         self._samples = samples
         self._path.clear()
-        return self._shards()
-
-    def _shards(self) -> AbstractContextManager[object]:
-        return nullcontext() if self.flow.lanes.all_here else Shards(self.flow, self._samples)
 
     def _watch(self, module: nn.Module, name: str) -> None:
         def enter(module: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -355,8 +365,25 @@ class Tiling:
         module.register_forward_hook(leave)
 
 
-def _sent(tile: Tile) -> dict[str, Any]:
-    pieces = tile.own_pieces()
-    sizes = ",".join(map(str, tile.sizes))
-    axes = ",".join("-" if axis is None else str(axis) for axis in tile.axes)
-    return {_TILE: pieces if len(pieces) > 1 else pieces[0], "where": f"{sizes}/{axes}"}
+def _whole(leaf: torch.Tensor) -> torch.Tensor:
+    return whole_of(leaf) if isinstance(leaf, Divided) else plain(leaf)
+
+
+def _is_divided(node: Any) -> bool:
+    return isinstance(node, dict) and (_TILE in node or _ROWS in node)
+
+
+def _sent(value: Any) -> Any:
+    """As a message: what is divided as what this lane has of it."""
+
+    def one(leaf: torch.Tensor) -> Any:
+        if isinstance(leaf, Rows):
+            return {_ROWS: leaf.own, "where": f"{leaf.samples}/{leaf.factor}"}
+        if not isinstance(leaf, Tile):
+            return plain(leaf)
+        pieces = leaf.own_pieces()
+        sizes = ",".join(map(str, leaf.sizes))
+        axes = ",".join("-" if axis is None else str(axis) for axis in leaf.axes)
+        return {_TILE: pieces if len(pieces) > 1 else pieces[0], "where": f"{sizes}/{axes}"}
+
+    return pytree.tree_map_only(torch.Tensor, one, value)

@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from farandole.layout.tiles.grid import Axes, Grid
-from farandole.layout.tiles.handoff import Share, hand_off, share_of
+from farandole.layout.tiles.handoff import hand_off
 from farandole.layout.tiles.lanes import Lanes, LocalLanes
+from farandole.layout.tiles.rows import Rows, Share, share_of
 from farandole.layout.tiles.table import functions
 from farandole.layout.tiles.tile import Flow, Handler, Tile, cut
+from farandole.layout.tiles.tiling import Tiling
 
 TOLERANCE = 1e-10
 TABLE = functions()
@@ -193,7 +195,9 @@ def check_apart(model: nn.Module, images: Tensor, grid: Sequence[int], channels:
         own = copy.deepcopy(model)
         own_leaf = images.clone().requires_grad_()
         found = own(cut(flow, own_leaf, whole_grid.image_axes))
-        samples = hand_off(flow, found)
+        handed_off = hand_off(flow, found)
+        assert isinstance(handed_off, Rows)
+        samples = handed_off.own
         share = share_of(lane, whole_grid.lanes, len(images))
         rows = slice(share.rows.start, share.rows.stop)
         samples.backward(gradient[rows] * (0.0 if share.spare else 1.0))
@@ -213,3 +217,55 @@ def check_apart(model: nn.Module, images: Tensor, grid: Sequence[int], channels:
     for at, weight in enumerate(plain.parameters()):
         assert weight.grad is not None
         _assert_equal(sum(end[1][at] for end in ends), weight.grad, 1e-3 * largest, TOLERANCE)
+
+
+def check_trained_apart(
+    model: nn.Module,
+    images: Tensor,
+    target: Tensor,
+    loss: Callable[[Any, Tensor], Tensor],
+    grid: Sequence[int],
+    channels: int = 1,
+) -> list[Tiling]:
+    """As `check_apart`, with the whole of a stage: hand-offs, the loss, and predictions. Returns
+    the lanes' tilings, which know where tiles have ended."""
+    plain = copy.deepcopy(model)
+    leaf = images.clone().requires_grad_()
+    expected = loss(plain(leaf), target)
+    expected.backward()
+    with torch.no_grad():
+        predicted = pytree.tree_leaves(copy.deepcopy(model).eval()(images))
+    whole_grid, boxes = Grid(grid, channels), Mailboxes()
+
+    def run(lane: int) -> tuple[Tensor, nn.Module, Tensor, Tiling]:
+        own = copy.deepcopy(model)
+        layers = {module: name for name, module in own.named_modules() if name}
+        tiling = Tiling(ApartLanes(whole_grid, lane, boxes), layers)
+        with torch.no_grad():
+            found = tiling.predict(
+                copy.deepcopy(own).eval(), tiling.cut(images), len(images), last=True
+            )
+        for one, other in zip(pytree.tree_leaves(found), predicted, strict=True):
+            _assert_equal(one, other, 0.0, TOLERANCE)
+        own_leaf = images.clone().requires_grad_()
+        value = tiling.loss(own, tiling.cut(own_leaf), len(images), loss, target)
+        value.backward()
+        for buffer, true in zip(own.buffers(), plain.buffers(), strict=True):
+            _assert_equal(buffer, true, 0.0, TOLERANCE)
+        assert own_leaf.grad is not None
+        return value.detach(), own, own_leaf.grad, tiling
+
+    with ThreadPoolExecutor(whole_grid.lanes) as pool:
+        ends = list(pool.map(run, range(whole_grid.lanes)))
+    _assert_equal(sum(end[0] for end in ends), expected.detach(), 0.0, TOLERANCE)
+    assert leaf.grad is not None
+    largest = _largest(leaf.grad)
+    _assert_equal(sum(end[2] for end in ends), leaf.grad, 0.0, TOLERANCE)
+    for name, weight in plain.named_parameters():
+        found = [end[1].get_parameter(name).grad for end in ends]
+        assert all((each is None) == (weight.grad is None) for each in found), name
+        if weight.grad is not None:
+            total = sum(each for each in found if each is not None)
+            assert isinstance(total, Tensor)
+            _assert_equal(total, weight.grad, 1e-3 * largest, TOLERANCE)
+    return [end[3] for end in ends]
