@@ -154,6 +154,7 @@ def _is_refusal(error: FarandoleError) -> bool:
 def _trained(case: Case, layout: Any, sample: bool, folder: Path) -> list[Outcome]:
     models = [model_of(case) for _ in range(layout.ranks)]
     batches = batches_of(case)
+    sample = sample or isinstance(batches[0][0], tuple)  # else a model has one argument
 
     def body(run: Run) -> Outcome:
         model = models[run.rank]

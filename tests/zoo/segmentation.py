@@ -82,6 +82,8 @@ class Backbone(nn.Module):
 
 @case("FCN", FAMILY, targets=PIXELS)
 class Fcn(nn.Module):
+    cuts = ("score3",)
+
     def __init__(self) -> None:
         super().__init__()
         self.backbone = Backbone()
@@ -109,6 +111,8 @@ class AsppPooling(nn.Module):
 
 @case("DeepLab v3 (ASPP)", FAMILY, targets=PIXELS, draws=True)
 class DeepLab(nn.Module):
+    cuts = ("project",)
+
     def __init__(self) -> None:
         super().__init__()
         self.backbone = Backbone()
@@ -128,6 +132,8 @@ class DeepLab(nn.Module):
 
 @case("PSPNet", FAMILY, targets=PIXELS)
 class PspNet(nn.Module):
+    cuts = ("final",)
+
     def __init__(self) -> None:
         super().__init__()
         self.backbone = Backbone()

@@ -87,7 +87,8 @@ def _refusals(found: Found) -> str:
 
 def _sentence(why: str) -> str:
     """Without what every run has its own of: the rank, the micro-batch."""
-    why = re.sub(r"^.*?(UserError|InexactError): ", "", why.replace("\n", " "))
+    why = re.sub(r"^(User|Inexact)Error: |^StageError: .*?micro-batch \d+: ", "", why)
+    why = " ".join(why.split())
     return why.replace("|", "\\|")
 
 
