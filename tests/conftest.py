@@ -59,6 +59,7 @@ FOREIGN = re.compile(
 )
 SLOW_TO_IMPORT = ("torch._dynamo", "sklearn.datasets")  # every optimizer imports the former
 PACKAGES = {  # that only some tests need: the module, and how to get it
+    "expecttest": "pip install expecttest",
     "mkdocs": "pip install mkdocs-material",
     "mpi4py": "pip install mpi4py",
     "sklearn": "pip install scikit-learn",

@@ -3,6 +3,14 @@
 from farandole.data.loader import BatchInfo, Loader
 from farandole.data.options import LoaderOptions
 from farandole.data.registry import Loaders, Request
-from farandole.data.shares import Shares
+from farandole.data.shares import Shares, refuse_joined_tail
 
-__all__ = ["BatchInfo", "Loader", "LoaderOptions", "Loaders", "Request", "Shares"]
+__all__ = [
+    "BatchInfo",
+    "Loader",
+    "LoaderOptions",
+    "Loaders",
+    "Request",
+    "Shares",
+    "refuse_joined_tail",
+]

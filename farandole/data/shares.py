@@ -66,6 +66,12 @@ class Shares:
         """Samples that an epoch leaves out; 0 unless `drop_last`."""
         return self._tail if self.drop_last else 0
 
+    @property
+    def joined(self) -> int:
+        """Samples of a tail that is too short for all ranks, and so belongs to the step before."""
+        whole = self.count // self.global_batch
+        return 0 if self.drop_last or not whole or self._tail >= self.size else self._tail
+
     def after(self, done: int) -> Shares | None:
         """The cut of what is left once `done` samples are used; None when that makes no step.
 
@@ -96,6 +102,25 @@ class Shares:
 def share_slice(length: int, size: int, rank: int) -> slice:
     """`rank`'s part of `length` items cut into `size` parts that differ by at most one item."""
     return slice(rank * length // size, (rank + 1) * length // size)
+
+
+def refuse_joined_tail(shares: Shares) -> None:
+    """For training with a batch over all workers: its steps must be those of one worker.
+
+    Raises `UserError` where they are not, with the batches nearby whose steps are.
+    """
+    if not shares.joined:
+        return
+    count, size, batch = shares.count, shares.size, shares.global_batch
+    near = sorted(range(size, 2 * batch + size), key=lambda other: abs(other - batch))
+    fitting = next((b for b in near if not replace(shares, global_batch=b).joined), count)
+    few = f"at most {shares.joined} worker{'s' if shares.joined > 1 else ''}"
+    raise UserError(
+        f"{count} samples in global batches of {batch} leave {shares.joined} for the last step, "
+        f"which {size} workers cannot share: their steps would not be those of one worker. Use "
+        f"global_batch_size={fitting}, drop_last=True, {few}, or "
+        f"batch_size=… for each worker, whose last step takes in such a tail."
+    )
 
 
 def warn_of_rest(left: int, size: int) -> None:

@@ -51,15 +51,20 @@ def custom_functions_seen(concerns: Concerns, handle: Handle) -> Iterator[None]:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if concerns(pytree.tree_leaves((args, kwargs))):
             return handle(CustomFunction(cls), args, kwargs)
+        if before is not None:
+            return before.__get__(None, cls)(*args, **kwargs)
         return super(_SingleLevelFunction, cls).apply(*args, **kwargs)
 
     base: Any = _SingleLevelFunction
-    assert "apply" not in vars(base), "only one at a time"
+    before = vars(base).get("apply")  # tiles watch these calls too, for good
     base.apply = classmethod(apply)
     try:
         yield
     finally:
-        del base.apply
+        if before is None:
+            del base.apply
+        else:
+            base.apply = before
 
 
 def is_under_transform() -> bool:

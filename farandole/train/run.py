@@ -20,7 +20,7 @@ import farandole
 from farandole.comm import Group
 from farandole.comm.activity import NO_ACTIVITY
 from farandole.comm.trace import NO_TRACE
-from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
+from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request, refuse_joined_tail
 from farandole.errors import UserError
 from farandole.launch.environment import hide_seat
 from farandole.launch.grace import grace_seconds
@@ -358,6 +358,8 @@ class Run:
         """Runs for every batch. What is drawn without gradients is evaluation, not training."""
         self.group.meter.activity.step()
         if torch.is_grad_enabled():
+            if loader.shares is not None and loader.options.global_batch_size is not None:
+                refuse_joined_tail(loader.shares)
             if self.steps == 0 and self.size > 1 and not self._synchronizers:
                 self.print(
                     "note: no model was given to run.distribute, so each rank trains one of its "

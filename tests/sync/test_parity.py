@@ -24,6 +24,7 @@ from torch.utils.data import TensorDataset
 
 from farandole.data import Shares
 from farandole.data.order import shuffled
+from farandole.errors import UserError
 from farandole.sync import AllReduce
 from farandole.testing import run_world
 from farandole.train import Run
@@ -33,7 +34,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    count: int = 23  # 3 ranks: 10 + 13; 2 and 4 ranks too have a tail
+    count: int = 24  # 10 + 10 + 4: a step's shares are uneven on 3 and 4 ranks
     batch: int = 10
     epochs: int = 2
     image: bool = False
@@ -55,11 +56,11 @@ class World(Protocol):
 
 
 class Plain:
-    """PyTorch alone, on the global batches that `size` ranks share."""
+    """PyTorch alone, on the steps of one worker."""
 
-    def __init__(self, cut: Cut, size: int) -> None:
+    def __init__(self, cut: Cut) -> None:
         self.cut = cut
-        self.shares = Shares(cut.count, size, cut.batch)
+        self.shares = Shares(cut.count, 1, cut.batch)
         self.epochs = 0
 
     def distribute(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
@@ -119,7 +120,7 @@ def both(
     def state(models: list[nn.Module]) -> dict[str, torch.Tensor]:
         return {f"{i}.{k}": v for i, model in enumerate(models) for k, v in weights(model).items()}
 
-    plain = state(scene(Plain(cut, size), cut))
+    plain = state(scene(Plain(cut), cut))
     ranks = run_world(
         size, lambda run: state(scene(Ranks(cut, run), cut)), folder=folder, sync=sync
     )
@@ -409,7 +410,7 @@ def test_parity_whatever_the_buckets(tmp_path: Path, bucket_mib: float) -> None:
     assert_parity(*both(tmp_path, plain_mlp, Cut(), 3, AllReduce(bucket_mib=bucket_mib)))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     size=st.integers(2, 4),
     count=st.integers(4, 30),
@@ -422,4 +423,29 @@ def test_parity_on_any_numbers(
     cut = Cut(count, batch, epochs=2, image=image)
     scene = conv_with_batchnorm if image else plain_mlp
     sync = AllReduce(batchnorm="sync")
-    assert_parity(*both(tmp_path_factory.mktemp("any"), scene, cut, size, sync))
+    folder = tmp_path_factory.mktemp("any")
+    if Shares(count, size, batch).joined:  # a tail of fewer samples than workers
+        with pytest.raises(UserError, match=f"{count} samples in global batches of {batch} leave"):
+            both(folder, scene, cut, size, sync)
+    else:
+        assert_parity(*both(folder, scene, cut, size, sync))
+
+
+def test_a_tail_that_some_workers_would_miss(tmp_path: Path) -> None:
+    """Training is refused before its first step; evaluation and `batch_size` go on."""
+    cut = Cut(37, 6)
+
+    def body(run: Run) -> tuple[str, int, int]:
+        data = cut.data()
+        with torch.no_grad():
+            evaluated = sum(len(y) for _, y in run.loader(data, global_batch_size=6))
+        by_rank = sum(len(y) for _, y in run.loader(data, batch_size=2))
+        with pytest.raises(UserError) as told:
+            next(iter(run.loader(data, global_batch_size=6)))
+        return str(told.value), int(run.sum(evaluated)), int(run.sum(by_rank))
+
+    for told, evaluated, by_rank in run_world(4, body, folder=tmp_path):
+        assert (evaluated, by_rank) == (37, 37)
+        assert "37 samples in global batches of 6 leave 1 for the last step" in told
+        assert "4 workers cannot share" in told
+        assert "Use global_batch_size=8, drop_last=True, at most 1 worker, or batch_size=" in told

@@ -33,6 +33,7 @@ def test_two_real_processes(
         optimizer_state_comes_from_rank_0,
         mixed_precision_works,
         uneven_shares_and_shared_batchnorm_are_exact,
+        epochs_with_a_short_last_step_are_those_of_one_worker,
         a_sampler_is_drawn_by_rank_0_alone,
         numbers_and_checkpoints_agree,
     ):
@@ -88,6 +89,11 @@ def uneven_shares_and_shared_batchnorm_are_exact(facts: Facts) -> None:
     for found in facts:
         assert found["largest_error"] < 1e-12
         assert found["running_mean_error"] < 1e-12
+
+
+def epochs_with_a_short_last_step_are_those_of_one_worker(facts: Facts) -> None:
+    for found in facts:
+        assert found["error_of_epochs"] < 1e-12
 
 
 def a_sampler_is_drawn_by_rank_0_alone(facts: Facts) -> None:

@@ -118,6 +118,7 @@ class _Normalised(torch.autograd.Function):
             at = spread.channels[spread.members.index(lane)].slice
             results.append(_scaled(piece, at, mean, variance, weight, bias, spread.eps))
         ctx.spread = spread
+        ctx.bias_type = None if bias is None else bias.dtype
         ctx.save_for_backward(weight, mean, (variance + spread.eps).rsqrt(), *pieces)
         ctx.mark_non_differentiable(mean, variance)
         return *results, mean, variance
@@ -137,7 +138,8 @@ class _Normalised(torch.autograd.Function):
         by_weight = by_bias = None
         if weight is not None:
             by_weight = sum(each[0] for each in sums).to(weight.dtype)  # type: ignore[union-attr]
-            by_bias = sum(each[1] for each in sums).to(weight.dtype)  # type: ignore[union-attr]
+        if ctx.bias_type is not None:
+            by_bias = sum(each[1] for each in sums).to(ctx.bias_type)  # type: ignore[union-attr]
         if not ctx.needs_input_grad[4]:
             return None, None, by_weight, by_bias, *(None for _ in pieces)
         groups = _groups(spread)

@@ -17,10 +17,11 @@ from farandole.layout.tiles.intervals import Interval, Spread, Window
 from farandole.layout.tiles.kernels import Groups, Kernel
 from farandole.layout.tiles.overlapped import convolve
 from farandole.layout.tiles.tile import Flow, Tile
-from farandole.layout.tiles.windows import Part, next_shares, numbers, windowed
+from farandole.layout.tiles.windows import Part, are_numbers, next_shares, numbers, windowed
 
 
 def conv(
+    spatial: int,
     flow: Flow,
     input: Tile,
     weight: torch.Tensor,
@@ -29,14 +30,22 @@ def conv(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> Tile:
+) -> Any:
     """`torch.conv1d`, `conv2d` and `conv3d`."""
+    given = (input, weight, bias, stride, padding, dilation, groups)
+    fits = _pads(padding, stride, spatial) and _outputs(
+        spatial, input, weight, bias, groups, (stride, dilation), transposed=False
+    )
+    if not fits:  # torch has its own words for it, or takes it for one sample
+        return flow.otherwise(flow, _CONV[spatial], given, {})
     windows = _windows(weight, stride, padding, dilation)
     kernel = Kernel(windows, Groups(input.sizes[0], weight.shape[0], groups))
     sizes = (
         weight.shape[0],
         *(window.length(size) for window, size in zip(windows, input.sizes[1:], strict=True)),
     )
+    if min(sizes) < 1:
+        return flow.otherwise(flow, _CONV[spatial], given, {})
 
     def compute(part: Part) -> torch.Tensor:
         return kernel.outputs(part.source, weight, bias, part.wanted[0], (0,) * len(windows))
@@ -51,6 +60,7 @@ def conv(
 
 
 def conv_transpose(
+    spatial: int,
     flow: Flow,
     input: Tile,
     weight: torch.Tensor,
@@ -60,9 +70,24 @@ def conv_transpose(
     output_padding: Any = 0,
     groups: int = 1,
     dilation: Any = 1,
-) -> Tile:
+) -> Any:
     """`torch.conv_transpose1d`, `conv_transpose2d` and `conv_transpose3d`."""
-    spatial = weight.dim() - 2
+    given = (input, weight, bias, stride, padding, output_padding, groups, dilation)
+    run = _CONV_TRANSPOSE[spatial]
+    fits = (
+        are_numbers(padding, spatial, 0)
+        and are_numbers(output_padding, spatial, 0)
+        and _outputs(spatial, input, weight, bias, groups, (stride, dilation), transposed=True)
+        and all(
+            more < max(step, spacing)
+            for more, step, spacing in zip(
+                *(numbers(each, spatial) for each in (output_padding, stride, dilation)),
+                strict=True,
+            )
+        )
+    )
+    if not fits:
+        return flow.otherwise(flow, run, given, {})
     strides, dilations = numbers(stride, spatial), numbers(dilation, spatial)
     spreads = [
         Spread(*each)
@@ -80,7 +105,8 @@ def conv_transpose(
         channels.outputs,
         *(spread.length(size) for spread, size in zip(spreads, input.sizes[1:], strict=True)),
     )
-    run = _CONV_TRANSPOSE[spatial]
+    if min(sizes) < 1:
+        return flow.otherwise(flow, run, given, {})
 
     def needs(box: Box) -> Box:
         # Where nothing is spread to an output, one input is asked for all the same: of zero length
@@ -113,6 +139,41 @@ def conv_transpose(
     return windowed(flow, input, sizes, needs, compute)
 
 
+def _outputs(
+    spatial: int,
+    input: Tile,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    groups: int,
+    steps: tuple[Any, Any],
+    *,
+    transposed: bool,
+) -> int:
+    """The channels of the result; 0: the arguments do not fit together."""
+    fits = (
+        len(input.axes) == spatial + 1
+        and weight.dim() == spatial + 2
+        and groups > 0
+        and all(are_numbers(each, spatial, 1) for each in steps)
+        and input.numel() > 0
+        and weight.numel() > 0
+    )
+    if not fits:
+        return 0
+    inputs, outputs = weight.shape[1] * groups, weight.shape[0]
+    if transposed:
+        inputs, outputs = outputs, inputs
+    fits = inputs == input.sizes[0] and weight.shape[0] % groups == 0
+    fits = fits and (bias is None or bias.shape == (outputs,))
+    return outputs if fits else 0
+
+
+def _pads(padding: Any, stride: Any, spatial: int) -> bool:
+    if padding == "same":
+        return are_numbers(stride, spatial, 1) and set(numbers(stride, spatial)) == {1}
+    return padding == "valid" or are_numbers(padding, spatial, 0)
+
+
 def _windows(weight: torch.Tensor, stride: Any, padding: Any, dilation: Any) -> tuple[Window, ...]:
     spatial = weight.dim() - 2
     windows = []
@@ -142,6 +203,7 @@ def _cropped(result: torch.Tensor, dim: int, wanted: Interval, start: int) -> to
     return result.narrow(dim, offset + before, wanted.length)
 
 
+_CONV: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE: dict[int, Callable[..., torch.Tensor]] = {
     1: F.conv_transpose1d,
     2: F.conv_transpose2d,

@@ -20,6 +20,7 @@ import torch.utils._pytree as pytree
 from torch.autograd.function import Function, _SingleLevelFunction
 from torch.utils.checkpoint import CheckpointFunction
 
+from farandole.layout.left_alone import one_at_a_time
 from farandole.layout.tiles.exchange import add_lanes
 from farandole.layout.tiles.lanes import Lanes
 from farandole.layout.tiles.tile import Divided, Flow, divided_leaves
@@ -28,9 +29,6 @@ from farandole.layout.tiles.tile import Divided, Flow, divided_leaves
 def watch_custom_functions() -> None:
     """From now on, in this process, a custom function that is given a divided tensor is computed
     whole. It can be called any number of times."""
-    if "apply" in vars(_SingleLevelFunction):
-        return
-
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(each, Divided) for each in args):
             return torch._C._FunctionBase.__dict__["apply"].__get__(None, cls)(*args, **kwargs)
@@ -42,7 +40,9 @@ def watch_custom_functions() -> None:
 
     # Torch's own `Function.apply` asks its base for this name: whoever has kept `MyFunction.apply`
     # from before comes by here too.
-    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+    with one_at_a_time():  # else a recording in another thread would take it away at its end
+        if "apply" not in vars(_SingleLevelFunction):
+            _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
 
 
 class CustomFunction:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from farandole.layout.tiles.pointwise import in_place, pointwise
+from farandole.layout.tiles.pointwise import cannot_change, in_place, pointwise
 from farandole.layout.tiles.tile import Flow, Tile
 
 _ALPHA = 1.7580993408473766  # minus what SELU goes to, as torch has it
@@ -24,6 +24,8 @@ def dropout(
     flow: Flow, input: Tile, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Any:
     """`F.dropout`."""
+    if not 0.0 <= p <= 1.0:
+        return flow.otherwise(flow, F.dropout, (input, p, training), {})
     if not training or p == 0.0:
         return input
     kept = F.dropout(_drawn_like(input, torch.ones), p)
@@ -36,10 +38,13 @@ def feature_dropout(function: Callable[..., Any], spatial: int) -> Callable[...,
     def handler(
         flow: Flow, input: Tile, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Any:
+        known = 0.0 <= p <= 1.0 and len(input.axes) == spatial + 1
+        if not known and inplace:
+            return cannot_change(function)(flow)
+        if not known:
+            return flow.otherwise(flow, function, (input, p, training), {})
         if not training or p == 0.0:
             return input
-        if len(input.axes) != spatial + 1:
-            return flow.otherwise(flow, function, (input, p, training, inplace), {})
         channels = torch.ones(_by_channel(input), dtype=input.dtype, device=input.device)
         return _scaled(flow, input, torch.feature_dropout(channels, p, True), inplace)
 
@@ -50,6 +55,8 @@ def alpha_dropout(
     flow: Flow, input: Tile, p: float = 0.5, training: bool = False, inplace: bool = False
 ) -> Any:
     """`F.alpha_dropout`."""
+    if not 0.0 <= p <= 1.0:
+        return flow.otherwise(flow, F.alpha_dropout, (input, p, training), {})
     if not training or p == 0.0:
         return input
     return _alpha(flow, input, p, _drawn_like(input, torch.empty), inplace)
@@ -59,6 +66,8 @@ def feature_alpha_dropout(
     flow: Flow, input: Tile, p: float = 0.5, training: bool = False, inplace: bool = False
 ) -> Any:
     """`F.feature_alpha_dropout`."""
+    if not 0.0 <= p <= 1.0:
+        return flow.otherwise(flow, F.feature_alpha_dropout, (input, p, training), {})
     if not training or p == 0.0:
         return input
     channels = torch.empty(_by_channel(input), dtype=input.dtype, device=input.device)

@@ -93,7 +93,7 @@ def aligned(flow: Flow, tensor: torch.Tensor, frame: Frame) -> list[torch.Tensor
     if not isinstance(tensor, Tile):
         if tensor.dim() == 0 or tensor.numel() == 1:
             return [tensor] * len(flow.lanes.mine)
-        return [_cut(tensor, frame.held(flow, lane)) for lane in flow.lanes.mine]
+        return [_cut(tensor, frame.held(flow, lane), frame.sizes) for lane in flow.lanes.mine]
     if frame_of(tensor) == frame:
         return tensor.pieces
     offset = len(frame.axes) - len(tensor.axes)
@@ -143,11 +143,11 @@ def tile_of(flow: Flow, frame: Frame, pieces: Sequence[torch.Tensor]) -> Tile:
     return Tile(flow, pieces, frame.sizes, frame.axes, frame.margin)
 
 
-def _cut(tensor: torch.Tensor, box: Box) -> torch.Tensor:
-    """Of a plain tensor that every lane has whole."""
+def _cut(tensor: torch.Tensor, box: Box, sizes: Sequence[int]) -> torch.Tensor:
+    """Of a plain tensor that every lane has whole; along what is broadcast, it stays so."""
     for dim in range(tensor.dim()):
         at = len(box) + 1 - tensor.dim() + dim  # its place among the dimensions of the frame
-        if at > 0 and tensor.shape[dim] > 1:
+        if at > 0 and tensor.shape[dim] == sizes[at - 1]:
             tensor = tensor.narrow(dim, box[at - 1].start, box[at - 1].length)
     return tensor
 

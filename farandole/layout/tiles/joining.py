@@ -10,23 +10,23 @@ import torch
 from farandole.layout.tiles.frames import Frame, aligned, common_margin, frame_of, tile_of
 from farandole.layout.tiles.grid import Axes
 from farandole.layout.tiles.intervals import Interval
+from farandole.layout.tiles.spelling import position
 from farandole.layout.tiles.tile import Flow, Tile, cut
 from farandole.layout.tiles.windows import as_needs
 
 
-def cat(flow: Flow, tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+def cat(flow: Flow, tensors: Sequence[Any], dim: int = 0) -> Any:
     """`torch.cat`. Each lane asks every tensor for the part that its share of the result has.
 
     A plain tensor among them is whole on every lane, and is cut.
     """
     first = next(tensor for tensor in tensors if isinstance(tensor, Tile))
     axes = _common_axes(flow, [each for each in tensors if isinstance(each, Tile)])
-    plain = [each for each in tensors if not isinstance(each, Tile)]
-    joins = all(each.dim() == first.dim() for each in plain)
-    if axes is None or out is not None or not joins:
+    at = position(dim, first.dim())
+    fits = len({_without(tuple(each.shape), at) for each in tensors}) == 1
+    if axes is None or not fits:
         return flow.otherwise(flow, torch.cat, (tensors, dim), {})
     tiles = [each if isinstance(each, Tile) else cut(flow, each, axes) for each in tensors]
-    at = dim % (len(axes) + 1)
     if at == 0 or not flow.grid.is_divided(axes[at - 1]):
         return _here(flow, tiles, axes, at)
     lengths = [tile.sizes[at - 1] for tile in tiles]
@@ -43,6 +43,11 @@ def cat(flow: Flow, tensors: Sequence[Any], dim: int = 0, *, out: Any = None) ->
         start += length
     pieces = [torch.cat(parts, at) for parts in zip(*columns, strict=True)]
     return tile_of(flow, Frame(sizes, axes, ((0, 0),) * len(axes)), pieces)
+
+
+def _without(shape: tuple[int, ...], at: int) -> tuple[int, ...]:
+    """All sizes but one. One dimension more or less is another shape still."""
+    return (*shape[:at], -1, *shape[at + 1 :]) if at < len(shape) else shape
 
 
 def _here(flow: Flow, tiles: Sequence[Tile], axes: Axes, at: int) -> Tile:

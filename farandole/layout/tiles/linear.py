@@ -23,6 +23,8 @@ def linear(flow: Flow, input: Tile, weight: torch.Tensor, bias: torch.Tensor | N
     """`F.linear`."""
     dim = len(input.axes)
     parts = flow.grid.parts[CHANNELS]
+    if not dim or weight.dim() != 2 or weight.shape[1] != input.sizes[-1]:
+        return flow.otherwise(flow, F.linear, (input, weight, bias), {})
     if input.axes[-1] not in (CHANNELS, None) and input.is_divided(dim):
         return flow.otherwise(flow, F.linear, (input, weight, bias), {})
     sizes = (*input.sizes[:-1], weight.shape[0])

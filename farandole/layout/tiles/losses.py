@@ -6,6 +6,7 @@ made of it, as for every sum over lanes: the gradients of all lanes are added.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,13 @@ from farandole.layout.tiles.tile import Flow, Handler, Tile
 def elementwise(function: Callable[..., Any]) -> Handler:
     """Of a loss that compares every element of two tensors, such as `F.mse_loss`."""
 
-    def handler(flow: Flow, input: Any, target: Any, **options: Any) -> Any:
+    names = list(inspect.signature(function).parameters)
+
+    def handler(flow: Flow, *args: Any, **kwargs: Any) -> Any:
+        options = {**dict(zip(names, args, strict=False)), **kwargs}
+        if len(args) > len(names) or not {"input", "target"} <= options.keys() <= set(names):
+            return flow.otherwise(flow, function, args, kwargs)
+        input, target = options.pop("input"), options.pop("target")
         reduction = options.get("reduction", "mean")
         tensors = [
             leaf
@@ -40,7 +47,8 @@ def elementwise(function: Callable[..., Any]) -> Handler:
         legacy = options.get("size_average") is not None or options.get("reduce") is not None
         # Torch divides a weighted mean in another way for each of these losses.
         weighted = function in _UNWEIGHTED and options.get("weight") is not None
-        if frame is None or legacy or weighted:
+        unknown = reduction not in _REDUCTIONS
+        if frame is None or legacy or weighted or unknown:
             return flow.otherwise(flow, function, (input, target), options)
         if reduction == "none":
             return pointwise(function)(flow, input, target, **options)
@@ -65,7 +73,7 @@ def elementwise(function: Callable[..., Any]) -> Handler:
 def cross_entropy(
     flow: Flow,
     input: Any,
-    target: torch.Tensor,
+    target: Any,
     weight: torch.Tensor | None = None,
     size_average: bool | None = None,
     ignore_index: int = -100,
@@ -88,7 +96,7 @@ def cross_entropy(
 def nll_loss(
     flow: Flow,
     input: Any,
-    target: torch.Tensor,
+    target: Any,
     weight: torch.Tensor | None = None,
     size_average: bool | None = None,
     ignore_index: int = -100,
@@ -112,7 +120,7 @@ def _of_classes(
     options: dict[str, Any],
 ) -> Any:
     """A loss over the classes of every pixel, which are the channels: a lane needs all of them."""
-    if not isinstance(input, Tile):
+    if not isinstance(input, Tile) or reduction not in _REDUCTIONS:
         named = {**options, "reduction": reduction}
         return flow.otherwise(flow, function, (input, target), named)
     input = whole_along(input, [1])
@@ -179,4 +187,5 @@ def _over_lanes(flow: Flow, frame: Frame, values: list[torch.Tensor]) -> torch.T
     return sum_lanes(flow.lanes, groups, values)[0]
 
 
+_REDUCTIONS = ("none", "mean", "sum")
 _UNWEIGHTED = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)

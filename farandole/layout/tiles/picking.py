@@ -16,6 +16,7 @@ from farandole.errors import UserError
 from farandole.layout.tiles.grid import Needs
 from farandole.layout.tiles.intervals import place_in, runs
 from farandole.layout.tiles.shapes import squeeze, unsqueeze
+from farandole.layout.tiles.spelling import position, positions
 from farandole.layout.tiles.tile import Flow, Tile
 
 Positions = Callable[[int], int]
@@ -124,13 +125,18 @@ def getitem(flow: Flow, input: Any, index: Any) -> Any:
     return result
 
 
-def roll(flow: Flow, input: Tile, shifts: Any, dims: Any = None) -> Any:
+def roll(
+    flow: Flow,
+    input: Tile,
+    shifts: int | Sequence[int],
+    dims: int | Sequence[int] | None = None,
+) -> Any:
     """`torch.roll`; not over the samples."""
-    if dims is None:
+    if dims is None or dims == () or dims == []:
         return flow.otherwise(flow, torch.roll, (input, shifts), {})
     by = [shifts] if isinstance(shifts, int) else list(shifts)
-    over = [each % input.dim() for each in ([dims] if isinstance(dims, int) else dims)]
-    if 0 in over:
+    over = [position(each, input.dim()) for each in ([dims] if isinstance(dims, int) else dims)]
+    if 0 in over or len(over) != len(by):
         return flow.otherwise(flow, torch.roll, (input, shifts, dims), {})
     positions: list[Positions | None] = [None] * len(input.axes)
     for dim in set(over):
@@ -140,22 +146,23 @@ def roll(flow: Flow, input: Tile, shifts: Any, dims: Any = None) -> Any:
     return pick(flow, input, input.sizes, positions)
 
 
-def flip(flow: Flow, input: Tile, *dims: Any) -> Any:
+def flip(flow: Flow, input: Tile, dims: Sequence[int]) -> Any:
     """`torch.flip`; not of the samples."""
-    given = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
-    over = {each % input.dim() for each in given}
+    over = positions(dims, input.dim()) if dims else ()
     if 0 in over:
-        return flow.otherwise(flow, torch.flip, (input, tuple(given)), {})
-    positions: list[Positions | None] = [
+        return flow.otherwise(flow, torch.flip, (input, dims), {})
+    picked: list[Positions | None] = [
         range(size - 1, -1, -1).__getitem__ if dim in over else None
         for dim, size in enumerate(input.sizes, start=1)
     ]
-    return pick(flow, input, input.sizes, positions)
+    return pick(flow, input, input.sizes, picked)
 
 
-def channel_shuffle(flow: Flow, input: Tile, groups: int) -> Tile:
+def channel_shuffle(flow: Flow, input: Tile, groups: int) -> Any:
     """`F.channel_shuffle`: the channels of all groups take turns."""
     channels = input.sizes[0]
+    if len(input.axes) < 2 or groups < 1 or channels % groups:
+        return flow.otherwise(flow, F.channel_shuffle, (input, groups), {})
     each = channels // groups
     positions: list[Positions | None] = [None] * len(input.axes)
     positions[0] = lambda at: at % groups * each + at // groups
@@ -164,35 +171,49 @@ def channel_shuffle(flow: Flow, input: Tile, groups: int) -> Tile:
 
 def glu(flow: Flow, input: Tile, dim: int = -1) -> Any:
     """`F.glu`: one half gates the other."""
+    at = position(dim, len(input.axes) + 1)
+    if at == 0 or input.sizes[at - 1] % 2 or not input.sizes[at - 1]:
+        return flow.otherwise(flow, F.glu, (input, dim), {})
     values, gates = chunk(flow, input, 2, dim)
     return values * gates.sigmoid()
 
 
 def narrow(flow: Flow, input: Tile, dim: int, start: int, length: int) -> Any:
     """`torch.narrow`."""
-    at = dim % (len(input.axes) + 1)
-    start %= input.rows if at == 0 else input.sizes[at - 1]
+    at = position(dim, len(input.axes) + 1)
+    size = input.rows if at == 0 else input.sizes[at - 1]
+    begin = start + size if start < 0 else start
+    if not 0 <= begin <= begin + length <= size:
+        return flow.otherwise(flow, torch.narrow, (input, dim, start, length), {})
+    start = begin
     return getitem(flow, input, (slice(None),) * at + (slice(start, start + length),))
 
 
-def split(flow: Flow, tensor: Tile, split_size: Any, dim: int = 0) -> Any:
+def split(flow: Flow, input: Tile, split_size: int | Sequence[int], dim: int = 0) -> Any:
     """`torch.split`."""
-    at = dim % (len(tensor.axes) + 1)
-    size = tensor.rows if at == 0 else tensor.sizes[at - 1]
-    lengths = split_size
+    at = position(dim, len(input.axes) + 1)
+    size = input.rows if at == 0 else input.sizes[at - 1]
     if isinstance(split_size, int):
+        if split_size < 1 or not size:
+            return flow.otherwise(flow, torch.split, (input, split_size, dim), {})
         lengths = [min(split_size, size - start) for start in range(0, size, split_size)]
+    else:
+        lengths = list(split_size)
+        if sum(lengths) != size or any(length < 0 for length in lengths):
+            return flow.otherwise(flow, torch.split, (input, split_size, dim), {})
     starts = [sum(lengths[:index]) for index in range(len(lengths))]
     return tuple(
-        narrow(flow, tensor, at, start, length)
+        narrow(flow, input, at, start, length)
         for start, length in zip(starts, lengths, strict=True)
     )
 
 
 def chunk(flow: Flow, input: Tile, chunks: int, dim: int = 0) -> Any:
     """`torch.chunk`."""
-    at = dim % (len(input.axes) + 1)
+    at = position(dim, len(input.axes) + 1)
     size = input.rows if at == 0 else input.sizes[at - 1]
+    if chunks < 1 or not size:
+        return flow.otherwise(flow, torch.chunk, (input, chunks, dim), {})
     return split(flow, input, -(-size // chunks), at)
 
 
@@ -206,7 +227,13 @@ def pad(
     """`F.pad` of any mode."""
     positions: list[Positions | None] = [None] * len(input.axes)
     sizes = list(input.sizes)
-    if len(pad) // 2 > len(input.axes):  # of the batch too
+    kinds = ("constant", "reflect", "replicate", "circular")
+    known = mode in kinds and len(pad) % 2 == 0 and len(pad) // 2 <= len(input.axes)
+    if mode != "constant" and (
+        value is not None or min(pad, default=0) < 0 or len(pad) // 2 != len(input.axes) - 1
+    ):
+        known = False  # what torch takes for one sample, or has rules of its own for
+    if not known:  # or of the batch too
         return flow.otherwise(flow, F.pad, (input, pad, mode, value), {})
     for index in range(len(pad) // 2):
         axis = len(input.axes) - 1 - index
@@ -216,6 +243,8 @@ def pad(
         size = input.sizes[axis]
         sizes[axis] = size + before + after
         positions[axis] = _padded(mode, size, before, after)
+        if sizes[axis] < 0 or (mode == "circular" and max(before, after) > size):
+            return flow.otherwise(flow, F.pad, (input, pad, mode, value), {})
     return pick(flow, input, sizes, positions, 0.0 if value is None else value)
 
 

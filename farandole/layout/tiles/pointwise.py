@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,15 +19,36 @@ from farandole.layout.tiles.frames import (
     whole_along,
 )
 from farandole.layout.tiles.grid import CHANNELS
+from farandole.layout.tiles.spelling import position
 from farandole.layout.tiles.tile import Flow, Handler, Tile
 
 
 def pointwise(function: Callable[..., Any]) -> Handler:
     """Of a function that makes every element of its result from elements in the same place."""
+    compute = _computed(function)
+    place = _place_of("inplace", function)
+    if place is None:
+        return compute
+    change = in_place(function)
 
     def handler(flow: Flow, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("out") is not None:
-            raise UserError(f"{flow.layer}: the result of tiles is a tile; leave out= away.")
+        changes = kwargs.get("inplace", args[place] if len(args) > place else False)
+        return (change if changes else compute)(flow, *args, **kwargs)
+
+    return handler
+
+
+def _place_of(name: str, function: Callable[..., Any]) -> int | None:
+    """Where an argument stands in a function that is written in Python."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # written in C++
+        return None
+    return names.index(name) if name in names else None
+
+
+def _computed(function: Callable[..., Any]) -> Handler:
+    def handler(flow: Flow, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if len(tensors) == 1 and args and tensors[0] is args[0]:  # most have one tensor
@@ -56,6 +78,7 @@ def pointwise(function: Callable[..., Any]) -> Handler:
 
 def in_place(function: Callable[..., Any]) -> Handler:
     """Of a function that changes its first argument, and returns it."""
+    compute = _computed(function)
 
     def handler(flow: Flow, first: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [
@@ -68,11 +91,32 @@ def in_place(function: Callable[..., Any]) -> Handler:
             return cannot_change(function)(flow)
         if first.copied or not frame_of(first).divided_like(flow, frame):  # a copy would change
             return cannot_change(function)(flow)
-        result = pointwise(function)(flow, first, *args, **kwargs)
+        shared = _share_memory(first.pieces)
+        change = _computed(_once(function)) if shared else compute
+        result = change(flow, first, *args, **kwargs)
         first.pieces, first.margin, first.sources = result.pieces, result.margin, result.sources
         return first
 
     return handler
+
+
+def _share_memory(pieces: Sequence[torch.Tensor]) -> bool:
+    """Whether lanes in this process have the same values in one place."""
+    places = [piece.data_ptr() for piece in pieces]
+    return len(set(places)) < len(places)
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that changes every place in memory once, whichever lane comes first."""
+    done: dict[int, torch.Tensor] = {}
+
+    def change(piece: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        place = piece.data_ptr()
+        if place not in done:
+            done[place] = function(piece, *args, **kwargs)
+        return done[place] if done[place].shape == piece.shape else piece.clone()
+
+    return change
 
 
 def cannot_change(function: Callable[..., Any]) -> Handler:
@@ -119,13 +163,18 @@ def rrelu(
     inplace: bool = False,
 ) -> Any:
     """`F.rrelu`; in training it draws a slope for every element that is negative."""
+    if training and inplace:
+        return cannot_change(F.rrelu)(flow)
     if training:
         return flow.otherwise(flow, F.rrelu, (input, lower, upper, training), {})
     return pointwise(F.rrelu)(flow, input, lower, upper, False, inplace)
 
 
-def prelu(flow: Flow, input: Tile, weight: torch.Tensor) -> Tile:
+def prelu(flow: Flow, input: Tile, weight: torch.Tensor) -> Any:
     """`F.prelu`: one slope for all, or one for each channel."""
+    channels = input.sizes[0] if input.axes else 1
+    if weight.dim() > 1 or weight.numel() not in (1, channels):
+        return flow.otherwise(flow, F.prelu, (input, weight), {})
     if weight.numel() == 1:
         return input.map(lambda piece: F.prelu(piece, weight))
     pieces = [
@@ -143,13 +192,15 @@ def along(function: Callable[..., Any], default: int | None = None, keeps: bool 
     elements; it has one otherwise.
     """
 
+    place = (_place_of("dim", function) or 1) - 1  # behind the input
+
     def handler(flow: Flow, input: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(each, torch.Tensor) for each in (*args, *kwargs.values())):
             return pointwise(function)(flow, input, *args, **kwargs)  # `torch.max` of two
-        given = kwargs.get("dim", args[0] if args else default)
+        given = kwargs.get("dim", args[place] if len(args) > place else default)
         if not isinstance(input, Tile) or not isinstance(given, int) or isinstance(given, bool):
             return flow.otherwise(flow, function, (input, *args), kwargs)
-        at = given % (len(input.axes) + 1)
+        at = position(given, len(input.axes) + 1)
         if (input.is_divided(at) and input.axes[at - 1] != CHANNELS) or (at == 0 and not keeps):
             return flow.otherwise(flow, function, (input, *args), kwargs)
         whole = whole_along(input, [at])

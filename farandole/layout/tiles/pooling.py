@@ -15,7 +15,7 @@ from farandole.layout.tiles.grid import Box
 from farandole.layout.tiles.intervals import Cells, Interval, Window
 from farandole.layout.tiles.reductions import mean
 from farandole.layout.tiles.tile import Flow, Tile
-from farandole.layout.tiles.windows import Part, numbers, windowed
+from farandole.layout.tiles.windows import Part, are_numbers, numbers, windowed
 
 
 def max_pool(
@@ -34,8 +34,11 @@ def max_pool(
         kind = _MAX_WITH_INDICES[spatial]
         options = {"stride": stride, "padding": padding, "dilation": dilation}
         return flow.otherwise(flow, kind, (input, kernel_size), {**options, "ceil_mode": ceil_mode})
+    given = (input, kernel_size, stride, padding, dilation, ceil_mode)
+    if not _fits(spatial, input, kernel_size, stride, padding, dilation):
+        return flow.otherwise(flow, _MAX[spatial], given, {})
     kernel = numbers(kernel_size, spatial)
-    strides = numbers(stride, spatial) if stride else kernel
+    strides = numbers(stride, spatial) if _is_given(stride) else kernel
     spacing = numbers(dilation, spatial)
     windows = _windows(kernel, strides, numbers(padding, spatial), spacing)
 
@@ -43,6 +46,8 @@ def max_pool(
         return _MAX[spatial](part.source, kernel, strides, 0, spacing)
 
     sizes = _sizes(input, windows, ceil=ceil_mode)
+    if min(sizes) < 1:
+        return flow.otherwise(flow, _MAX[spatial], given, {})
     return windowed(flow, input, sizes, _needs(windows), compute, fill=-math.inf)
 
 
@@ -56,10 +61,14 @@ def avg_pool(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
-) -> Tile:
+) -> Any:
     """`F.avg_pool1d`, `avg_pool2d` and `avg_pool3d`."""
+    given = (input, kernel_size, stride, padding, ceil_mode, count_include_pad)
+    options = {} if divisor_override is None else {"divisor_override": divisor_override}
+    if not _fits(spatial, input, kernel_size, stride, padding, 1) or divisor_override == 0:
+        return flow.otherwise(flow, _AVG[spatial], given, options)
     kernel = numbers(kernel_size, spatial)
-    strides = numbers(stride, spatial) if stride else kernel
+    strides = numbers(stride, spatial) if _is_given(stride) else kernel
     pads = numbers(padding, spatial)
     windows = _windows(kernel, strides, pads, (1,) * spatial)
 
@@ -83,7 +92,31 @@ def avg_pool(
         return result
 
     sizes = _sizes(input, windows, ceil=ceil_mode)
+    if min(sizes) < 1:
+        return flow.otherwise(flow, _AVG[spatial], given, options)
     return windowed(flow, input, sizes, _needs(windows), compute)
+
+
+def _fits(
+    spatial: int, input: Tile, kernel_size: Any, stride: Any, padding: Any, dilation: Any
+) -> bool:
+    """Whether torch would take these arguments for a batch of images."""
+    fits = (
+        len(input.axes) == spatial + 1
+        and input.numel() > 0
+        and are_numbers(kernel_size, spatial, 1)
+        and (not _is_given(stride) or are_numbers(stride, spatial, 1))
+        and are_numbers(padding, spatial, 0)
+        and are_numbers(dilation, spatial, 1)
+    )
+    return fits and all(
+        2 * pad <= size
+        for pad, size in zip(numbers(padding, spatial), numbers(kernel_size, spatial), strict=True)
+    )
+
+
+def _is_given(stride: Any) -> bool:
+    return stride is not None and stride != () and stride != []
 
 
 def lp_pool(
@@ -117,8 +150,10 @@ def _require_infinite_norms(flow: Flow, norm_type: float) -> None:
         )
 
 
-def adaptive_avg_pool(spatial: int, flow: Flow, input: Tile, output_size: Any) -> Tile:
+def adaptive_avg_pool(spatial: int, flow: Flow, input: Tile, output_size: Any) -> Any:
     """`F.adaptive_avg_pool1d`, `adaptive_avg_pool2d` and `adaptive_avg_pool3d`."""
+    if not _has_cells(spatial, input, output_size):
+        return flow.otherwise(flow, _ADAPTIVE_AVG[spatial], (input, output_size), {})
     cells = _cells(input, output_size, spatial)
     if all(axis.outputs == 1 for axis in cells):  # one mean over the image, on every lane
         whole: Tile = mean(flow, input, tuple(range(2, 2 + spatial)), keepdim=True)
@@ -141,6 +176,8 @@ def adaptive_max_pool(
     if return_indices:
         kind = _ADAPTIVE_WITH_INDICES[spatial]
         return flow.otherwise(flow, kind, (input, output_size), {})
+    if not _has_cells(spatial, input, output_size):
+        return flow.otherwise(flow, _ADAPTIVE_MAX[spatial], (input, output_size), {})
     cells = _cells(input, output_size, spatial)
     pool = _MAX[spatial]
 
@@ -198,6 +235,17 @@ def _needs(windows: list[Window]) -> Callable[[Box], Box]:
     return needs
 
 
+def _has_cells(spatial: int, input: Tile, output_size: Any) -> bool:
+    """Whether an image of as many axes can be put in as many cells."""
+    wanted = list(output_size) if isinstance(output_size, (tuple, list)) else [output_size]
+    return (
+        len(input.axes) == spatial + 1
+        and input.numel() > 0
+        and len(wanted) in ({1, spatial} if wanted == [output_size] else {spatial})
+        and all(each is None or (type(each) is int and each > 0) for each in wanted)
+    )
+
+
 def _cells(input: Tile, output_size: Any, spatial: int) -> list[Cells]:
     wanted = (output_size,) * spatial if not isinstance(output_size, (tuple, list)) else output_size
     return [
@@ -247,6 +295,16 @@ _AVG: dict[int, Callable[..., torch.Tensor]] = {
     1: F.avg_pool1d,
     2: F.avg_pool2d,
     3: F.avg_pool3d,
+}
+_ADAPTIVE_AVG: dict[int, Callable[..., torch.Tensor]] = {
+    1: F.adaptive_avg_pool1d,
+    2: F.adaptive_avg_pool2d,
+    3: F.adaptive_avg_pool3d,
+}
+_ADAPTIVE_MAX: dict[int, Callable[..., torch.Tensor]] = {
+    1: F.adaptive_max_pool1d,
+    2: F.adaptive_max_pool2d,
+    3: F.adaptive_max_pool3d,
 }
 _MAX_WITH_INDICES: dict[int, Callable[..., Any]] = {
     1: F.max_pool1d_with_indices,

@@ -13,24 +13,39 @@ from typing import Any
 import torch
 
 from farandole.layout.tiles.exchange import sum_lanes
+from farandole.layout.tiles.spelling import positions
 from farandole.layout.tiles.tile import Flow, Tile
 
 
-def total(flow: Flow, input: Tile, dim: Any = None, keepdim: bool = False, **kinds: Any) -> Any:
+def total(
+    flow: Flow,
+    input: Tile,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
     """`torch.sum`."""
-    dims = dims_of(input, dim)
+    dims = positions(dim, input.dim())
     if _leaves_image(input, dims):
-        return flow.otherwise(flow, torch.sum, (input, dims), {"keepdim": keepdim, **kinds})
-    sums = [piece.sum(dims, keepdim=True, **kinds) for piece in input.own_pieces()]
+        return flow.otherwise(flow, torch.sum, (input, dims), {"keepdim": keepdim, "dtype": dtype})
+    sums = [piece.sum(dims, keepdim=True, dtype=dtype) for piece in input.own_pieces()]
     return _result(flow, input, dims, keepdim, over_lanes(flow, input, dims, sums))
 
 
-def mean(flow: Flow, input: Tile, dim: Any = None, keepdim: bool = False, **kinds: Any) -> Any:
+def mean(
+    flow: Flow,
+    input: Tile,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
     """`torch.mean`."""
-    dims = dims_of(input, dim)
-    if _leaves_image(input, dims):
-        return flow.otherwise(flow, torch.mean, (input, dims), {"keepdim": keepdim, **kinds})
-    kind = kinds.get("dtype") or input.dtype
+    kind = dtype or input.dtype
+    dims = positions(dim, input.dim())
+    if _leaves_image(input, dims) or not (kind.is_floating_point or kind.is_complex):
+        return flow.otherwise(flow, torch.mean, (input, dims), {"keepdim": keepdim, "dtype": dtype})
     # The sum of a large image may be beyond what half precision can hold; its mean is not.
     wide = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
     count = _count(input, dims)
@@ -42,37 +57,35 @@ def mean(flow: Flow, input: Tile, dim: Any = None, keepdim: bool = False, **kind
 def variance(
     flow: Flow,
     input: Tile,
-    dim: Any = None,
+    dim: bool | int | Sequence[int] | None = None,
     unbiased: bool = True,
     keepdim: bool = False,
     *,
-    correction: int | None = None,
+    correction: float | None = None,
 ) -> Any:
     """`torch.var`: the mean first, then what is left of it."""
     if isinstance(dim, bool):  # of all, and this is what is said next
         dim, unbiased = None, dim
-    dims = dims_of(input, dim)
+    dims = positions(dim, input.dim())
     less = int(unbiased) if correction is None else correction
-    if 0 in dims:
-        return flow.otherwise(
-            flow, torch.var, (input, dims), {"correction": less, "keepdim": keepdim}
-        )
+    if 0 in dims or not input.is_floating_point():
+        options = {"correction": less, "keepdim": keepdim}
+        return flow.otherwise(flow, torch.var, (input, dims), options)
     apart = input - mean(flow, input, dims, keepdim=True)
     return total(flow, apart * apart, dims, keepdim) / max(0, _count(input, dims) - less)
 
 
-def deviation(flow: Flow, input: Tile, *args: Any, **kwargs: Any) -> Any:
+def deviation(
+    flow: Flow,
+    input: Tile,
+    dim: bool | int | Sequence[int] | None = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> Any:
     """`torch.std`."""
-    found = variance(flow, input, *args, **kwargs)
-    return found.sqrt()
-
-
-def dims_of(input: Tile, dim: Any) -> tuple[int, ...]:
-    """An argument `dim` as positive numbers; none is all."""
-    count = len(input.axes) + 1
-    if dim is None or dim == ():
-        return tuple(range(count))
-    return tuple(at % count for at in ([dim] if isinstance(dim, int) else dim))
+    return variance(flow, input, dim, unbiased, keepdim, correction=correction).sqrt()
 
 
 def _leaves_image(input: Tile, dims: Sequence[int]) -> bool:
@@ -95,7 +108,11 @@ def over_lanes(
 
 
 def _result(
-    flow: Flow, input: Tile, dims: Sequence[int], keepdim: bool, values: list[torch.Tensor]
+    flow: Flow,
+    input: Tile,
+    dims: Sequence[int],
+    keepdim: bool,
+    values: list[torch.Tensor],
 ) -> Any:
     if 0 in dims:  # no batch is left, and so no tile
         value = values[0]

@@ -46,6 +46,7 @@ def interpolate(
 ) -> Any:
     """`F.interpolate`, nearest, linear and by area."""
     spatial = len(input.axes) - 1
+    fits = spatial in (1, 2, 3) and input.numel() > 0
     given = {
         "size": size,
         "scale_factor": scale_factor,
@@ -54,8 +55,15 @@ def interpolate(
         "recompute_scale_factor": recompute_scale_factor,
         "antialias": antialias,
     }
-    known = mode in ("nearest", "nearest-exact", "area") or mode == _LINEAR[spatial - 1]
-    if not known or antialias or (size is None) == (scale_factor is None):
+    known = mode in ("nearest", "nearest-exact", "area") or (fits and mode == _LINEAR[spatial - 1])
+    corners_fit = align_corners is None or mode in _LINEAR
+    if (
+        not fits
+        or not known
+        or not corners_fit
+        or antialias
+        or (size is None) == (scale_factor is None)
+    ):
         return flow.otherwise(flow, F.interpolate, (input,), given)
     scales: Sequence[float | None] = (None,) * spatial
     if size is not None:
@@ -64,6 +72,8 @@ def interpolate(
         wanted = [float(each) for each in _each(scale_factor, spatial)]
         lengths = [int(old * by) for old, by in zip(input.sizes[1:], wanted, strict=True)]
         scales = scales if recompute_scale_factor or mode == "area" else wanted
+    if min(lengths) < 1 or len(lengths) != spatial:
+        return flow.otherwise(flow, F.interpolate, (input,), given)
     if mode == "area":
         return adaptive_avg_pool(spatial, flow, input, lengths)
     kind = torch.float64 if input.dtype == torch.float64 else torch.float32
@@ -104,9 +114,11 @@ def interpolate(
     return windowed(flow, input, (input.sizes[0], *lengths), needs, compute, axes=divided)
 
 
-def pixel_shuffle(flow: Flow, input: Tile, upscale_factor: int) -> Tile:
+def pixel_shuffle(flow: Flow, input: Tile, upscale_factor: int) -> Any:
     """`F.pixel_shuffle`: channels become pixels."""
     by = upscale_factor
+    if len(input.axes) != 3 or by < 1 or input.sizes[0] % (by * by) or not input.numel():
+        return flow.otherwise(flow, F.pixel_shuffle, (input, by), {})
     channels, *image = input.sizes
 
     def needs(box: Box) -> Box:
@@ -124,9 +136,12 @@ def pixel_shuffle(flow: Flow, input: Tile, upscale_factor: int) -> Tile:
     return windowed(flow, input, sizes, needs, compute)
 
 
-def pixel_unshuffle(flow: Flow, input: Tile, downscale_factor: int) -> Tile:
+def pixel_unshuffle(flow: Flow, input: Tile, downscale_factor: int) -> Any:
     """`F.pixel_unshuffle`: pixels become channels."""
     by = downscale_factor
+    fits = len(input.axes) == 3 and by >= 1 and input.numel() > 0
+    if not fits or any(size % by for size in input.sizes[1:]):
+        return flow.otherwise(flow, F.pixel_unshuffle, (input, by), {})
     channels, *image = input.sizes
 
     def needs(box: Box) -> Box:

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 
 from farandole.layout.tiles.frames import Frame, tile_of, whole_along
+from farandole.layout.tiles.spelling import position, positions
 from farandole.layout.tiles.tile import Flow, Tile
 
 
 def flatten(flow: Flow, input: Tile, start_dim: int = 0, end_dim: int = -1) -> Any:
     """`torch.flatten`. Behind the samples, if nothing but the first of the axes is divided."""
     count = len(input.axes) + 1
-    start, end = start_dim % count, end_dim % count
+    start, end = position(start_dim, count), position(end_dim, count)
     shape = list(input.shape)
-    if start == 0 < end:
+    if start == 0 < end or start > end:
         return flow.otherwise(flow, torch.flatten, (input, start_dim, end_dim), {})
     length = math.prod(shape[start : end + 1])
     return reshape(flow, input, [*shape[:start], length, *shape[end + 1 :]])
@@ -25,27 +26,19 @@ def flatten(flow: Flow, input: Tile, start_dim: int = 0, end_dim: int = -1) -> A
 
 def unflatten(flow: Flow, input: Tile, dim: int, sizes: Sequence[int]) -> Any:
     """`torch.unflatten`."""
-    at = dim % (len(input.axes) + 1)
+    at = position(dim, len(input.axes) + 1)
     shape = list(input.shape)
-    known = math.prod(size for size in sizes if size != -1)
-    return reshape(
-        flow,
-        input,
-        [
-            *shape[:at],
-            *(shape[at] // known if size == -1 else size for size in sizes),
-            *shape[at + 1 :],
-        ],
-    )
+    wanted = _completed(sizes, shape[at])
+    if wanted is None or not sizes:
+        return flow.otherwise(flow, torch.unflatten, (input, dim, sizes), {})
+    return reshape(flow, input, [*shape[:at], *wanted, *shape[at + 1 :]])
 
 
-def reshape(flow: Flow, input: Tile, *shape: Any) -> Any:
+def reshape(flow: Flow, input: Tile, shape: Sequence[int]) -> Any:
     """`torch.reshape` and `view`, where every divided axis stays one, or is divided evenly."""
-    if len(shape) == 1 and isinstance(shape[0], torch.dtype):  # other bits of the same memory
-        return flow.otherwise(flow, torch.Tensor.view, (input, *shape), {})
-    wanted = list(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else list(shape)
-    known = math.prod(size for size in wanted if size != -1)
-    wanted = [input.numel() // max(1, known) if size == -1 else size for size in wanted]
+    wanted = _completed(shape, input.numel())
+    if wanted is None:
+        return flow.otherwise(flow, torch.reshape, (input, shape), {})
     # An axis of one element costs nothing to have everywhere, and then divides nothing.
     input = whole_along(input, [at + 1 for at, size in enumerate(input.sizes) if size == 1])
     axes = _axes(input, wanted)
@@ -57,6 +50,16 @@ def reshape(flow: Flow, input: Tile, *shape: Any) -> Any:
         box = flow.grid.owned(lane, sizes, axes)
         pieces.append(piece.reshape(piece.shape[0], *(interval.length for interval in box)))
     return Tile(flow, pieces, sizes, axes)
+
+
+def _completed(shape: Sequence[int], elements: int) -> list[int] | None:
+    """A shape with the size that is left out; None if there are not as many elements in it."""
+    known = math.prod(size for size in shape if size != -1)
+    missing = list(shape).count(-1)
+    if any(size < -1 for size in shape) or missing > 1 or (missing and (not known)):
+        return None
+    wanted = [elements // known if size == -1 else size for size in shape]
+    return wanted if math.prod(wanted) == elements else None
 
 
 def _axes(input: Tile, wanted: list[int]) -> tuple[int | None, ...] | None:
@@ -98,12 +101,11 @@ def _axes(input: Tile, wanted: list[int]) -> tuple[int | None, ...] | None:
     return tuple(axes)
 
 
-def squeeze(flow: Flow, input: Tile, dim: Any = None) -> Any:
+def squeeze(flow: Flow, input: Tile, dim: int | Sequence[int] | None = None) -> Any:
     """`torch.squeeze`; never the samples."""
-    count = len(input.axes) + 1
-    if dim is None:
-        dim = range(count)
-    dims = {at % count for at in ([dim] if isinstance(dim, int) else dim)}
+    if dim is not None and not isinstance(dim, int) and not dim:
+        return input.like(input.pieces)
+    dims = positions(dim, len(input.axes) + 1)
     gone = [at for at in sorted(dims) if at and input.sizes[at - 1] == 1]
     if 0 in dims and input.rows == 1:
         return flow.otherwise(flow, torch.squeeze, (input, tuple(dims)), {})
@@ -114,7 +116,7 @@ def squeeze(flow: Flow, input: Tile, dim: Any = None) -> Any:
 
 def unsqueeze(flow: Flow, input: Tile, dim: int) -> Any:
     """`torch.unsqueeze`; not before the samples."""
-    at = dim % (len(input.axes) + 2)
+    at = position(dim, len(input.axes) + 2)
     if at == 0:
         return flow.otherwise(flow, torch.unsqueeze, (input, dim), {})
     kept: list[int | None] = list(range(len(input.axes)))
@@ -122,11 +124,15 @@ def unsqueeze(flow: Flow, input: Tile, dim: int) -> Any:
     return _with_axes(input, [piece.unsqueeze(at) for piece in input.pieces], kept)
 
 
-def expand(flow: Flow, input: Tile, *shape: Any) -> Any:
+def expand(flow: Flow, input: Tile, shape: Sequence[int]) -> Any:
     """`Tensor.expand` of axes with one element."""
-    wanted = list(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else list(shape)
+    wanted = list(shape)
     count = len(input.axes) + 1
-    if len(wanted) != count:
+    fits = len(wanted) == count and all(
+        new in (-1, old) or (old == 1 and new >= 0)
+        for old, new in zip((input.rows, *input.sizes), wanted, strict=True)
+    )
+    if not fits:
         return flow.otherwise(flow, torch.Tensor.expand, (input, *wanted), {})
     sizes = tuple(
         old if new == -1 else new for old, new in zip(input.sizes, wanted[1:], strict=True)
@@ -141,7 +147,7 @@ def expand(flow: Flow, input: Tile, *shape: Any) -> Any:
     return tile_of(flow, frame, pieces)
 
 
-def expand_as(flow: Flow, input: Any, other: torch.Tensor) -> Any:
+def expand_as(flow: Flow, input: Any, other: Any) -> Any:
     """`Tensor.expand_as`."""
     if not isinstance(input, Tile):
         return input.expand(tuple(other.shape))
@@ -160,12 +166,12 @@ def regained(flow: Flow, axes: Sequence[int | None], dims: Sequence[int]) -> tup
     )
 
 
-def permute(flow: Flow, input: Tile, *dims: Any, **named: Any) -> Any:
+def permute(flow: Flow, input: Tile, dims: Sequence[int]) -> Any:
     """`torch.permute`; the batch stays in front."""
-    dims = (named["dims"],) if named else dims
     count = len(input.axes) + 1
-    given = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
-    order = [at % count for at in given]
+    if len(dims) != count:
+        return flow.otherwise(flow, torch.permute, (input, dims), {})
+    order = positions(dims, count)
     if order[0] != 0:
         return flow.otherwise(flow, torch.permute, (input, order), {})
     pieces = [piece.permute(order) for piece in input.pieces]
@@ -174,17 +180,28 @@ def permute(flow: Flow, input: Tile, *dims: Any, **named: Any) -> Any:
 
 def transpose(flow: Flow, input: Tile, dim0: int, dim1: int) -> Any:
     """`torch.transpose`."""
-    order = list(range(len(input.axes) + 1))
-    order[dim0], order[dim1] = order[dim1], order[dim0]
+    count = len(input.axes) + 1
+    one, other = position(dim0, count), position(dim1, count)
+    order = list(range(count))
+    order[one], order[other] = other, one
     return permute(flow, input, order)
 
 
-def movedim(flow: Flow, input: Tile, source: Any, destination: Any) -> Any:
+def swapaxes(flow: Flow, input: Tile, axis0: int, axis1: int) -> Any:
+    """`torch.swapaxes`."""
+    return transpose(flow, input, axis0, axis1)
+
+
+def movedim(
+    flow: Flow, input: Tile, source: int | Sequence[int], destination: int | Sequence[int]
+) -> Any:
     """`torch.movedim`."""
     count = len(input.axes) + 1
-    sources = [source] if isinstance(source, int) else list(source)
-    targets = [destination] if isinstance(destination, int) else list(destination)
-    taken = {to % count: at % count for at, to in zip(sources, targets, strict=True)}
+    sources = positions(source, count) if source != () else ()
+    targets = positions(destination, count) if destination != () else ()
+    if len(sources) != len(targets):
+        return flow.otherwise(flow, torch.movedim, (input, source, destination), {})
+    taken = dict(zip(targets, sources, strict=True))
     rest = iter(at for at in range(count) if at not in taken.values())
     return permute(flow, input, [taken[at] if at in taken else next(rest) for at in range(count)])
 

@@ -27,11 +27,13 @@ from farandole.layout.tiles import (
 )
 from farandole.layout.tiles.pointwise import along, cannot_change, converted, in_place
 from farandole.layout.tiles.side_effects import has_side_effects
+from farandole.layout.tiles.spelling import strict
 from farandole.layout.tiles.tile import Flow, Handler, Tile, refused
 
 POINTWISE = """
     abs absolute acos acosh add addcdiv addcmul arccos arcsin arctan arctan2 asin asinh atan atan2
-    atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min clip clone
+    atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil
+    clamp clamp_max clamp_min clip clone
     conj_physical copysign cos cosh deg2rad detach digamma div divide eq erf erfc erfinv exp exp2
     expm1 fix float_power floor floor_divide fmax fmin fmod frac full_like ge greater
     greater_equal gt hardshrink heaviside hypot isclose isfinite isinf isnan isneginf isposinf le
@@ -43,8 +45,9 @@ POINTWISE = """
 """
 METHODS = """
     __abs__ __add__ __and__ __div__ __eq__ __floordiv__ __ge__ __gt__ __invert__ __le__ __lt__
-    __mod__ __mul__ __ne__ __neg__ __or__ __pos__ __pow__ __radd__ __rand__ __rdiv__ __rfloordiv__
-    __rmod__ __rmul__ __ror__ __rpow__ __rsub__ __rtruediv__ __sub__ __truediv__ __xor__
+    __lshift__ __mod__ __mul__ __ne__ __neg__ __or__ __pos__ __pow__ __radd__ __rand__ __rdiv__
+    __rfloordiv__ __rlshift__ __rmod__ __rmul__ __ror__ __rpow__ __rrshift__ __rshift__ __rsub__
+    __rtruediv__ __rxor__ __sub__ __truediv__ __xor__
 """
 CONVERSIONS = """
     bfloat16 bool byte char contiguous cpu cuda double float half int long short to type type_as
@@ -59,8 +62,8 @@ IN_PLACE = """
     lerp_ log1p_ log_ masked_fill_ mish_ mul_ multiply_ nan_to_num_ neg_ negative_ pow_ reciprocal_
     relu6_ relu_ remainder_ round_ rsqrt_ selu_ sigmoid_ sign_ silu_ sin_ sqrt_ square_ sub_
     subtract_ tanh_ threshold_ trunc_ zero_
-    __iadd__ __iand__ __idiv__ __ifloordiv__ __imod__ __imul__ __ior__ __ipow__ __isub__
-    __itruediv__ __ixor__
+    __iadd__ __iand__ __idiv__ __ifloordiv__ __ilshift__ __imod__ __imul__ __ior__ __ipow__
+    __irshift__ __isub__ __itruediv__ __ixor__ bitwise_left_shift_ bitwise_right_shift_
 """
 _ALONG = "cumsum cumprod log_softmax logsumexp softmax"
 _REDUCING = "amax amin argmax argmin logsumexp max min"
@@ -152,9 +155,9 @@ def _windows() -> dict[Any, Handler]:
     """Layers that look at windows, and others that there are for each number of axes."""
     table: dict[Any, Handler] = {}
     for index, dimensions in enumerate(_DIMENSIONS):
-        table[getattr(torch, f"conv{dimensions}")] = convolution.conv
-        table[getattr(torch, f"conv_transpose{dimensions}")] = convolution.conv_transpose
         for name, handler in (
+            ("conv", convolution.conv),
+            ("conv_transpose", convolution.conv_transpose),
             ("max_pool", pooling.max_pool),
             ("avg_pool", pooling.avg_pool),
             ("lp_pool", pooling.lp_pool),
@@ -179,7 +182,7 @@ def _moves() -> dict[Any, Handler]:
         "std": reductions.deviation,
         "permute": shapes.permute,
         "transpose": shapes.transpose,
-        "swapaxes": shapes.transpose,
+        "swapaxes": shapes.swapaxes,
         "swapdims": shapes.transpose,
         "movedim": shapes.movedim,
         "moveaxis": shapes.movedim,
@@ -242,4 +245,5 @@ def _layers() -> dict[Any, Handler]:
 
 def functions() -> Mapping[Any, Handler]:
     """All of them, by function."""
-    return MappingProxyType({**_elements(), **_lines(), **_windows(), **_moves(), **_layers()})
+    table = {**_elements(), **_lines(), **_windows(), **_moves(), **_layers()}
+    return MappingProxyType({each: strict(each, handler) for each, handler in table.items()})

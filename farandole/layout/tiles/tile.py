@@ -370,10 +370,15 @@ def _cut(piece: torch.Tensor, held: Box, wanted: Box, fill: float) -> torch.Tens
 def cut(flow: Flow, whole: torch.Tensor, axes: Axes) -> Tile:
     """The tile of a tensor that is here whole."""
     sizes = tuple(whole.shape[1:])
-    pieces = [
-        whole[slices(flow.grid.owned(lane, sizes, axes))].contiguous() for lane in flow.lanes.mine
-    ]
+    mine = flow.lanes.mine
+    pieces = [whole[slices(flow.grid.owned(lane, sizes, axes))].contiguous() for lane in mine]
+    if len(mine) > 1:  # what one lane changes in place is not another's, nor its version
+        pieces = [piece.clone() if _is_view(piece, whole) else piece for piece in pieces]
     return Tile(flow, pieces, sizes, axes)
+
+
+def _is_view(piece: torch.Tensor, whole: torch.Tensor) -> bool:
+    return piece.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
 def empty_result(source: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

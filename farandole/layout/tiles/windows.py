@@ -38,6 +38,15 @@ def numbers(value: Any, count: int) -> tuple[int, ...]:
     return given * count if len(given) == 1 else given
 
 
+def are_numbers(value: Any, count: int, least: int) -> bool:
+    """Whether `numbers` can read an argument, and all of them are at least so large."""
+    if type(value) is int:
+        return value >= least
+    if not isinstance(value, (tuple, list)) or len(value) not in (1, count):
+        return False
+    return all(type(each) is int and each >= least for each in value)
+
+
 def windowed(
     flow: Flow,
     x: Tile,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from queue import Queue
 from typing import Any
@@ -27,6 +28,7 @@ from farandole.layout.tiles.lanes import Lanes, LocalLanes
 from farandole.layout.tiles.tile import Flow, Tile
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+HANDLERS = {F.conv2d: partial(conv, 2)}
 PATIENCE_SECONDS = 150.0
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -117,7 +119,8 @@ class Case:
         self.run = CONV[len(self.sizes)]
 
     def flow(self, lanes: Lanes) -> Flow:
-        flow = Flow(lanes, {self.run: conv}, lambda flow, func, *_: pytest.fail(str(func)))
+        handler = partial(conv, len(self.sizes))
+        flow = Flow(lanes, {self.run: handler}, lambda flow, func, *_: pytest.fail(str(func)))
         flow.margins = () if self.wider is None else (self.wider,)
         flow.overlap = self.overlap
         return flow
@@ -368,7 +371,7 @@ def test_saved_are_the_tiles_themselves_and_thin_halos(overlap: bool) -> None:
         return sum(size for place, size in found.items() if place not in kernels)
 
     def work(lanes: ThreadLanes) -> int:
-        flow = Flow(lanes, {F.conv2d: conv}, lambda flow, func, *_: pytest.fail(str(func)))
+        flow = Flow(lanes, HANDLERS, lambda flow, func, *_: pytest.fail(str(func)))
         flow.overlap = overlap
         (lane,) = lanes.mine
         box = grid.owned(lane, tuple(x.shape[1:]), grid.image_axes)
@@ -389,7 +392,11 @@ def test_saved_are_the_tiles_themselves_and_thin_halos(overlap: bool) -> None:
 
 def test_a_frozen_weight_saves_no_input() -> None:
     grid = Grid((2, 1))
-    flow = Flow(LocalLanes(grid), {F.conv2d: conv}, lambda flow, func, *_: pytest.fail(str(func)))
+    flow = Flow(
+        LocalLanes(grid),
+        {F.conv2d: partial(conv, 2)},
+        lambda flow, func, *_: pytest.fail(str(func)),
+    )
     weight = torch.randn(2, 2, 3, 3)
     pieces = [torch.randn(1, 2, 8, 8).requires_grad_() for _ in range(2)]
     tile = Tile(flow, pieces, (2, 16, 8), grid.image_axes)

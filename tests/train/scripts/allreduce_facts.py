@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import farandole as fd
 from farandole.comm.meter import ring_bytes
+from farandole.data.order import shuffled
 
 STEPS = 20
 
@@ -134,6 +135,30 @@ errors = [
 ]
 facts["largest_error"] = max(errors)
 facts["running_mean_error"] = (model[1].running_mean - alone[1].running_mean).abs().max().item()
+
+# Epochs whose last step has one sample for each rank: the steps of one worker.
+count = 2 * (2 * run.size + 1) + run.size
+data = TensorDataset(batch(3, count, 5, dtype=torch.float64), torch.arange(count) % 3)
+torch.manual_seed(2)
+model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+alone = copy.deepcopy(model)
+plain = torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9)
+wrapped, optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+loader = run.loader(data, global_batch_size=2 * run.size + 1)
+for _ in range(3):
+    order = torch.tensor(shuffled(count, run.seed, loader.epoch))
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(wrapped(x), y).backward()
+        optimizer.step()
+    for chosen in order.split(2 * run.size + 1):
+        plain.zero_grad()
+        F.cross_entropy(alone(data.tensors[0][chosen]), data.tensors[1][chosen]).backward()
+        plain.step()
+facts["error_of_epochs"] = max(
+    (mine - whole).abs().max().item()
+    for mine, whole in zip(model.parameters(), alone.parameters(), strict=True)
+)
 
 # A sampler that would draw differently on each rank.
 sampler = WeightedRandomSampler([1.0] * 11, 8, generator=torch.Generator().manual_seed(run.rank))
