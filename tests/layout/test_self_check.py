@@ -30,14 +30,13 @@ EXACT = {  # what trains, as it does in one process
             *("named_axis", "deviation", "largest", "picked", "weight_view"),
             "custom_function",
         )
-        for layout in ("stages", "gems")
+        for layout in ("stages", "tiles", "gems")
     ),
-    *(f"{case} tiles" for case in ("deviation", "largest", "picked", "weight_view")),
 }
 REFUSED_WHILE_CUT = {"hook stages", "hook gems", "attribute stages", "attribute gems"}
 REFUSED_BY_MICRO_BATCHES = {"moving_average stages", "moving_average gems"}
 FIRST_LAYER = {
-    "named_axis tiles": "second",
+    "by_type tiles": "second",
 }
 
 

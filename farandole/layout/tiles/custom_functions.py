@@ -29,6 +29,7 @@ from farandole.layout.tiles.tile import Divided, Flow, divided_leaves
 def watch_custom_functions() -> None:
     """From now on, in this process, a custom function that is given a divided tensor is computed
     whole. It can be called any number of times."""
+
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(each, Divided) for each in args):
             return torch._C._FunctionBase.__dict__["apply"].__get__(None, cls)(*args, **kwargs)

@@ -105,6 +105,11 @@ def weight_view(net: Net, x: torch.Tensor) -> torch.Tensor:
     return x * net.second.weight.view(4, -1).std(1).mean()
 
 
+def by_type(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """Somebody who looks at what a layout passes off as a tensor."""
+    return x * 2 if type(x) is torch.Tensor else x
+
+
 CASES: tuple[Inside, ...] = (
     nothing,
     custom_function,
@@ -116,6 +121,7 @@ CASES: tuple[Inside, ...] = (
     largest,
     picked,
     weight_view,
+    by_type,
 )
 
 
@@ -155,7 +161,7 @@ def main() -> None:
     for name, layout in LAYOUTS.items():
         checked = trained(run, layout, nothing, 0.5, check=True)
         undisturbed[name] = checked == trained(run, layout, nothing, 0.5, check=False)
-    unchecked = came_of(run, LAYOUTS["tiles"], deviation, check=False)
+    unchecked = came_of(run, LAYOUTS["tiles"], by_type, check=False)
     came_of(run, LAYOUTS["tiles"], nothing, check=True)  # once more: it is known
     found = {"cases": cases, "undisturbed": undisturbed, "unchecked": unchecked}
     (Path(sys.argv[1]) / f"{run.rank}.json").write_text(json.dumps(found))
