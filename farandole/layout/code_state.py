@@ -10,6 +10,7 @@ attributes are by then.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -85,6 +86,7 @@ class CodeState:
         self._modules = modules
         self._tensors = list(tensors)
         self._seen: dict[int, Any] = {}  # by identity, and kept so that no other gets it
+        self._kinds: set[int] = set()  # of modules
         self._contents: list[_Content] = []
         self._undo: list[Callable[[], None]] = []
         self._hooks: list[Any] = []
@@ -118,6 +120,19 @@ class CodeState:
             if not _same(before, after):
                 yield Change(name, before, after)
 
+    def matters(self, change: Change) -> bool:
+        """Whether the code may read it: what a script adds for itself, such as `model.epoch`, is
+        nowhere in the code of the module that it is added to."""
+        if change.before is not _ABSENT:
+            return True
+        path = change.name.removeprefix("len(")
+        owners = [name for name in self._modules if path.startswith(f"{name}.") or not name]
+        owner = max(owners, key=len, default=None)
+        if owner is None:
+            return True
+        parts = re.split(r"[^\w]+", path.removeprefix(f"{owner}."))
+        return not _mentioned(type(self._modules[owner])).isdisjoint(parts)
+
     def put_back(self) -> None:
         """Attributes, and what lists and dictionaries held, are again what they were."""
         for container, copy, _ in self._contents:
@@ -147,21 +162,21 @@ class CodeState:
                     self._hooks.append(value)
             else:
                 self._add(path + name, value, _DEPTH)
-        for kind in type(module).__mro__:
-            if not kind.__module__.startswith("torch.") and kind is not object:
-                self._add_class(kind)
+        if id(type(module)) not in self._kinds:
+            self._kinds.add(id(type(module)))
+            mentioned = _mentioned(type(module))
+            for kind in _own_classes(type(module)):
+                self._add_class(kind, mentioned)
 
-    def _add_class(self, kind: type) -> None:
-        if id(kind) in self._seen:
-            return
-        self._seen[id(kind)] = kind
+    def _add_class(self, kind: type, mentioned: set[str]) -> None:
+        """May come twice, with what other classes that are made of it mention."""
         for name, value in list(vars(kind).items()):
             if name.startswith("__") and name != "__call__":
                 continue
-            function = getattr(value, "__func__", value)
-            function = getattr(function, "fget", function)
-            if isinstance(function, FunctionType):
-                self._add_function(f"{kind.__qualname__}.{name}", function)
+            function = _function(value)
+            if function is not None:
+                if name in mentioned:  # others may read what a script counts in
+                    self._add_function(f"{kind.__qualname__}.{name}", function)
             elif isinstance(value, (*_PLAIN, list, dict, tuple, set, torch.Tensor)):
                 self._undo.append(partial(_set_back, kind, name, value))
                 self._settings.append((partial(vars(kind).get, name), value))
@@ -235,6 +250,7 @@ class RecordedState:
         self._modules, self._tensors = modules, list(tensors)
         self._state = CodeState(modules, self._tensors)
         self._modes = {name: module.training for name, module in modules.items()}
+        self._of_the_script: set[str] = set()  # what it has added for itself
 
     def taken_apart(self) -> None:
         """The model's tensors have been moved and freed; that is no change by the script."""
@@ -257,6 +273,9 @@ class RecordedState:
 
     def _refuse_changes(self) -> None:
         for change in self._state.changes():
+            if change.name in self._of_the_script or not self._state.matters(change):
+                self._of_the_script.add(change.name)
+                continue
             raise UserError(
                 f"{change} was changed after the model was cut into stages, and the cut has its "
                 f"old value. Let a buffer hold it (self.register_buffer(…), then .fill_()), or "
@@ -264,7 +283,7 @@ class RecordedState:
                 f"reads it is in a submodule without a cut inside: that runs as it is."
             )
         if all(module.training is self._modes[name] for name, module in self._modules.items()):
-            self._state = CodeState(self._modules, self._tensors)  # equal, in other objects
+            self._state = CodeState(self._modules, self._tensors)  # equal, or the script's own
 
 
 class _Identity:
@@ -282,6 +301,39 @@ class _Identity:
 
 
 _ABSENT = _Identity(object())
+
+
+def _own_classes(kind: type) -> list[type]:
+    """A class and those that it is made of, without torch's."""
+    return [
+        each
+        for each in kind.__mro__
+        if each.__module__.split(".")[0] != "torch" and each is not object
+    ]
+
+
+def _function(value: Any) -> FunctionType | None:
+    """The code behind a method or property."""
+    function = getattr(value, "__func__", value)
+    function = getattr(function, "fget", function)
+    return function if isinstance(function, FunctionType) else None
+
+
+def _mentioned(kind: type) -> set[str]:
+    """The names, of whatever, in a module's forward and in the methods that it mentions."""
+    mentioned, waiting = {"forward"}, ["forward"]
+    while waiting:
+        name = waiting.pop()
+        for each in _own_classes(kind):
+            function = _function(vars(each).get(name))
+            if function is None:
+                continue
+            code = function.__code__
+            texts = (text for text in code.co_consts if isinstance(text, str))  # getattr(self, …)
+            for found in {*code.co_names, *texts} - mentioned:
+                mentioned.add(found)
+                waiting.append(found)
+    return mentioned
 
 
 def _set_back(kind: type, name: str, value: Any) -> None:

@@ -619,7 +619,9 @@ class Told(nn.Module):
 
 
 def warmer(model: Any) -> None:
+    """And notes something for itself, which the model's code does not read."""
     model.warmth.mul_(1.5)
+    model.warmed = getattr(model, "warmed", 0) + 1
 
 
 CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
