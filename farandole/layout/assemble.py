@@ -16,6 +16,7 @@ from farandole.errors import UserError, nearest
 from farandole.layout.blocks import Block
 from farandole.layout.deferred import DeferredBatchNorm, defer_statistics
 from farandole.layout.ends import Seats, find_ends, owner, refuse_ties, unused, uses
+from farandole.layout.forward_changes import ForwardChanges, reasons
 from farandole.layout.gate import Gate
 from farandole.layout.layout import Layout
 from farandole.layout.masked_means import MaskedMeans
@@ -61,10 +62,13 @@ def assemble(
     objective: Objective,
     numbers: Numbers,
     first_rank: int = 0,
+    *,
+    strict: bool = True,
 ) -> Assembled:
     """*Together*, all ranks of a pipeline. `layout` has a balance. Takes the model apart.
 
-    `first_rank`: what the first rank of the pipeline is called in messages.
+    `first_rank`: what the first rank of the pipeline is called in messages. `strict`: a forward
+    that changes more than micro-batches, copies of stages or recomputing allow is refused.
     """
     places = layout.stream().unroll(1) if layout.streams else layout.pipeline()
     parts = cut(blocks, layout.balance)
@@ -84,11 +88,13 @@ def assemble(
     gate = Gate(held, unused(model, tensors) if pipe.rank == 0 else ())
     names = names_in(model, gate)
     release(model, gate)
+    buffers = dict(gate.named_buffers())
     for part in held.values():
         part.to(numbers.device)
         if layout.batchnorm == "deferred":
             defer_statistics(part)
     gate.to(numbers.device)
+    _follow(model, buffers, gate)
     ends = find_ends(seats, pipe, gate, tensors)
     scale = LossScale(pipe) if numbers.precision is torch.float16 else None
     update = Update(gate, ends, averages=layout.streams, clip=numbers.clip, scale=scale)
@@ -117,6 +123,7 @@ def assemble(
             lowered=_lowered(numbers),
             tiling=tilings.get(stage),
             means=means,
+            changes=_changes(layout, part, layers) if strict else None,
         )
         for stage, part in held.items()
     }
@@ -135,6 +142,26 @@ def assemble(
     )
     owned = {use.name for use in tensors.values() if owner(seats, use) == pipe.rank}
     return Assembled(pipelined, gate, names, owned, tilings)
+
+
+def _follow(model: nn.Module, before: Mapping[str, torch.Tensor], gate: Gate) -> None:
+    """A buffer that was moved is a new tensor. The script's model shall have it too, so that what a
+    script writes to a buffer is what the stages read."""
+    now = dict(gate.named_buffers())
+    moved = {id(tensor): now[name] for name, tensor in before.items() if name in now}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) in moved:
+                module._buffers[name] = moved[id(buffer)]
+
+
+def _changes(layout: Layout, part: Part, layers: Mapping[nn.Module, str]) -> ForwardChanges:
+    of_buffers, of_attributes = reasons(
+        microbatches=layout.microbatches,
+        copies=layout.mirrored or max(layout.replicas, default=1) > 1,
+        recomputes=layout.recompute,
+    )
+    return ForwardChanges(part, layers, of_buffers=of_buffers, of_attributes=of_attributes)
 
 
 def _means(layout: Layout, objective: Objective) -> MaskedMeans | None:

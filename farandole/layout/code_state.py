@@ -47,6 +47,11 @@ class _Content(NamedTuple):
 
     container: Any
     copy: Any
+    ids: tuple[int, ...]
+
+    def is_the_same(self) -> bool:
+        """By identity: plain values cannot change, and what can is looked at by itself."""
+        return tuple(map(id, _entries(self.container))) == self.ids
 
 
 class Change(NamedTuple):
@@ -59,7 +64,18 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         if isinstance(self.before, _Held) or isinstance(self.now, _Held):
             return self.name.rpartition(", ")[0]
+        if isinstance(self.before, _Identity) and isinstance(self.now, _Identity):
+            return self.name
         return f"{self.name} (from {_said(self.before)} to {_said(self.now)})"
+
+
+def _entries(container: Any) -> Any:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _content(container: Any) -> _Content:
+    copy = dict(container) if isinstance(container, dict) else list(container)
+    return _Content(container, copy, tuple(map(id, _entries(copy))))
 
 
 class CodeState:
@@ -71,6 +87,10 @@ class CodeState:
         self._seen: dict[int, Any] = {}  # by identity, and kept so that no other gets it
         self._contents: list[_Content] = []
         self._undo: list[Callable[[], None]] = []
+        self._hooks: list[Any] = []
+        self._sets: list[tuple[Any, frozenset[Any]]] = []
+        self._settings: list[tuple[Callable[[], Any], Any]] = []  # how to look a value up
+        self._versions = [_Held(tensor, _version(tensor)) for tensor in self._tensors]
         self.values: dict[str, Any] = {}
         for tensor in self._tensors:
             self.values[f"a tensor of {tuple(tensor.shape)} that forward reads, {id(tensor)}"] = (
@@ -78,6 +98,17 @@ class CodeState:
             )
         for name, module in modules.items():
             self._add_module(f"{name}." if name else "", module)
+        self._hook_count = sum(map(len, self._hooks))
+
+    def is_the_same(self) -> bool:
+        """Whether nothing is different, at a glance; if it says no, `changes` knows better."""
+        return (
+            sum(map(len, self._hooks)) == self._hook_count
+            and all(content.is_the_same() for content in self._contents)
+            and all(look_up() is value for look_up, value in self._settings)
+            and all(frozenset(map(_key, each)) == held for each, held in self._sets)
+            and all(_version(tensor) == version for tensor, version in self._versions)
+        )
 
     def changes(self) -> Iterator[Change]:
         """What is different now."""
@@ -89,7 +120,7 @@ class CodeState:
 
     def put_back(self) -> None:
         """Attributes, and what lists and dictionaries held, are again what they were."""
-        for container, copy in self._contents:
+        for container, copy, _ in self._contents:
             if isinstance(container, (list, deque)):
                 container.clear()
                 container.extend(copy)
@@ -102,16 +133,18 @@ class CodeState:
 
     def _add_module(self, path: str, module: nn.Module) -> None:
         held = vars(module)
-        self._contents.append(_Content(held, dict(held)))
+        self._contents.append(_content(held))
         for name, value in held.items():
             if name in _OF_TORCH:
                 continue
             if name in ("_parameters", "_buffers", "_modules"):
-                self._contents.append(_Content(value, dict(value)))
+                self._contents.append(_content(value))
                 for key, each in value.items():
                     self.values[path + key] = _Identity(each)
             elif name.endswith("_hooks") or "_hooks_" in name:
                 self.values[path + name] = tuple(value) if isinstance(value, dict) else value
+                if isinstance(value, dict):
+                    self._hooks.append(value)
             else:
                 self._add(path + name, value, _DEPTH)
         for kind in type(module).__mro__:
@@ -130,15 +163,22 @@ class CodeState:
             if isinstance(function, FunctionType):
                 self._add_function(f"{kind.__qualname__}.{name}", function)
             elif isinstance(value, (*_PLAIN, list, dict, tuple, set, torch.Tensor)):
-                self._undo.append(partial(setattr, kind, name, value))
+                self._undo.append(partial(_set_back, kind, name, value))
+                self._settings.append((partial(vars(kind).get, name), value))
                 self._add(f"{kind.__qualname__}.{name}", value, 1)
 
     def _add_function(self, name: str, function: FunctionType) -> None:
+        if id(function) in self._seen:
+            return
+        self._seen[id(function)] = function
         known = function.__globals__
         for used in function.__code__.co_names:
             value = known.get(used)
+            if isinstance(value, FunctionType) and value.__module__ == function.__module__:
+                self._add_function(used, value)
             if isinstance(value, (*_PLAIN, list, dict, torch.Tensor)) and used in known:
                 self._undo.append(partial(known.__setitem__, used, value))
+                self._settings.append((partial(known.get, used), value))
                 self._add(f"{known.get('__name__', '')}.{used}", value, 1)
         for used, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
@@ -147,6 +187,7 @@ class CodeState:
                 value = cell.cell_contents
             except ValueError:  # empty
                 continue
+            self._settings.append((partial(getattr, cell, "cell_contents", None), value))
             if isinstance(value, _PLAIN):
                 self._undo.append(partial(setattr, cell, "cell_contents", value))
             self._add(f"{used} of {name}", value, 1)
@@ -156,21 +197,25 @@ class CodeState:
             self.values[path] = value
         elif isinstance(value, (set, frozenset)):
             self.values[path] = frozenset(map(_key, value))
+            self._sets.append((value, frozenset(map(_key, value))))
         else:  # a tensor too: a recording looks up its values
             self.values[path] = _Identity(value)
-            if depth > 0 and id(value) not in self._seen and not isinstance(value, torch.Tensor):
+            function = getattr(value, "__func__", value)
+            if isinstance(function, FunctionType):
+                self._add_function(path, function)
+            elif depth > 0 and id(value) not in self._seen and not isinstance(value, torch.Tensor):
                 self._seen[id(value)] = value
                 self._add_content(path, value, depth)
 
     def _add_content(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, (list, tuple, deque)):
             if not isinstance(value, tuple):
-                self._contents.append(_Content(value, list(value)))
+                self._contents.append(_content(value))
             self.values[f"len({path})"] = len(value)
             for index, each in zip(range(_MOST_ENTRIES), value, strict=False):
                 self._add(f"{path}[{index}]", each, depth - 1)
         elif isinstance(value, dict):
-            self._contents.append(_Content(value, dict(value)))
+            self._contents.append(_content(value))
             self.values[f"len({path})"] = len(value)
             for _, (key, each) in zip(range(_MOST_ENTRIES), list(value.items()), strict=False):
                 self._add(f"{path}[{key!r}]", each, depth - 1)
@@ -178,7 +223,7 @@ class CodeState:
             if type(value).__module__.split(".")[0] == "torch":
                 return
             held = vars(value)
-            self._contents.append(_Content(held, dict(held)))
+            self._contents.append(_content(held))
             for name, each in list(held.items()):
                 self._add(f"{path}.{name}", each, depth - 1)
 
@@ -187,22 +232,21 @@ class RecordedState:
     """What a recording took as it was, to be compared before every step."""
 
     def __init__(self, modules: Mapping[str, nn.Module], tensors: Iterable[torch.Tensor]) -> None:
-        self._state = CodeState(modules, tensors)
-        self._modules = modules
+        self._modules, self._tensors = modules, list(tensors)
+        self._state = CodeState(modules, self._tensors)
         self._modes = {name: module.training for name, module in modules.items()}
+
+    def taken_apart(self) -> None:
+        """The model's tensors have been moved and freed; that is no change by the script."""
+        self._state = CodeState(self._modules, self._tensors)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RecordedState:
         return self  # it is of the model that the script has, not of a copy
 
     def check(self, *, modes: bool) -> None:
         """Raises `UserError` naming what is no longer what it was. `modes`: also `training`."""
-        for change in self._state.changes():
-            raise UserError(
-                f"{change} was changed after the model was cut into stages, and the cut has its "
-                f"old value. Let a buffer hold it (self.register_buffer(…), then .fill_()), or "
-                f"pass it to forward as an argument, or name layout cuts=… so that the code that "
-                f"reads it is in a submodule without a cut inside: that runs as it is."
-            )
+        if not self._state.is_the_same():
+            self._refuse_changes()
         for name, module in self._modules.items() if modes else ():
             if module.training is not self._modes[name]:
                 raise UserError(
@@ -210,6 +254,17 @@ class RecordedState:
                     f"model was cut into stages. Steps run in the mode that the model was cut in "
                     f"(call model.train({self._modes[name]})), and predictions in evaluation."
                 )
+
+    def _refuse_changes(self) -> None:
+        for change in self._state.changes():
+            raise UserError(
+                f"{change} was changed after the model was cut into stages, and the cut has its "
+                f"old value. Let a buffer hold it (self.register_buffer(…), then .fill_()), or "
+                f"pass it to forward as an argument, or name layout cuts=… so that the code that "
+                f"reads it is in a submodule without a cut inside: that runs as it is."
+            )
+        if all(module.training is self._modes[name] for name, module in self._modules.items()):
+            self._state = CodeState(self._modules, self._tensors)  # equal, in other objects
 
 
 class _Identity:
@@ -227,6 +282,11 @@ class _Identity:
 
 
 _ABSENT = _Identity(object())
+
+
+def _set_back(kind: type, name: str, value: Any) -> None:
+    if vars(kind).get(name) is not value:
+        setattr(kind, name, value)
 
 
 def _key(value: Any) -> Any:

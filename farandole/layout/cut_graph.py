@@ -15,7 +15,7 @@ parameter both hold it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -39,6 +39,18 @@ _IN_PLACE_OPERATORS = (
     operator.setitem,
 )
 
+
+_VIEWS = {
+    *("adjoint", "alias", "as_strided", "broadcast_to", "chunk", "contiguous", "cpu", "cuda"),
+    *("detach", "diagonal", "double", "dropout", "dsplit", "expand", "expand_as", "flatten"),
+    *("float", "getattr", "getitem", "half", "hsplit", "imag", "movedim", "moveaxis", "narrow"),
+    *("permute", "positive", "ravel", "real", "reshape", "reshape_as", "select", "split"),
+    *("squeeze", "swapaxes", "swapdims", "t", "tensor_split", "to", "transpose", "type"),
+    *("type_as", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as"),
+    *("view_as_complex", "view_as_real", "vsplit"),
+}
+"""Operations whose result may lie where their first argument lies."""
+_VIEWING_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
 
 WHOLE = "whole"
 """Under this name a block's `meta` says what in it could not be recorded, and why."""
@@ -94,11 +106,26 @@ class _Order:
 
     def overwritten(self, point: int) -> fx.Node | None:
         """The operation that would overwrite what travels, if there is one."""
-        before = set(self.nodes[:point])
-        for node in self.nodes[point:]:
-            if self._in_place(node) and node.args[0] in before:
-                return node
+        for first, last, culprit in self._inseparable():
+            if first < point <= last:
+                return culprit
         return None
+
+    def _inseparable(self) -> Iterator[tuple[int, int, fx.Node]]:
+        """From where to where one block must reach, and the operation because of which: a value and
+        what is written to it; all uses of a buffer that is written to."""
+        writes: dict[str | fx.Node, int] = {}
+        uses: dict[str | fx.Node, list[int]] = {}
+        for position, node in enumerate(self.nodes):
+            for root in written_roots(node, self.attributes):
+                writes[_held(root)] = position
+            for root in {alias_root(each, self.attributes) for each in node.all_input_nodes}:
+                uses.setdefault(_held(root), []).append(position)
+        for written, last in writes.items():
+            if isinstance(written, str):
+                yield uses[written][0], uses[written][-1], self.nodes[last]
+            elif written in self.position:
+                yield self.position[written], last, self.nodes[last]
 
     def places(self) -> list[int]:
         """The points at which one value alone travels, not counting those that have no gradient,
@@ -110,10 +137,9 @@ class _Order:
             if node.meta.get("differentiable", True) and self.last_use[node] >= 0:
                 live[position + 1] += 1
                 live[self.last_use[node] + 1] -= 1
-            changed = node.args[0] if node.args and self._in_place(node) else None
-            if isinstance(changed, fx.Node) and changed in self.position:
-                overwritten[self.position[changed] + 1] += 1
-                overwritten[position + 1] -= 1
+        for first, last, _ in self._inseparable():
+            overwritten[first + 1] += 1
+            overwritten[last + 1] -= 1
         sums = zip(accumulate(live), accumulate(overwritten), strict=True)
         return [
             point
@@ -137,8 +163,35 @@ class _Order:
         layers = [str(node.target) for node in self.nodes[first:stop] if node.op == "call_module"]
         return layers[0] if layers else self.nodes[first].name
 
-    def _in_place(self, node: fx.Node) -> bool:
-        return writes_in_place(node, self.attributes)
+
+def alias_root(node: fx.Node, attributes: Mapping[str, Any]) -> fx.Node:
+    """The operation that made the memory which a value may share."""
+    while node.args and isinstance(node.args[0], fx.Node):
+        if node.op == "call_module":
+            shares = isinstance(attributes.get(str(node.target)), _VIEWING_MODULES)
+        else:
+            shares = node.op in ("call_function", "call_method") and _name(node) in _VIEWS
+        if not shares and not writes_in_place(node, attributes):
+            break
+        node = node.args[0]
+    return node
+
+
+def written_roots(node: fx.Node, attributes: Mapping[str, Any]) -> list[fx.Node]:
+    """What an operation writes to."""
+    written = [node.args[0]] if writes_in_place(node, attributes) else []
+    out = node.kwargs.get("out")
+    written += out if isinstance(out, (tuple, list)) else [out]
+    return [alias_root(each, attributes) for each in written if isinstance(each, fx.Node)]
+
+
+def _held(root: fx.Node) -> str | fx.Node:
+    """By its name, what the model holds: every look-up is a node of its own."""
+    return str(root.target) if root.op == "get_attr" else root
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
 
 
 def writes_in_place(node: fx.Node, attributes: Mapping[str, Any]) -> bool:
@@ -146,8 +199,8 @@ def writes_in_place(node: fx.Node, attributes: Mapping[str, Any]) -> bool:
     if not node.args:
         return False
     if node.op == "call_module":
-        return getattr(attributes[str(node.target)], "inplace", False) is True
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+        return getattr(attributes.get(str(node.target)), "inplace", False) is True
+    name = _name(node)
     return (
         (name.endswith("_") and not name.endswith("__"))
         or node.kwargs.get("inplace") is True

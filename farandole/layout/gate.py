@@ -8,7 +8,8 @@ added up go through one more, in which nothing is computed: a function whose gra
     stage      B0 B1 B2 B3 ─▶ gradients, added up
     gate                        ╰─▶ forward: 0 ─▶ backward: these gradients ─▶ hooks, optimizer
 
-Any strategy sees an ordinary module with an ordinary step, and needs no word about pipelines.
+Any strategy sees an ordinary module with an ordinary step, and needs no word about pipelines. A
+weight without a gradient has none there either; strategies know what to do about that.
 """
 
 from __future__ import annotations
@@ -42,13 +43,23 @@ class Gate(nn.Module):
 
     def forward(self) -> torch.Tensor:
         """Takes the gradients away from the weights; the backward of the result gives them back."""
-        weights = self.trained()
+        trained = self.trained()
+        # A pass without any gradient is none that a strategy would see, and others may wait.
+        weights = [weight for weight in trained if weight.grad is not None] or trained[:1]
         gradients = []
         for weight in weights:
             gradients.append(torch.zeros_like(weight) if weight.grad is None else weight.grad)
             weight.grad = None
         result: torch.Tensor = _Known.apply(gradients, *weights)
         return result
+
+    def exchange(self) -> None:
+        """One step's forward and backward pass."""
+        weights = self.trained()
+        absent = all(weight.grad is None for weight in weights)
+        self().backward()
+        if absent and weights[0].grad is not None and not weights[0].grad.any():
+            weights[0].grad = None  # nobody has added to what stood for nothing
 
 
 class _Known(torch.autograd.Function):

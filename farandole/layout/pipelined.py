@@ -17,7 +17,14 @@ from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.comm.mail import Mail
-from farandole.errors import CommError, DivergedError, FarandoleError, StageError, UserError
+from farandole.errors import (
+    CommError,
+    DivergedError,
+    FarandoleError,
+    InexactError,
+    StageError,
+    UserError,
+)
 from farandole.layout.arguments import arguments_of
 from farandole.layout.interpreter import Feed, Interpreter
 from farandole.layout.layout import Layout
@@ -26,7 +33,7 @@ from farandole.layout.memory import ActivationMeter
 from farandole.layout.micro import Micro, cut_batch
 from farandole.layout.objective import Objective
 from farandole.layout.part import Moment
-from farandole.layout.predict import predict
+from farandole.layout.predict import RowlessOutputError, joined, predict
 from farandole.layout.scaling import LossScale
 from farandole.layout.stage import Stage
 from farandole.layout.teams import Teams
@@ -226,14 +233,24 @@ class Pipelined:
         self.drain()
         # A model's own loss is of the whole batch, and cannot be put together from parts of it.
         count = self.layout.microbatches if self._objective.loss is not None else 1
+        try:
+            try:
+                return self._predicted(inputs, count)
+            except RowlessOutputError:  # on all ranks
+                return self._predicted(inputs, 1)
+        except RowlessOutputError as error:
+            raise UserError(str(error)) from error
+
+    def _predicted(self, inputs: Any, count: int) -> Any:
         micros = [
             micro._replace(inputs=arguments_of(micro.inputs))
             for micro in cut_batch(inputs, (), count, "mean")
         ]
         teams = Teams(self.layout.teams)
-        return self._guarded(
+        outputs = self._guarded(
             lambda: predict(self.pipe, self._mail, self.places, teams, self.stages, micros)
         )
+        return joined(outputs)
 
     # Memory
 
@@ -322,7 +339,7 @@ class Pipelined:
             self._mail.settle(_PATIENCE_SECONDS)
             for stage in self.stages.values():
                 stage.forget()
-            if isinstance(error, DivergedError):  # no stage has failed, the training has
+            if isinstance(error, (DivergedError, InexactError)):  # it is no stage that has failed
                 raise
             raise StageError(reason) from error
 

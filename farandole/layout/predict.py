@@ -28,8 +28,8 @@ def predict(
     teams: Teams,
     stages: Mapping[int, Stage],
     micros: Sequence[Micro],
-) -> Any:
-    """The model's output for micro-batches, put together again, on every rank of the pipeline.
+) -> list[Any]:
+    """The model's outputs for micro-batches, on every rank of the pipeline.
 
     In evaluation mode, micro-batch after micro-batch: no order of stages on ranks can lock up.
     """
@@ -47,11 +47,11 @@ def predict(
         for module, training in modes:
             module.training = training
     last = places.stages - 1
-    joined = []
+    told = []
     for index, value in enumerate(outputs):
         source = teams.members(places.home(last, index))[0]  # on tiles, all of them have the same
-        joined.append(_told(pipe, value, source, mail.device))
-    return _joined(joined)
+        told.append(_told(pipe, value, source, mail.device))
+    return told
 
 
 def _through(
@@ -109,18 +109,28 @@ def _told(pipe: Group, value: Any, source: int, device: torch.device) -> Any:
     return description.fill([pipe.broadcast(tensor.contiguous(), source) for tensor in tensors])
 
 
-def _joined(outputs: Sequence[Any]) -> Any:
-    """Micro-batches' outputs as one batch's: tensors are joined by rows."""
+class RowlessOutputError(Exception):
+    """A part of the output, such as an auxiliary loss, is of a whole batch."""
+
+
+def joined(outputs: Sequence[Any]) -> Any:
+    """Micro-batches' outputs as one batch's: tensors are joined by rows.
+
+    Raises `RowlessOutputError` where one has none.
+    """
     if len(outputs) == 1:
         return outputs[0]
     leaves = [pytree.tree_leaves(output) for output in outputs]
     spec = pytree.tree_structure(outputs[0])
-    joined = []
+    whole = []
     for parts in zip(*leaves, strict=True):
         if isinstance(parts[0], torch.Tensor):
             if parts[0].dim() == 0:
-                raise UserError("an output without rows cannot be put together from micro-batches.")
-            joined.append(torch.cat(parts))
+                raise RowlessOutputError(
+                    "the model's output holds a number of the whole batch, which cannot be put "
+                    "together from parts of it. Let the model return it for each sample."
+                )
+            whole.append(torch.cat(parts))
         else:
-            joined.append(parts[0])
-    return pytree.tree_unflatten(joined, spec)
+            whole.append(parts[0])
+    return pytree.tree_unflatten(whole, spec)

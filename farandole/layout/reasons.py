@@ -12,8 +12,17 @@ import torch
 _NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parent)
 
 
-def short(error: Exception) -> str:
+class CannotRecordError(Exception):
+    """The code does something that may be different for another batch."""
+
+
+def short(error: BaseException) -> str:
     """The first sentence of a message, which may go on for a page, and where it came from."""
+    cause: BaseException | None = error
+    while cause is not None:  # torch may fail on the way out, in words that help nobody
+        if isinstance(cause, CannotRecordError):
+            error = cause
+        cause = cause.__context__
     text = str(error).strip() or type(error).__name__
     text = text.splitlines()[0].split(". ")[0].rstrip(".")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

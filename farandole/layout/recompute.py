@@ -1,14 +1,15 @@
 """Activations that are computed again in the backward pass instead of kept.
 
-PyTorch's checkpoint does the work. What it leaves open are running statistics: BatchNorm would
-count a batch twice. So its buffers are put back as they were after the second time. And what is
+PyTorch's checkpoint does the work. What it leaves open are buffers: BatchNorm would count a batch
+twice, and an average that the forward divides by would be a later one. So the second time runs on
+copies: of what the buffers were when the first one began, where it has changed them. And what is
 kept, the input, can wait in the host's memory: that of a device is the smaller one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any
 
@@ -36,8 +37,10 @@ def recomputed(
     not only as far as the backward needs, for others may wait for what it sends.
     """
 
+    buffers = _Buffers(module)
+
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _statistics_kept(module)
+        return buffers.first(), buffers.again()
 
     kept = _Kept(value) if offload else None
     tensors, put_together = _taken_apart(() if offload else value)
@@ -139,18 +142,54 @@ def _each(tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]
     return tensor.map(function) if isinstance(tensor, Tile) else function(tensor)
 
 
-@contextmanager
-def _statistics_kept(module: nn.Module) -> Iterator[None]:
-    buffers = [
-        buffer
-        for norm in module.modules()
-        if isinstance(norm, _NormBase)
-        for buffer in norm.buffers()
-    ]
-    before = [buffer.clone() for buffer in buffers]
-    try:
+class _Buffers:
+    """The buffers of a module that runs twice."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._began: dict[tuple[nn.Module, str], torch.Tensor] = {}
+        """What the first time began with, of buffers that it has changed."""
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        before = [
+            (part, name, buffer, buffer._version, buffer.detach().clone())
+            for part, name, buffer in self._all()
+            # A norm in training does not read its statistics.
+            if not isinstance(part, _NormBase)
+        ]
         yield
-    finally:
-        for buffer, value in zip(buffers, before, strict=True):
-            # Past autograd: the graph that is being walked holds on to these buffers.
-            buffer.data.copy_(value)
+        for part, name, buffer, version, copy in before:
+            replaced = part._buffers.get(name) is not buffer
+            if replaced or buffer._version != version or _differ(buffer, copy):
+                self._began[part, name] = copy
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Its own buffers stay what they are: the graph of a later batch may hold on to them."""
+        own = [
+            (part, name, buffer)
+            for part, name, buffer in self._all()
+            if (part, name) in self._began or isinstance(part, _NormBase)
+        ]
+        for part, name, buffer in own:
+            # Once more a copy: with several backwards through it, it runs more than twice.
+            part._buffers[name] = self._began.get((part, name), buffer).detach().clone()
+        try:
+            yield
+        finally:
+            for part, name, buffer in own:
+                part._buffers[name] = buffer
+
+    def _all(self) -> list[tuple[nn.Module, str, torch.Tensor]]:
+        return [
+            (part, name, buffer)
+            for part in self._module.modules()
+            for name, buffer in part._buffers.items()
+            if buffer is not None
+        ]
+
+
+def _differ(buffer: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Written past autograd, which counts writes; a GPU is not waited for to find out."""
+    return buffer.device.type == "cpu" and not torch.equal(buffer, copy)

@@ -45,10 +45,9 @@ from farandole.layout.custom_functions import (
     is_under_transform,
 )
 from farandole.layout.cut_graph import Recording, writes_in_place
-from farandole.layout.reasons import caller, short
+from farandole.layout.reasons import CannotRecordError, caller, short
 from farandole.layout.replay import Output, Unsent, applied, checked, rebuilt, require, signature_of
 from farandole.layout.surroundings import (
-    CannotRecordError,
     as_if_compiling,
     drawn_elsewhere,
     forget,
@@ -111,7 +110,8 @@ class Recorder(TorchFunctionMode):
         positional, named = self._placeholders(sample)
         seen = custom_functions_seen(self._is_ours, self._custom_function)
         kept = saved_tensors_hooks(forget, recall)
-        with as_if_compiling(), self._watching_modules(), questions_refused(), seen, kept, self:
+        asked = questions_refused(lambda: not self._paused)
+        with as_if_compiling(), self._watching_modules(), asked, seen, kept, self:
             output = self._model(*positional, **named)
         leaves, spec = pytree.tree_flatten(output, is_leaf=is_no_nest)
         found = [self._argument(leaf) for leaf in leaves if _is_computed(leaf)]
@@ -424,7 +424,7 @@ class Recorder(TorchFunctionMode):
 
 def _place(tensor: torch.Tensor) -> int:
     """Where a tensor lies: views of it lie there too."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _values(value: Any) -> Any:

@@ -12,7 +12,7 @@ PyTorch's own pipelining has the function that finds where to cut the graph for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from farandole.layout.forward_changes import ForwardChanges
 from farandole.layout.masked_means import MaskedMeans
 from farandole.layout.memory import ActivationMeter
 from farandole.layout.objective import LossFunction, one_number
@@ -59,6 +60,7 @@ class Stage:
         lowered: Callable[[], AbstractContextManager[object]] = nullcontext,
         tiling: Tiling | None = None,
         means: MaskedMeans | None = None,
+        changes: ForwardChanges | None = None,
     ) -> None:
         self.number = number
         self.weights = weights
@@ -68,6 +70,7 @@ class Stage:
         self._lowered = lowered
         self._tiling = tiling
         self.means = means  # who sees to it that micro-batches are weighed right
+        self._changes = changes  # who sees to it that a forward changes nothing that it must not
         self.meter: ActivationMeter | None = None  # while activations are measured
         self._kept: dict[Key, Kept] = {}
 
@@ -105,7 +108,8 @@ class Stage:
             return one_number(self._tiling.loss(layers, value, samples, self._loss, target))
 
         watched = self._watched(moment, samples)
-        with self._lowered(), self._metered(key, inputs, version), self._away(), watched:
+        changes = nullcontext() if self._changes is None else self._changes.looked_for()
+        with self._lowered(), self._metered(key, inputs, version), self._away(), watched, changes:
             result = self._recomputed(run, value) if self._recompute else run(value)
         outputs = _tensors(result)
         self._kept[key] = Kept(inputs, outputs, version)
@@ -145,7 +149,7 @@ class Stage:
         weights = [weight for weight in self.part.parameters() if weight.requires_grad]
         if not inputs:  # nobody waits: all of it is the second half
             kept.rest = partial(torch.autograd.backward, roots, given) if roots else _nothing
-        elif not roots or not _all_meet(roots, inputs, weights):
+        elif not roots or not _can_be_split(roots, inputs, weights):
             if roots:
                 torch.autograd.backward(roots, given)
             kept.rest = _nothing
@@ -201,7 +205,29 @@ def _nothing() -> None:
 def _finish(weights: Sequence[torch.Tensor], groups: list[dict[str, Any]]) -> None:
     from torch.distributed.pipelining._backward import stage_backward_weight
 
-    stage_backward_weight(iter(weights), groups)  # type: ignore[arg-type]
+    # Where the first half did not come by, nothing is to be done.
+    reached = [group for group in groups if group.get("grads") is not None]
+    # It goes on with the gradients that the first half has found there. A hook of a tensor has
+    # changed them once, and would do so again.
+    handles = [
+        node.register_prehook(partial(_as_found, found))
+        for group in reached
+        for found, node in zip(group["grads"], group["intermediates"], strict=True)
+    ]
+    fresh = [weight for weight in weights if weight.grad is None]
+    try:
+        stage_backward_weight(iter(weights), reached)  # type: ignore[arg-type]
+    finally:
+        for handle in handles:
+            handle.remove()
+    # Two weights may have got the same tensor, or one that travels: they will be added to.
+    for weight in fresh:
+        if weight.grad is not None:
+            weight.grad = weight.grad.clone()
+
+
+def _as_found(found: Any, gradients: Any) -> Any:
+    return found
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -228,35 +254,71 @@ def _taken(inputs: Sequence[torch.Tensor]) -> Gradients:
     return gradients
 
 
-def _all_meet(
+def _can_be_split(
     roots: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     weights: Sequence[torch.Tensor],
 ) -> bool:
-    """Whether every root that depends on a weight also depends on an input.
+    """Whether the second half of a backward, which goes on from where the first half came by, finds
+    all that the weights did, and once.
 
-    Only then does the second half of a split backward, which goes on from where the first half came
-    by, find all that the weights did.
+    Every root that depends on a weight must depend on an input too. And from each weight a single
+    way must lead up to where it meets what comes from the inputs: a weight that is used twice, or
+    that has a hook, is left to a whole backward.
     """
     wanted = {id(weight) for weight in weights}
     fed = {id(tensor) for tensor in inputs}
+    above: dict[Any, list[Any]] = {}
+    leaves: dict[int, Any] = {}  # by the identity of a leaf, its node
     for root in roots:
-        leaves = _leaves_below(root)
-        if leaves & wanted and not leaves & fed:
+        found = _leaves_below(root, above)
+        if found.keys() & wanted and not found.keys() & fed:
             return False
+        leaves |= found
+    met = _closure([leaves[each] for each in fed if each in leaves], above)
+    for weight in weights:
+        node = leaves.get(id(weight))
+        if node is None:
+            continue
+        if weight._backward_hooks:
+            return False
+        while node not in met:
+            users = above.get(node, [])
+            if len(users) != 1:
+                return False
+            node = users[0]
     return True
 
 
-def _leaves_below(root: torch.Tensor) -> set[int]:
+def _closure(nodes: Sequence[Any], above: Mapping[Any, list[Any]]) -> set[Any]:
+    """Nodes, and all that lie above them."""
+    found, waiting = set(nodes), list(nodes)
+    while waiting:
+        for node in above.get(waiting.pop(), []):
+            if node not in found:
+                found.add(node)
+                waiting.append(node)
+    return found
+
+
+def _leaves_below(root: torch.Tensor, above: dict[Any, list[Any]]) -> dict[int, Any]:
+    """By their identity, the nodes of the leaves that a root depends on. Adds to `above`, for each
+    node, those that use it: as often as they do."""
     if root.grad_fn is None:
-        return {id(root)}
-    leaves, seen, waiting = set(), {root.grad_fn}, [root.grad_fn]
+        return {id(root): root}
+    leaves: dict[int, Any] = {}
+    seen, waiting = {root.grad_fn}, [root.grad_fn]
     while waiting:
         node = waiting.pop()
         if hasattr(node, "variable"):
-            leaves.add(id(node.variable))
+            leaves[id(node.variable)] = node
+        visited = any(node in above.get(below, ()) for below, _ in node.next_functions)
         for below, _ in node.next_functions:
-            if below is not None and below not in seen:
+            if below is None:
+                continue
+            if not visited:
+                above.setdefault(below, []).append(node)
+            if below not in seen:
                 seen.add(below)
                 waiting.append(below)
     return leaves

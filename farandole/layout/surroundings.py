@@ -17,13 +17,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module as of_all_modules
 
-from farandole.layout.reasons import is_the_model
+from farandole.layout.reasons import CannotRecordError, is_the_model
 
 _QUESTIONS = ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled")
-
-
-class CannotRecordError(Exception):
-    """The code does something that may be different for another batch."""
 
 
 @contextmanager
@@ -74,15 +70,18 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 @contextmanager
-def questions_refused() -> Iterator[None]:
+def questions_refused(now: Callable[[], bool]) -> Iterator[None]:
     """Inside, the model's code cannot ask whether gradients are computed, or in which precision:
-    in training the answer is another one than in evaluation. For one thread at a time."""
+    in training the answer is another one than in evaluation. For one thread at a time.
+
+    `now`: whether what runs is recorded.
+    """
     thread = threading.get_ident()
 
     def refusing(name: str, ask: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*args: Any, **kwargs: Any) -> Any:
             asked_by = sys._getframe(1).f_code.co_filename
-            if threading.get_ident() == thread and is_the_model(asked_by):
+            if threading.get_ident() == thread and now() and is_the_model(asked_by):
                 raise CannotRecordError(f"its code depends on torch.{name}()")
             return ask(*args, **kwargs)
 

@@ -31,11 +31,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farandole.errors import UserError
 from farandole.layout.code_state import CodeState
 from farandole.layout.custom_functions import CustomFunction, custom_functions_seen
-from farandole.layout.cut_graph import Recording, cut_recording
+from farandole.layout.cut_graph import Recording, cut_recording, written_roots
 from farandole.layout.left_alone import one_at_a_time
-from farandole.layout.reasons import short
+from farandole.layout.reasons import CannotRecordError, short
 from farandole.layout.surroundings import (
-    CannotRecordError,
     drawn_elsewhere,
     has_hooks,
     questions_refused,
@@ -80,7 +79,7 @@ def _record(model: nn.Module, cuts: Sequence[str]) -> Recording:
     except Exception as error:
         raise UserError(
             f"{type(model).__name__} cannot be cut into stages, for its forward cannot be traced: "
-            f"{short(_in_words(error))}. Pass an nn.Sequential, a list of blocks, or put this code "
+            f"{short(error)}. Pass an nn.Sequential, a list of blocks, or put this code "
             f"into a submodule: one that cannot be traced stays whole and runs as it is."
         ) from error
     attributes = {}
@@ -116,6 +115,7 @@ class _Recorder(fx.Tracer):
             *model.named_parameters(remove_duplicate=False),
             *model.named_buffers(remove_duplicate=False),
         ]
+        self._weights = {f"model.{name}" for name, _ in model.named_parameters()}
         self._names = {id(tensor): f"model.{name}" for name, tensor in reversed(tensors)}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -146,7 +146,11 @@ class _Recorder(fx.Tracer):
             raise CannotRecordError(
                 "its code changes autocast, or whether gradients are computed (no_grad)"
             )
-        return super().create_node(kind, *args, **kwargs)
+        node = super().create_node(kind, *args, **kwargs)
+        for root in written_roots(node, {}):
+            if root.op == "get_attr" and str(root.target) in self._weights:
+                raise CannotRecordError(f"its code writes to a parameter ({root.target})")
+        return node
 
     def call_module(
         self,
@@ -189,7 +193,7 @@ class _Recorder(fx.Tracer):
             drawn.put_back()
             if m is self.model:
                 raise
-            self.whole[m] = short(_in_words(error))
+            self.whole[m] = short(error)
             self.opened = opened
             nodes = list(self.graph.nodes)
             gone = nodes[nodes.index(before) + 1 :]
@@ -213,7 +217,7 @@ class _Recorder(fx.Tracer):
         with ExitStack() as stack:
             stack.enter_context(self._recording_creators())
             stack.enter_context(custom_functions_seen(concerns, handle))
-            stack.enter_context(questions_refused())
+            stack.enter_context(questions_refused(lambda: True))
             stack.enter_context(self.eager)
             yield
 
@@ -241,7 +245,10 @@ class _Recorder(fx.Tracer):
 
 
 class _Proxy(fx.Proxy):
-    """Also records `x += y` as what it is: others that hold `x` see it."""
+    """Also records `x += y` and `x[i] = y` as what they are: others that hold `x` see them."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
 
 def _add_in_place_operators() -> None:
@@ -287,7 +294,8 @@ class _HeldProxy(_Proxy):
         return len(self._tensor)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([self[index] for index in range(len(self._tensor))])
+        rows: Any = self
+        return iter([rows[index] for index in range(len(self._tensor))])
 
 
 class _EagerOperations(TorchDispatchMode):
@@ -332,14 +340,6 @@ class _EagerOperations(TorchDispatchMode):
 def _tensors(value: Any) -> list[torch.Tensor]:
     leaves = torch.utils._pytree.tree_leaves(value)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _in_words(error: Exception) -> Exception:
-    """torch refuses to put what is traced in place of a buffer, in its own words."""
-    if isinstance(error, TypeError) and "cannot assign" in str(error):
-        said = f"its forward puts a new tensor in place of one it holds: {error}"
-        return CannotRecordError(said).with_traceback(error.__traceback__)
-    return error
 
 
 class _Drawn:

@@ -5,6 +5,9 @@
 3. the gate: the strategy                           replicas of the whole pipeline
 4. unscaling; the norm over all stages, and clipping
 5. the optimizer
+
+A weight that no micro-batch has used has no gradient, as in the plain model: momentum and decay
+leave it alone. Ranks that add up tell each other, beside the gradients, which weights have one.
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ class Update:
         self._add_up(trained, batches_here)
         if self._exchange is not None:
             self._exchange()
-        gradients = [_gradient(weight) for weight in trained]
+        gradients = _gradients(trained)
         goes_on = self._scale is None or self._scale.unscale(gradients)
         if goes_on and self._clip is not None:
             self._clip_to(self._clip, gradients)
@@ -92,31 +95,42 @@ class Update:
 
     def _add_up(self, trained: Sequence[nn.Parameter], batches_here: int) -> None:
         if self._ends.holders is not None:
-            gradients = [_gradient(weight) for weight in trained]
-            count = torch.tensor(float(batches_here))
-            sum_over(self._ends.holders, [*gradients, count])
+            count = _sum_of_gradients(self._ends.holders, trained, float(batches_here))
             if self._averages and count > 1:
-                torch._foreach_div_(gradients, count.item())
+                torch._foreach_div_(_gradients(trained), count)
         for tie in self._ends.ties:
-            gradients = [_gradient(weight) for weight in tie.weights]
-            torch._foreach_mul_(gradients, tie.share)
-            sum_over(tie.group, gradients)
+            if own := _gradients(tie.weights):
+                torch._foreach_mul_(own, tie.share)
+            _sum_of_gradients(tie.group, tie.weights)
 
     def sum_over_holders(self, value: torch.Tensor) -> torch.Tensor:
         """Of the ranks that hold the same stages as this one."""
         return value if self._ends.holders is None else self._ends.holders.all_reduce(value)
 
     def _clip_to(self, most: float, gradients: Sequence[torch.Tensor]) -> None:
-        mine = [_gradient(weight) for weight in self._ends.counted]
+        mine = _gradients(self._ends.counted)
         norms = torch._foreach_norm(mine) if mine else []
         square = sum(float(norm) ** 2 for norm in norms)
         total = self._ends.pipe.all_reduce(torch.tensor(square, dtype=torch.float64))
         norm = math.sqrt(total)
-        if norm > most:
+        if norm > most and gradients:
             torch._foreach_mul_(list(gradients), most / (norm + 1e-6))
 
 
-def _gradient(weight: nn.Parameter) -> torch.Tensor:
-    if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
-    return weight.grad
+def _gradients(weights: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """Of those that have one."""
+    return [weight.grad for weight in weights if weight.grad is not None]
+
+
+def _sum_of_gradients(group: Group, weights: Sequence[nn.Parameter], number: float = 0.0) -> float:
+    """Adds up, in place; a weight has a gradient afterwards if it has one on any rank. A number of
+    each rank travels along; returns the sum of them."""
+    told = torch.tensor([number, *(float(weight.grad is not None) for weight in weights)])
+    gradients = [
+        torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights
+    ]
+    sum_over(group, [*gradients, told])
+    total, *present = told.tolist()
+    for weight, gradient, anywhere in zip(weights, gradients, present, strict=True):
+        weight.grad = gradient if anywhere else None
+    return float(total)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from farandole.data.tile_source import TileSource, TileView
-from farandole.errors import InexactError, UserError
+from farandole.errors import InexactError, StageError, UserError
 from farandole.layout import Layout
 from farandole.layout.arguments import Arguments, arguments_of
 from farandole.layout.assemble import Numbers, assemble
@@ -72,9 +72,7 @@ class Piped(Engine):
         check_same_model(model, run.group)
         spread_from_first(model, None, run.group)
         given = None if sample is None else arguments_of(sample)
-        blocks = _agreed(
-            run, lambda: _blocks(model, layout, recipe, given, run.device), sample is not None
-        )
+        blocks = _agreed(run, lambda: _blocks(model, layout, recipe, given, run.device))
         # What was traced without a sample takes one argument; what else a model takes is not known.
         self._one_argument = given is None and is_traced(blocks[0].module)
         self._recorded = recorded_states(block.module for block in blocks)
@@ -118,7 +116,10 @@ class Piped(Engine):
                 run.seed + _FAR_APART * replicas.rank, run.device, recipe.precision, recipe.clip
             ),
             first,
+            strict=check,
         )
+        for state in self._recorded:
+            state.taken_apart()
         self._pipelined = assembled.pipelined
         self._tilings = assembled.tilings
         self._held = Held(
@@ -178,15 +179,21 @@ class Piped(Engine):
         if self._check is None:
             return
         check, self._check = self._check, None
-        said, refusal = "", ""
+        said, refused, failed = "", "", ""
         started = time.perf_counter()
         try:
             said = check.run(self._held, inputs, targets)
         except InexactError as error:
-            refusal = str(error)
-        for told in self._run.group.gather_json(refusal):
-            if told:
-                raise InexactError(told)
+            refused = str(error)
+        except StageError as error:  # of another rank too, which may have refused
+            failed = str(error)
+        told = self._run.group.gather_json([refused, failed])
+        for refused, _ in told:
+            if refused:
+                raise InexactError(refused)
+        for _, failed in told:
+            if failed:
+                raise StageError(failed)
         self._run.print(f"{said} ({time.perf_counter() - started:.1f} s)")
 
     def predict(self, inputs: Any) -> Any:
@@ -196,7 +203,7 @@ class Piped(Engine):
         return self._pipelined.predict(inputs)
 
     def _check_recording(self, *, modes: bool) -> None:
-        """What the model's code reads is what it was when the model was cut; else nobody goes on."""
+        """What the model's code reads must be what it was when the model was cut."""
         for state in self._recorded:
             self._pipelined.refusing(partial(state.check, modes=modes))
 
@@ -260,17 +267,15 @@ def _exchange(gate: Gate, synchronizer: Synchronizer) -> Callable[[], None] | No
     def exchange() -> None:
         synchronizer.listen(True)
         try:
-            gate().backward()
+            gate.exchange()
         finally:
             synchronizer.listen(False)
 
     return exchange
 
 
-def _agreed(run: Run, find: Callable[[], list[Block]], recorded: bool) -> list[Block]:
+def _agreed(run: Run, find: Callable[[], list[Block]]) -> list[Block]:
     """*Together.* The blocks, if they are the same on all ranks; what stops one stops all."""
-    if not recorded:
-        return find()
     blocks: list[Block] = []
     reason = ""
     try:
@@ -285,7 +290,7 @@ def _agreed(run: Run, find: Callable[[], list[Block]], recorded: bool) -> list[B
             raise UserError(
                 f"rank {rank} cuts the model into {len(names)} blocks, {', '.join(names)}, and "
                 f"rank 0 into {len(told[0][1])}, {', '.join(told[0][1])}. Give all ranks the same "
-                "sample."
+                "model and the same sample."
             )
     return blocks
 

@@ -74,7 +74,6 @@ class PlainModel:
 
     def _passes(self, micros: Sequence[Micro], passes: int) -> float:
         total = 0.0
-        self.model.train()
         try:
             with ExpectedDraws(), torch.enable_grad():
                 for _ in range(passes):
