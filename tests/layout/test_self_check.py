@@ -32,7 +32,13 @@ EXACT = {  # what trains, as it does in one process
         )
         for layout in ("stages", "gems")
     ),
-    *(f"{case} tiles" for case in ("deviation", "largest", "picked", "weight_view")),
+    *(
+        f"{case} tiles"
+        for case in (
+            *("named_axis", "deviation", "largest", "picked", "weight_view"),
+            "custom_function",
+        )
+    ),
 }
 REFUSED_WHILE_CUT = {"hook stages", "hook gems", "attribute stages", "attribute gems"}
 REFUSED_BY_MICRO_BATCHES = {"moving_average stages", "moving_average gems"}
