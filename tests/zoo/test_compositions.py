@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.zoo.constructs import CHANGING, CONSTRUCTS, SIDE, Net
-from tests.zoo.known import COMPOSITIONS
 from tests.zoo.oracle import EXACT, REFUSED, verdict
 from tests.zoo.registry import LABELS, Case, numbers
 
@@ -33,7 +31,6 @@ def composed(first: list[str], second: list[str]) -> Case:
     return Case("", "", build, inputs, LABELS, F.cross_entropy, 2, False, changes)
 
 
-@pytest.mark.xfail(COMPOSITIONS, reason="see tests/zoo/known.py", strict=True)
 @settings(max_examples=25, derandomize=True)
 @given(SOME, SOME, st.sampled_from(LAYOUTS), st.booleans())
 def test_exact_or_refused(first: list[str], second: list[str], layout: str, sample: bool) -> None:
