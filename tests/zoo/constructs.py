@@ -347,3 +347,15 @@ def patches(net: Net, x: Tensor) -> Tensor:
 def largest_channels(net: Net, x: Tensor) -> Tensor:
     values, places = x.topk(2, dim=1)
     return x + torch.zeros_like(x).scatter(1, places, values)
+
+
+CHANGING = frozenset(
+    {
+        "moving_average",
+        "counter_in_a_buffer",
+        "falling_temperature",
+        "every_other_call",
+        "spectral_layer",
+    }
+)
+"""Those that change buffers or attributes in every forward."""

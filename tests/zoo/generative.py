@@ -127,7 +127,7 @@ def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.relu(1 - outputs * (2 * (targets > 1).to(outputs.dtype) - 1)).mean()
 
 
-@case("DCGAN discriminator (spectral_norm)", FAMILY, loss=hinge)
+@case("DCGAN discriminator (spectral_norm)", FAMILY, loss=hinge, changes=True)
 class Discriminator(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -182,13 +182,13 @@ class Averaging(nn.Module):
         return x - self.average.view(1, -1, 1, 1)
 
 
-@case("moving average in a buffer", FAMILY)
+@case("moving average in a buffer", FAMILY, changes=True)
 def averaging() -> nn.Module:
     last = [conv(4, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, CLASSES)]
     return nn.Sequential(conv(3, 4), nn.ReLU(), Averaging(4), *last)
 
 
-@case("moving average in the model's own forward", FAMILY)
+@case("moving average in the model's own forward", FAMILY, changes=True)
 class OwnAverage(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class OwnAverage(nn.Module):
         return self.fc(F.relu(self.body(x)).mean((2, 3)))
 
 
-@case("temperature that changes", FAMILY)
+@case("temperature that changes", FAMILY, changes=True)
 class Annealed(nn.Module):
     """A Python attribute, other in every step."""
 

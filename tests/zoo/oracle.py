@@ -132,7 +132,9 @@ def verdict(case: Case, text: str, *, sample: bool = False) -> Verdict:
         warnings.simplefilter("ignore")
         expected = _plain(case, layout.microbatches)
         try:
-            ranks = _trained(case, layout, sample, Path(folder))
+            if case.changes:
+                _refused_for_changes(case, layout, sample, Path(folder))
+            ranks = _trained(case, layout, sample, Path(folder), batches_of(case))
         except _AfterStepsError as error:
             return Verdict(CRASHED, f"after the first step: {error}")
         except FarandoleError as error:
@@ -151,9 +153,26 @@ def _is_refusal(error: FarandoleError) -> bool:
     return isinstance(error, UserError | InexactError)
 
 
-def _trained(case: Case, layout: Any, sample: bool, folder: Path) -> list[Outcome]:
+def _refused_for_changes(case: Case, layout: Any, sample: bool, folder: Path) -> None:
+    """Raises what the first step says of a forward that changes something. Without a check it
+    trains as it is; so it is checked, and what the check itself finds out does not count."""
+    try:
+        _trained(case, layout, sample, folder, batches_of(case)[:1], check=True)
+    except InexactError as error:
+        if "forward changes" in str(error):
+            raise
+
+
+def _trained(
+    case: Case,
+    layout: Any,
+    sample: bool,
+    folder: Path,
+    batches: list[tuple[Any, Any]],
+    *,
+    check: bool = False,
+) -> list[Outcome]:
     models = [model_of(case) for _ in range(layout.ranks)]
-    batches = batches_of(case)
     sample = sample or isinstance(batches[0][0], tuple)  # else a model has one argument
 
     def body(run: Run) -> Outcome:
@@ -164,7 +183,7 @@ def _trained(case: Case, layout: Any, sample: bool, folder: Path) -> list[Outcom
             optimizer_of,
             layout=layout,
             sample=copy.deepcopy(batches[0][0]) if sample else None,
-            check=False,
+            check=check,
         )
         run.group.barrier()  # torch.fx traces for all threads: nobody runs a model meanwhile
         losses: list[float] = []

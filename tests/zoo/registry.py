@@ -30,6 +30,7 @@ class Case(NamedTuple):
     loss: Loss
     axes: int  # of the image; 0: the inputs are not images, and tiles have nothing to cut
     draws: bool  # random numbers, which are replaced by their expected values
+    changes: bool  # its forward changes buffers or attributes: the first step may refuse that
 
 
 ZOO: dict[str, Case] = {}
@@ -67,12 +68,13 @@ def case(
     loss: Loss = F.cross_entropy,
     axes: int = 2,
     draws: bool = False,
+    changes: bool = False,
 ) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
     """Registers what builds a model."""
 
     def register(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
         assert name not in ZOO, name
-        ZOO[name] = Case(name, family, build, inputs, targets, loss, axes, draws)
+        ZOO[name] = Case(name, family, build, inputs, targets, loss, axes, draws, changes)
         return build
 
     return register

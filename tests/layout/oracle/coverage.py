@@ -16,7 +16,7 @@ import torch
 from tests.layout.oracle.verdicts import EXACT, REFUSED, WHOLE
 
 PAGE = Path(__file__).parents[3] / "docs" / "exact_operators.md"
-WAYS = ("tiles", "channels")
+WAYS = ("tiles", "channels", "shares")
 _ROW = re.compile(r"^\| `(?P<name>[^`]+)` \|(?P<cells>.+)\|$", re.MULTILINE)
 _VERSION = re.compile(r"PyTorch (\d+\.\d+)")
 

@@ -16,7 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-SAMPLES = 5  # of every operator
+SAMPLES = 4  # of every operator
 VARIANT_SAMPLES = 2  # of its method, its operator and what changes a tensor in place
 LOOKED_AT = 40  # for samples that differ in more than their sizes
 LARGEST = 10_000  # elements of the tensors of a sample together

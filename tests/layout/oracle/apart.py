@@ -1,0 +1,152 @@
+"""A call on shares: lanes in threads of their own, each with its rows of the batch.
+
+What lanes have found is put together: their rows, and the sums of their gradients. A tensor that
+every lane has whole must be the same on all of them. Lanes in threads share one generator of random
+numbers, so nothing may draw any.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from farandole.layout.tiles.grid import Grid
+from farandole.layout.tiles.row_table import row_functions
+from farandole.layout.tiles.rows import Rows, Share, share_of
+from farandole.layout.tiles.snapshot import plain
+from farandole.layout.tiles.tile import Flow
+from farandole.layout.tiles.whole import computed_whole
+from tests.layout.oracle.calls import Found, arguments_of, gradients_for
+from tests.layout.oracle.database import Given, is_batch
+from tests.layout.tiles.checks import TABLE, ApartLanes, Mailboxes
+
+LANES = 2
+ROW_TABLE = row_functions()
+
+
+class _LeftAloneError(Exception):
+    """Another lane has failed, and will send nothing."""
+
+
+class _Boxes(Mailboxes):
+    failed = False
+
+    def fail(self) -> None:
+        with self._changed:
+            self.failed = True
+            self._changed.notify_all()
+
+    def get(self, key: tuple[int, int, int, bool]) -> list[Tensor]:
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._letters or self.failed, timeout=20)
+            if key not in self._letters:
+                raise _LeftAloneError(str(key))
+            return self._letters.pop(key)
+
+
+class _End(NamedTuple):
+    """What one lane has after the call."""
+
+    results: list[Any]
+    gradients: list[Tensor | None]
+    after: list[Tensor]
+    whole: list[str]
+
+
+class Shares(NamedTuple):
+    together: bool = False  # whether all tensors that may be batches are shares
+    name: str = "shares"
+
+    def __call__(self, call: Callable[..., Any], given: Given) -> Found:
+        boxes = _Boxes()
+        errors: list[Exception] = []
+
+        def run(lane: int) -> _End | None:
+            try:
+                return self._on(lane, boxes, call, given)
+            except Exception as error:
+                errors.append(error)
+                boxes.fail()
+                return None
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with ThreadPoolExecutor(LANES) as pool:
+                ends = list(pool.map(run, range(LANES)))
+        for error in errors:
+            if not isinstance(error, _LeftAloneError):
+                raise error
+        return _put_together([end for end in ends if end is not None])
+
+    def _on(self, lane: int, boxes: _Boxes, call: Callable[..., Any], given: Given) -> _End:
+        whole: list[str] = []
+
+        def otherwise(flow: Flow, function: Any, args: Any, kwargs: Any) -> Any:
+            whole.append(str(getattr(function, "__name__", function)))
+            return computed_whole(flow, function, args, kwargs)
+
+        lanes = ApartLanes(Grid((LANES,)), lane, boxes)
+        flow = Flow(lanes, TABLE, otherwise, ROW_TABLE)
+        flow.layer = "the layer"
+        leaves, arguments, fill = arguments_of(given)
+        samples = arguments[0].shape[0]
+        share = share_of(lane, LANES, samples)
+        for at, each in enumerate(arguments):
+            if at == 0 or (self.together and is_batch(each) and each.shape[0] == samples):
+                own = each[share.rows.start : share.rows.stop].clone()
+                arguments[at] = Rows(flow, own, samples)
+        args, kwargs = fill(arguments)
+        results = [_bare(each) for each in pytree.tree_leaves(call(*args, **kwargs))]
+        _backward(results, share, samples)
+        return _End(results, [leaf.grad for leaf in leaves], arguments, whole)
+
+
+def _bare(leaf: Any) -> Any:
+    return plain(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def _backward(results: Sequence[Any], share: Share, samples: int) -> None:
+    """Lanes' losses add up: of its rows a lane's counts whole, of what all have by its share."""
+    differentiable = [each for each in results if isinstance(each, Tensor) and each.requires_grad]
+    weight = 0.0 if share.spare else 1.0
+    own, gradients = [], []
+    for each, gradient in zip(differentiable, gradients_for(differentiable), strict=True):
+        if isinstance(each, Rows):
+            own.append(each.own)
+            gradients.append(each.spans.here(gradient) * weight)
+        else:
+            own.append(each)
+            gradients.append(gradient * (weight * len(share.rows) / samples))
+    if own:
+        torch.autograd.backward(own, gradients)
+
+
+def _put_together(ends: Sequence[_End]) -> Found:
+    gradients = [
+        None if all(each is None for each in column) else sum(e for e in column if e is not None)
+        for column in zip(*(end.gradients for end in ends), strict=True)
+    ]
+    return Found(
+        [_joined(column) for column in zip(*(end.results for end in ends), strict=True)],
+        gradients,
+        [_joined(column) for column in zip(*(end.after for end in ends), strict=True)],
+        ends[0].whole,
+    )
+
+
+def _joined(column: Sequence[Any]) -> Any:
+    first = column[0]
+    assert all(type(each) is type(first) for each in column), [type(each) for each in column]
+    if isinstance(first, Rows):
+        result = torch.cat([each.own for each in column if not each.spans.share.spare])
+        assert result.shape == first.shape, f"rows of {first.shape} are in truth {result.shape}"
+        return result
+    if isinstance(first, Tensor):
+        torch.testing.assert_close(list(column), [first] * len(column), equal_nan=True)
+    return first
