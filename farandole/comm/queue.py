@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -49,6 +50,41 @@ class Handle(Generic[T]):
             self._ended.set()
 
 
+class _Row:
+    """What waits for its turn. The thread that serves it knows nothing else, so that it does not
+    keep the queue alive, and ends with it."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.waiting: deque[Callable[[], None]] = deque()
+        self.busy = False
+        self.abandoned = False
+
+    @property
+    def is_over(self) -> bool:
+        # In this order, for who asks without the lock: work is marked as busy before it leaves.
+        return not self.waiting and not self.busy
+
+    def abandon(self) -> None:
+        """What waits already is still done."""
+        with self.changed:
+            self.abandoned = True
+            self.changed.notify_all()
+
+    def serve(self) -> None:
+        while True:
+            with self.changed:
+                self.busy = False
+                self.changed.notify_all()  # somebody may wait for the end
+                self.changed.wait_for(lambda: bool(self.waiting) or self.abandoned)
+                if not self.waiting:
+                    return
+                self.busy = True
+                work = self.waiting.popleft()
+            work()
+            del work  # it may hold the last reference to a tensor
+
+
 class Queue:
     """Runs what it is given one after the other; `meter` counts the time that others wait for it.
 
@@ -57,32 +93,32 @@ class Queue:
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
-        self._changed = threading.Condition()
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._busy = False
+        self._row = _Row()
         self._thread: threading.Thread | None = None
 
     def start(self, work: Callable[[], T]) -> Handle[T]:
         """Puts `work` behind everything started before it and returns at once."""
         handle: Handle[T] = Handle(self._meter)
         work = _as_here(work)
-        with self._changed:
+        row = self._row
+        with row.changed:
             if self._thread is None:
-                self._thread = start_helper(self._serve, "comm")
-            self._waiting.append(lambda: handle._run(work))
-            self._changed.notify_all()
+                self._thread = start_helper(row.serve, "comm")
+                weakref.finalize(self, row.abandon).atexit = False
+            row.waiting.append(lambda: handle._run(work))
+            row.changed.notify_all()
         return handle
 
     @property
     def idle(self) -> bool:
         """Whether nothing is under way. Only the thread that starts work can rely on it."""
-        # In this order, without the lock: work is marked as busy before it leaves the row.
-        return not self._waiting and not self._busy
+        return self._row.is_over
 
     def settle(self, seconds: float) -> None:
         """Waits until nothing is under way, but no longer than so many seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._busy and not self._waiting, seconds)
+        row = self._row
+        with row.changed:
+            row.changed.wait_for(lambda: row.is_over, seconds)
 
     def in_order(self, work: Callable[[], T]) -> T:
         """Runs `work` after everything started before it: here and now when nothing is."""
@@ -101,17 +137,6 @@ class Queue:
             return work() if self.idle else self.start(work)._result()
         finally:
             self._meter.activity.end_wait()
-
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()  # somebody may wait for the end
-                self._changed.wait_for(lambda: bool(self._waiting))
-                self._busy = True
-                work = self._waiting.popleft()
-            work()
-            del work  # it may hold the last reference to a tensor
 
 
 def _as_here(work: Callable[[], T]) -> Callable[[], T]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 FAULTS = Path(__file__).parent / "scripts" / "faults.py"
 VICTIM, SURVIVORS = 1, (0, 2)
 CASES = 13
-TIMEOUT_SECONDS = 2
-SLACK_SECONDS = 10  # to find out who is missing, and for a busy machine
+TIMEOUT_SECONDS = 5
+SLACK_SECONDS = 20  # to find out who is missing, and for a busy machine
 
 
 def start(sandbox: Sandbox, command: list[str], transport: str, *worlds: str) -> Any:
@@ -51,7 +51,7 @@ def require_named(sandbox: Sandbox, world: str, struck: float) -> None:
         by_case: dict[str, Any] = json.loads(told.read_text())
         assert len(by_case) == CASES
         for case, found in by_case.items():
-            reasons = "did not answer within 2 s|hung up|has ended"
+            reasons = "did not answer within 5 s|hung up|has ended"
             wanted = rf"{case.split()[0]}.* failed on rank {rank} of 3: rank {VICTIM} ({reasons})"
             assert re.match(wanted, found["error"]), f"{world}, {case}: {found}"
             assert found["at"] - struck < TIMEOUT_SECONDS + SLACK_SECONDS, f"{world}, {case}"
@@ -71,7 +71,8 @@ def test_a_lost_rank_is_named(sandbox: Sandbox, transport: str) -> None:
         require_named(sandbox, "stopped", struck)
         victim.kill()
     except BaseException:
-        job.kill()  # whatever else is left, the sandbox ends
+        for process in sandbox.processes():  # one that is stopped would hold the output open
+            process.kill()
         raise
     finally:
         for world in ("killed", "stopped"):

@@ -87,6 +87,19 @@ def test_a_result_is_let_go_with_its_handle() -> None:
     assert seen() is None
 
 
+def test_the_thread_ends_with_the_queue_and_not_before_its_work() -> None:
+    queue, go = Queue(Meter()), threading.Event()
+    first, last = queue.start(go.wait), queue.start(threading.current_thread)
+    del queue
+    gc.collect()
+    go.set()
+    assert first.wait()
+    thread = last.wait()
+    assert thread.name == "comm"
+    thread.join(30)
+    assert not thread.is_alive()
+
+
 def test_only_those_who_wait_are_metered() -> None:
     meter = Meter()
     queue, go = Queue(meter), threading.Event()

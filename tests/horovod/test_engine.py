@@ -22,7 +22,7 @@ from farandole.horovod.session import current, hold_here, holder
 from farandole.horovod.settings import Settings
 from farandole.testing.horovod import run_horovod
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 150.0
 
 
 def wait_for(event: threading.Event) -> None:

@@ -27,7 +27,7 @@ from farandole.horovod.session import current
 from farandole.horovod.settings import Settings
 from farandole.testing.horovod import run_horovod
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 150.0
 SIZE = 3
 
 

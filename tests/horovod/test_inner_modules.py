@@ -19,7 +19,7 @@ from farandole.horovod.runner.util.threads import (
     on_event,
 )
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 150.0
 
 
 def test_what_is_built() -> None:

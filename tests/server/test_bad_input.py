@@ -99,7 +99,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.02)

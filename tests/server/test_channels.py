@@ -26,7 +26,7 @@ from farandole.server.handshake import VERSION, Hello, Welcome
 from farandole.server.messages import Ack, Command, Data, Kind, Message, Read
 
 KEY, OTHER = b"k" * 32, b"o" * 32
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
 ECHO = Path(__file__).parent / "scripts" / "ask.py"
 Parts = list[bytes]
 

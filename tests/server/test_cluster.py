@@ -21,7 +21,7 @@ from farandole.errors import CommError, LaunchError, UserError
 from farandole.server import Cluster, connect
 
 SCRIPTS = Path(__file__).parent / "scripts"
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
 ROWS = 1 << 16  # of int64, in small blocks: something in 8 ranges
 
 

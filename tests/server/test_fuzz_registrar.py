@@ -69,7 +69,7 @@ class Meeting:
         self.await_answer("you")
 
     def await_answer(self, word: str) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             if self.line.socket.poll(1000):
                 heard = self.line.receive()

@@ -21,7 +21,7 @@ import pytest
 from farandole.server import Cluster
 
 NURSERY = Path(__file__).parent / "scripts" / "nursery.py"
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
 WORKERS, CLOCKS, STOP_AT = 3, 12, 3
 OTHERS = range(WORKERS - 1)
 LAST = WORKERS - 1

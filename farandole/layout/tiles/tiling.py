@@ -9,8 +9,7 @@ errors.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from farandole.layout.tiles.handoff import hand_off, hand_over
 from farandole.layout.tiles.lanes import Lanes
 from farandole.layout.tiles.row_table import row_functions
 from farandole.layout.tiles.rows import Rows, share_of
-from farandole.layout.tiles.snapshot import plain, snapshot
+from farandole.layout.tiles.snapshot import plain
 from farandole.layout.tiles.table import functions
 from farandole.layout.tiles.tile import Divided, Flow, Tile, Windowed, cut, function_name
 from farandole.layout.tiles.whole import all_rows_for_loss, computed_whole, whole_of
@@ -246,27 +245,28 @@ class Tiling:
         if self._in_loss:
             raise _NeedsWholeError
         place = f"{flow.layer} ({function_name(function)})"
+        handler = flow.row_handlers.get(function)
         tiles = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tile)]
-        if not tiles or function not in flow.row_handlers:
-            if place not in self.computed_whole_at:
-                self.computed_whole_at.append(place)
-            return computed_whole(flow, function, args, kwargs)
-        self._check_may_end(function)
-        if flow.lanes.all_here:
-            result = self._of_snapshots(function, args, kwargs)
-        else:
-            given, named = self._handed_off((args, kwargs))
-            result = function(*given, **named)
-        if self.handed_off_at is None:
-            self.handed_off_at = place
+        result = NotImplemented
+        if tiles and handler is not None and not flow.lanes.all_here:
+            result = handler(*self._by_samples(function, args, kwargs))
+        ends = result is not NotImplemented
+        if not ends:
+            result = computed_whole(flow, function, args, kwargs)
+            # Where all lanes are here, samples that are whole and no tile are their end as well.
+            ends = flow.lanes.all_here and handler is not None and _has_samples(result, tiles)
+        if ends:
+            self._check_may_end(function)
+            self.handed_off_at = self.handed_off_at or place
+        elif place not in self.computed_whole_at:
+            self.computed_whole_at.append(place)
         return result
 
-    def _of_snapshots(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def one(tile: Tile) -> torch.Tensor:
-            return snapshot(whole_of(tile), [weakref.ref(tile)])
-
-        args, kwargs = pytree.tree_map_only(Tile, one, (args, kwargs))
-        return function(*args, **kwargs)
+    def _by_samples(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a handler of shares is called with."""
+        args, kwargs = self._handed_off((args, kwargs))
+        first = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Rows))
+        return first, function, args, kwargs
 
     def _check_may_end(self, function: Any) -> None:
         """Raises `UserError` if the tiles must not end here."""
@@ -367,6 +367,16 @@ class Tiling:
 
 def _whole(leaf: torch.Tensor) -> torch.Tensor:
     return whole_of(leaf) if isinstance(leaf, Divided) else plain(leaf)
+
+
+def _has_samples(value: Any, tiles: Sequence[Tile]) -> bool:
+    return any(
+        isinstance(leaf, torch.Tensor)
+        and not isinstance(leaf, Tile)
+        and leaf.dim() > 0
+        and any(leaf.shape[0] == tile.rows for tile in tiles)
+        for leaf in pytree.tree_leaves(value)
+    )
 
 
 def _is_divided(node: Any) -> bool:

@@ -30,8 +30,8 @@ from farandole.comm import Group
 from farandole.errors import CommError
 
 VICTIM = 1
-TIMEOUT = timedelta(seconds=2)
-PATIENCE_SECONDS = 60.0
+TIMEOUT = timedelta(seconds=5)
+PATIENCE_SECONDS = 300.0
 
 
 def whole(group: Group) -> torch.Tensor:

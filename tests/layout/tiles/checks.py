@@ -160,7 +160,7 @@ class Mailboxes:
 
     def get(self, key: tuple[int, int, int, bool]) -> list[Tensor]:
         with self._changed:
-            assert self._changed.wait_for(lambda: key in self._letters, timeout=20), key
+            assert self._changed.wait_for(lambda: key in self._letters, timeout=150), key
             return self._letters.pop(key)
 
 

@@ -70,7 +70,7 @@ class OneLane(Lanes):
         self._boxes[here, lane, number, back].put([tensor.detach() for tensor in tensors])
 
     def take(self, lane: int, number: int, back: bool) -> list[Tensor]:
-        return self._boxes[lane, self.mine[0], number, back].get(timeout=30)
+        return self._boxes[lane, self.mine[0], number, back].get(timeout=150)
 
 
 class Outcome(NamedTuple):

@@ -29,7 +29,7 @@ from farandole.layout.tiles.tile import Flow, Tile
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 HANDLERS = {F.conv2d: partial(conv, 2)}
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 150.0
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
 

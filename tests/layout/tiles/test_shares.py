@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from farandole.errors import UserError
 from tests.layout.tiles.checks import check_trained_apart, made, numbers
 
 Inside = Callable[["Net", Tensor], Tensor]
@@ -139,6 +140,13 @@ def checkpointed(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if not torch.is_grad_enabled():  # torch warns then
         return run(x)
     result: Tensor = checkpoint(run, x, use_reentrant=True)
+    return result
+
+
+def not_reentrant(net: Net, x: Tensor) -> Tensor:
+    result: Tensor = checkpoint(
+        lambda x: net.second(x).tanh(), x, use_reentrant=False, preserve_rng_state=False
+    )
     return result
 
 
@@ -269,6 +277,7 @@ ON_TILES = (
     reversal,
     clipping,
     reentrant,
+    not_reentrant,
 )
 BEHIND = (
     token_norm,
@@ -298,3 +307,131 @@ def test_a_construct(inside: Inside, grid: tuple[int, int], samples: int) -> Non
 def test_divided_channels(inside: Inside) -> None:
     model = made(lambda: Net(inside))
     check_trained_apart(model, *images(3), F.cross_entropy, (1, 2), channels=2)
+
+
+def hooked(x: Tensor) -> Tensor:
+    x.register_hook(lambda gradient: gradient * 2)
+    return x
+
+
+def resized(x: Tensor) -> Tensor:
+    x.requires_grad_()
+    return x
+
+
+def replaced(x: Tensor) -> Tensor:
+    x.data = x.detach() * 2
+    return x
+
+
+def strided(x: Tensor) -> Tensor:
+    return x + x.stride(0)
+
+
+def filled(x: Tensor) -> Tensor:
+    return x.exponential_()
+
+
+def kept_gradient(x: Tensor) -> Tensor:
+    x.retain_grad()
+    return x
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize(
+    ("construct", "name"),
+    [
+        (hooked, "register_hook"),
+        (resized, "requires_grad_"),
+        (replaced, "data"),
+        (strided, "stride"),
+        (filled, "exponential_"),
+        (kept_gradient, "retain_grad"),
+    ],
+)
+def test_what_reaches_a_tensor_from_outside_is_refused(
+    construct: Callable[[Tensor], Tensor], name: str, behind: bool
+) -> None:
+    def inside(net: Net, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return x
+        return images_of(construct(tokens_of(x) * 2)) if behind else construct(x * 2)
+
+    model = made(lambda: Net(inside))
+    with pytest.raises(UserError, match=rf"the model's own forward: {name} "):
+        check_trained_apart(model, *images(3), F.cross_entropy, (2, 1))
+
+
+def changed_view(net: Net, x: Tensor) -> Tensor:
+    tokens = tokens_of(x)
+    tokens.tanh_()
+    return images_of(tokens)
+
+
+def changed_view_of_new(net: Net, x: Tensor) -> Tensor:
+    return changed_view(net, x * 1)
+
+
+def changed_first_sample(net: Net, x: Tensor) -> Tensor:
+    tokens = tokens_of(x) * 1
+    first = tokens[0]
+    first.tanh_()
+    return x * first.sum()
+
+
+@pytest.mark.parametrize("inside", [changed_view_of_new, changed_first_sample])
+def test_a_view_may_be_changed_if_nobody_looks_at_the_original(inside: Inside) -> None:
+    check_trained_apart(made(lambda: Net(inside)), *images(3), F.cross_entropy, (2, 1))
+
+
+@pytest.mark.parametrize("first_sample", [False, True])
+def test_or_it_is_refused(first_sample: bool) -> None:
+    def again(net: Net, x: Tensor) -> Tensor:
+        if not first_sample:
+            x = x * 1
+            return changed_view(net, x) + x
+        tokens = tokens_of(x) * 1
+        tokens[0].tanh_()
+        return images_of(tokens)
+
+    with pytest.raises(UserError, match="tanh_ has changed a tensor in place that is a view"):
+        check_trained_apart(made(lambda: Net(again)), *images(3), F.cross_entropy, (2, 1))
+
+
+class Telling(nn.Module):
+    """Returns a number, a vector of weights and something of each token beside its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net(token_norm)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        scores = self.net(x)
+        flat = scores[:, None].expand(-1, 2, -1).reshape(-1, 3)
+        return {
+            "scores": scores,
+            "size": scores.square().mean() * self.net.scale.sum(),
+            "weights": self.net.scale * 2,
+            "tokens": flat,
+        }
+
+
+@pytest.mark.parametrize("samples", [1, 5])
+def test_outputs_of_every_kind(samples: int) -> None:
+    def loss(found: dict[str, Tensor], wanted: Tensor) -> Tensor:
+        every_two = (found["tokens"][:, None] - found["tokens"]).square().sum()
+        rest = found["size"] * found["weights"].sum()
+        return F.cross_entropy(found["scores"], wanted) + every_two + rest
+
+    check_trained_apart(made(Telling), *images(samples), loss, (2, 1))
+
+
+def test_where_tiles_end_and_what_is_computed_whole_is_known() -> None:
+    tilings = check_trained_apart(made(lambda: Net(deviation)), *images(3), F.cross_entropy, (2, 1))
+    for tiling in tilings:
+        assert tiling.handed_off_at == "the model's own forward (reshape)"
+        assert tiling.computed_whole_at == ["the model's own forward (var)"]
+    (tiling, _) = check_trained_apart(
+        made(lambda: Net(largest)), *images(3), F.cross_entropy, (2, 1)
+    )
+    assert tiling.computed_whole_at == ["the model's own forward (max)"]
