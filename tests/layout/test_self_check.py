@@ -61,6 +61,8 @@ def test_two_real_processes(sandbox: Sandbox, tmp_path: Path) -> None:
             assert kind == "InexactError", (case, said)
             assert "does not compute what the plain model computes" in said
             assert "check=False" in said
+    for case, layer in FIRST_LAYER.items():
+        assert f"The first layer whose output differs is {layer!r}" in found["cases"][case][1]
     assert found["undisturbed"] == {"stages": True, "tiles": True, "gems": True}
     assert found["unchecked"][0] == "trained", "check=False leaves it out"
     assert done.stdout.count("checked: the layout computes what the plain model does") >= len(EXACT)

@@ -142,8 +142,12 @@ def roll(
     for dim in set(over):
         shift = sum(each for each, at in zip(by, over, strict=True) if at == dim)
         size = input.sizes[dim - 1]
-        positions[dim - 1] = lambda at, shift=shift, size=size: (at - shift) % size
+        positions[dim - 1] = _rolled(shift, size)
     return pick(flow, input, input.sizes, positions)
+
+
+def _rolled(shift: int, size: int) -> Positions:
+    return lambda at: (at - shift) % size
 
 
 def flip(flow: Flow, input: Tile, dims: Sequence[int]) -> Any:

@@ -64,9 +64,9 @@ def variance(
     correction: float | None = None,
 ) -> Any:
     """`torch.var`: the mean first, then what is left of it."""
-    if isinstance(dim, bool):  # of all, and this is what is said next
-        dim, unbiased = None, dim
-    dims = positions(dim, input.dim())
+    of_all = isinstance(dim, bool)  # and this is what is said next
+    unbiased = bool(dim) if of_all else unbiased
+    dims = positions(None if of_all else dim, input.dim())
     less = int(unbiased) if correction is None else correction
     if 0 in dims or not input.is_floating_point():
         options = {"correction": less, "keepdim": keepdim}

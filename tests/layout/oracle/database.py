@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 SAMPLES = 4  # of every operator
 VARIANT_SAMPLES = 2  # of its method, its operator and what changes a tensor in place
+MODULE_SAMPLES = 3  # in training and in evaluation
 LOOKED_AT = 40  # for samples that differ in more than their sizes
 LARGEST = 10_000  # elements of the tensors of a sample together
 _LOCKED = "__allow_nonbracketed_mutation_flag"
@@ -166,7 +167,7 @@ def module_cases(info: Any, training: bool) -> Iterator[tuple[nn.Module, Given, 
     made = info.module_inputs_func(
         info, device="cpu", dtype=torch.float64, requires_grad=True, training=training
     )
-    for each in islice(made, SAMPLES):
+    for each in islice(made, MODULE_SAMPLES):
         build = each.constructor_input
         module = info.module_cls(*build.args, **build.kwargs).double().train(training)
         forward = each.forward_input

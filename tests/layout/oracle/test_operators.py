@@ -38,7 +38,8 @@ def test_operators(chunk: int) -> None:
             verdicts = defaultdict(set)
             for at, case in enumerate(chain(cases(operator), wrong_cases(operator))):
                 whole = at > 1 and set().union(*verdicts.values()) == {WHOLE}
-                for way, each in _verdicts(operator, case, FEW if whole else WAYS, wrong):
+                ways = FEW if whole or case.form == "refused" else WAYS
+                for way, each in _verdicts(operator, case, ways, wrong):
                     verdicts[way].add(each)
             if verdicts:
                 found[name] = {way: frozenset(each) for way, each in verdicts.items()}
