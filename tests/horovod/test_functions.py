@@ -165,8 +165,8 @@ def test_a_name_in_flight_is_told_to_its_caller_and_the_rest_arrives() -> None:
         pending = broadcast_async_(torch.zeros(1), 0, "b") if rank() == 0 else None
         last = torch.full((1,), float(rank()))
         params = {"a": torch.zeros(1 + rank()), "b": torch.zeros(1), "c": last}
-        if rank() == 1:
-            time.sleep(0.5)  # what is in flight ends when this rank asks for it too
+        if rank() == 0:
+            time.sleep(0.5)  # the last to come asks first: what it has in flight still is
         with pytest.raises(UserError if rank() == 0 else HorovodInternalError):
             hvd.broadcast_parameters(params, root_rank=1)
         if pending is not None:
