@@ -104,22 +104,20 @@ def share_slice(length: int, size: int, rank: int) -> slice:
     return slice(rank * length // size, (rank + 1) * length // size)
 
 
-def refuse_joined_tail(shares: Shares) -> None:
-    """For training with a batch over all workers: its steps must be those of one worker.
-
-    Raises `UserError` where they are not, with the batches nearby whose steps are.
-    """
+def note_of_joined_tail(shares: Shares) -> str | None:
+    """For training with a batch over all workers: where its steps are not quite those of one
+    worker, says so, with a batch nearby whose steps are."""
     if not shares.joined:
-        return
+        return None
     count, size, batch = shares.count, shares.size, shares.global_batch
     near = sorted(range(size, 2 * batch + size), key=lambda other: abs(other - batch))
     fitting = next((b for b in near if not replace(shares, global_batch=b).joined), count)
     few = f"at most {shares.joined} worker{'s' if shares.joined > 1 else ''}"
-    raise UserError(
-        f"{count} samples in global batches of {batch} leave {shares.joined} for the last step, "
-        f"which {size} workers cannot share: their steps would not be those of one worker. Use "
-        f"global_batch_size={fitting}, drop_last=True, {few}, or "
-        f"batch_size=… for each worker, whose last step takes in such a tail."
+    return (
+        f"note: {count} samples in global batches of {batch} leave {shares.joined} for the last "
+        f"step, which {size} workers cannot share: it joins the step before. One worker takes a "
+        f"step more. For the steps of one worker use global_batch_size={fitting}, drop_last=True "
+        f"or {few}."
     )
 
 

@@ -20,7 +20,7 @@ import farandole
 from farandole.comm import Group
 from farandole.comm.activity import NO_ACTIVITY
 from farandole.comm.trace import NO_TRACE
-from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request, refuse_joined_tail
+from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request, note_of_joined_tail
 from farandole.errors import UserError
 from farandole.launch.environment import hide_seat
 from farandole.launch.grace import grace_seconds
@@ -108,6 +108,7 @@ class Run:
         self._optimizers: list[Optimizer] = []  # that the script itself steps
         self._loader_states: list[dict[str, Any]] = []
         self._epoch_under_way = False
+        self._tail_told = False
         self._pass_ended = False  # a pass over training data, in this epoch
         self._broken_off = False  # the last one was left before its end
         self._checks_in_step = check_in_step
@@ -358,8 +359,7 @@ class Run:
         """Runs for every batch. What is drawn without gradients is evaluation, not training."""
         self.group.meter.activity.step()
         if torch.is_grad_enabled():
-            if loader.shares is not None and loader.options.global_batch_size is not None:
-                refuse_joined_tail(loader.shares)
+            self._tell_of_tail(loader)
             if self.steps == 0 and self.size > 1 and not self._synchronizers:
                 self.print(
                     "note: no model was given to run.distribute, so each rank trains one of its "
@@ -375,6 +375,15 @@ class Run:
             self._collect_notes()
         if self._progress is not None:
             self._progress.batch(loader.epoch, info)
+
+    def _tell_of_tail(self, loader: Loader) -> None:
+        """Once: that the steps of a batch over all workers are not quite those of one worker."""
+        if self._tail_told or loader.shares is None or loader.options.global_batch_size is None:
+            return
+        self._tail_told = True
+        note = note_of_joined_tail(loader.shares)
+        if note is not None:
+            self.print(note)
 
     def _share_done(self, info: BatchInfo) -> float | None:
         """How much of the run lies behind, if anybody knows how long it is."""

@@ -80,9 +80,8 @@ def run_alone() -> Callable[..., Loader]:
 def drawn(
     folder: Path, size: int, make: Callable[[Run], Loader], epochs: int = 1
 ) -> list[list[Batches]]:
-    """[rank][epoch][step] -> samples. As in an evaluation: no cut is refused."""
+    """[rank][epoch][step] -> samples."""
 
-    @torch.no_grad()
     def body(run: Run) -> list[Batches]:
         loader = make(run)
         return [[batch.tolist() for batch in loader] for _ in range(epochs)]
