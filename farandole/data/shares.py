@@ -104,11 +104,9 @@ def share_slice(length: int, size: int, rank: int) -> slice:
     return slice(rank * length // size, (rank + 1) * length // size)
 
 
-def note_of_joined_tail(shares: Shares) -> str | None:
-    """For training with a batch over all workers: where its steps are not quite those of one
-    worker, says so, with a batch nearby whose steps are."""
-    if not shares.joined:
-        return None
+def note_of_joined_tail(shares: Shares) -> str:
+    """For training with a batch over all workers whose steps are not quite those of one worker:
+    says so, with a batch nearby whose steps are."""
     count, size, batch = shares.count, shares.size, shares.global_batch
     near = sorted(range(size, 2 * batch + size), key=lambda other: abs(other - batch))
     fitting = next((b for b in near if not replace(shares, global_batch=b).joined), count)

@@ -20,7 +20,15 @@ import farandole
 from farandole.comm import Group
 from farandole.comm.activity import NO_ACTIVITY
 from farandole.comm.trace import NO_TRACE
-from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request, note_of_joined_tail
+from farandole.data import (
+    BatchInfo,
+    Loader,
+    LoaderOptions,
+    Loaders,
+    Request,
+    Shares,
+    note_of_joined_tail,
+)
 from farandole.errors import UserError
 from farandole.launch.environment import hide_seat
 from farandole.launch.grace import grace_seconds
@@ -108,7 +116,7 @@ class Run:
         self._optimizers: list[Optimizer] = []  # that the script itself steps
         self._loader_states: list[dict[str, Any]] = []
         self._epoch_under_way = False
-        self._tail_told = False
+        self._tails_told: set[Shares] = set()
         self._pass_ended = False  # a pass over training data, in this epoch
         self._broken_off = False  # the last one was left before its end
         self._checks_in_step = check_in_step
@@ -378,12 +386,12 @@ class Run:
 
     def _tell_of_tail(self, loader: Loader) -> None:
         """Once: that the steps of a batch over all workers are not quite those of one worker."""
-        if self._tail_told or loader.shares is None or loader.options.global_batch_size is None:
+        shares = loader.shares
+        if shares is None or loader.options.global_batch_size is None or not shares.joined:
             return
-        self._tail_told = True
-        note = note_of_joined_tail(loader.shares)
-        if note is not None:
-            self.print(note)
+        if shares not in self._tails_told:
+            self._tails_told.add(shares)
+            self.print(note_of_joined_tail(shares))
 
     def _share_done(self, info: BatchInfo) -> float | None:
         """How much of the run lies behind, if anybody knows how long it is."""

@@ -13,7 +13,6 @@ from collections import Counter
 import pytest
 
 from tests.zoo import cnns, generative, odd, segmentation, sequences, table, transformers
-from tests.zoo.known import KNOWN
 from tests.zoo.layouts import WITH_SAMPLE, layouts_of
 from tests.zoo.oracle import EXACT, REFUSED, Verdict, verdict
 from tests.zoo.registry import ZOO, Case
@@ -31,15 +30,10 @@ def row_of(case: Case) -> dict[str, Verdict]:
 @pytest.mark.parametrize("name", ZOO)
 def test_exact_or_refused(name: str) -> None:
     found = row_of(ZOO[name])
-    bad = {c: v for c, v in found.items() if v.kind not in (EXACT, REFUSED)}
-    known = {column for model, column in KNOWN if model == name}
-    assert {c: v for c, v in bad.items() if c not in known} == {}
-    assert known <= bad.keys(), f"these are right now, take them out of KNOWN: {known - bad.keys()}"
+    assert {c: v for c, v in found.items() if v.kind not in (EXACT, REFUSED)} == {}
     if "FARANDOLE_WRITE_TABLES" not in os.environ:
-        expected = table.committed()[name]
-        assert {c: v.kind for c, v in found.items() if c not in known} == {
-            c: kind for c, kind in expected.items() if c not in known
-        }, {c: v.why for c, v in found.items()}
+        why = {c: v.why for c, v in found.items()}
+        assert {c: v.kind for c, v in found.items()} == table.committed()[name], why
 
 
 def test_the_zoo_is_large() -> None:
