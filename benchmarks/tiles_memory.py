@@ -34,8 +34,8 @@ from common import RESULTS, save
 from tiled import Side, batch
 
 import farandole as fd
-from farandole.layout.memory import ActivationMeter, storages_of
-from farandole.train.piped import Piped
+from farandole.layout.pipeline.memory import ActivationMeter, storages_of
+from farandole.train.engines.pipelined import Piped
 
 MODELS = ("resnet110_v2:units=2", "amoebanet_d:layers=3,filters=64", "unet:width=8,depth=3")
 TILES = ("1x1", "2x1", "2x2", "3x3")

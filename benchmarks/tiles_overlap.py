@@ -27,7 +27,7 @@ from sides import rotated, timed
 from tiled import Side, on_cores
 
 import farandole as fd
-from farandole.train.piped import Piped
+from farandole.train.engines.pipelined import Piped
 
 MODELS = ("convolutions:layers=12,width=32", "resnet110_v2:units=2")
 SIDES = {"overlap": "overlap=true", "no overlap": "overlap=false"}

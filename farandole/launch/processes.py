@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from farandole.launch.forks import ForkError
-from farandole.launch.grace import Grace
-from farandole.launch.process_state import is_stopped
-from farandole.launch.saving import any_saves
-from farandole.launch.workplace import Workplace
-from farandole.orphans import tied_to_this_process
+from farandole.launch.job_directory import Workplace
+from farandole.system.orphans import tied_to_this_process
+from farandole.system.process_state import is_stopped
+from farandole.worker.grace import Grace
+from farandole.worker.saving import any_saves
 
 _KILLED_SECONDS = 5.0
 _POLL_SECONDS = 0.05

@@ -11,27 +11,34 @@ import torch
 from torch import nn
 
 from farandole.comm import Group
-from farandole.comm.mail import Mail
+from farandole.comm.p2p.mail import Mail
 from farandole.errors import UserError, nearest
-from farandole.layout.blocks import Block
-from farandole.layout.deferred import DeferredBatchNorm, defer_statistics
-from farandole.layout.ends import Seats, find_ends, owner, refuse_ties, unused, uses
-from farandole.layout.forward_changes import ForwardChanges, reasons
-from farandole.layout.gate import Gate
 from farandole.layout.layout import Layout
-from farandole.layout.masked_means import MaskedMeans
 from farandole.layout.objective import Objective
-from farandole.layout.part import Part, Rerun, names_in, release
-from farandole.layout.pipelined import Pipelined
-from farandole.layout.recompute import recomputed
-from farandole.layout.scaling import LossScale
-from farandole.layout.stage import Stage
+from farandole.layout.partition.blocks import Block
+from farandole.layout.partition.part import Part, Rerun, names_in, release
+from farandole.layout.pipeline.deferred import DeferredBatchNorm, defer_statistics
+from farandole.layout.pipeline.gradient_bridge import Gate
+from farandole.layout.pipeline.gradient_groups import (
+    Seats,
+    find_ends,
+    owner,
+    refuse_ties,
+    unused,
+    uses,
+)
+from farandole.layout.pipeline.masked_means import MaskedMeans
+from farandole.layout.pipeline.pipelined import Pipelined
+from farandole.layout.pipeline.recompute import recomputed
+from farandole.layout.pipeline.scaling import LossScale
+from farandole.layout.pipeline.stage import Stage
+from farandole.layout.pipeline.update import Update
+from farandole.layout.pipeline.versions import Latest, Stash, Weights
+from farandole.layout.recording.forward_changes import ForwardChanges, reasons
 from farandole.layout.teams import Teams
-from farandole.layout.tiles.grid import Grid
-from farandole.layout.tiles.lanes import Lanes, LocalLanes, MailLanes
-from farandole.layout.tiles.tiling import Tiling
-from farandole.layout.update import Update
-from farandole.layout.versions import Latest, Stash, Weights
+from farandole.layout.tiles.core.grid import Grid
+from farandole.layout.tiles.core.lanes import Lanes, LocalLanes, MailLanes
+from farandole.layout.tiles.core.tiling import Tiling
 from farandole.schedule.pipelines import Pipeline, facts
 
 

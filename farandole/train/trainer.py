@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from farandole.data import Loader
 from farandole.layout import Layout
 from farandole.sync import Strategy
-from farandole.train.engine import Engine, Whole
-from farandole.train.piped import Piped
-from farandole.train.recipe import Recipe
+from farandole.train.engines.engine import Engine, Whole
+from farandole.train.engines.pipelined import Piped
+from farandole.train.engines.recipe import Recipe
 
 if TYPE_CHECKING:
     from farandole.train.run import Run

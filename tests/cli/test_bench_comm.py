@@ -21,21 +21,21 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farandole.bench.comm import measure as measuring
+from farandole.bench.comm import rank as one_rank
+from farandole.bench.comm import sides
+from farandole.bench.comm.measure import calls_in_a_turn, measure
+from farandole.bench.comm.pattern import PERIOD, Pattern
+from farandole.bench.comm.plan import DTYPES, Plan
+from farandole.bench.comm.plot import speeds
+from farandole.bench.comm.rows import Row, Timing
+from farandole.bench.comm.sizes import format_size, parse_size, parse_sizes
+from farandole.bench.comm.table import Printer, short_seconds
 from farandole.cli import commands
-from farandole.cli.bench_comm import measure as measuring
-from farandole.cli.bench_comm import mpirun as mpi_start
-from farandole.cli.bench_comm import rank as one_rank
-from farandole.cli.bench_comm import sides
-from farandole.cli.bench_comm.measure import calls_in_a_turn, measure
-from farandole.cli.bench_comm.pattern import PERIOD, Pattern
-from farandole.cli.bench_comm.plan import DTYPES, Plan
-from farandole.cli.bench_comm.plot import speeds
-from farandole.cli.bench_comm.rows import Row, Timing
-from farandole.cli.bench_comm.table import Printer, short_seconds
 from farandole.comm import Group
-from farandole.comm.sizes import format_size, parse_size, parse_sizes
 from farandole.errors import CommError, FarandoleError, LaunchError, UserError
-from farandole.report.render import png
+from farandole.launch import mpirun as mpi_start
+from farandole.report.plots.render import png
 from farandole.testing import run_world
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ def test_what_never_returns_is_ended(sandbox: Sandbox) -> None:
         f"""
 import threading
 from pathlib import Path
-from farandole.cli.bench_comm.measure import measure
-from farandole.cli.bench_comm.plan import Plan
+from farandole.bench.comm.measure import measure
+from farandole.bench.comm.plan import Plan
 from farandole.testing import run_world
 
 class Wedged:
@@ -458,7 +458,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> BaseException | 
     def no_start(*started: object) -> None:
         pytest.fail(f"ranks were started: {started}")
 
-    monkeypatch.setattr("farandole.launch.local.launch", no_start)
+    monkeypatch.setattr("farandole.launch.backends.local.launch", no_start)
     monkeypatch.setattr(mpi_start, "run", no_start)
     for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from farandole.cli import main
-from farandole.launch import local, servers
-from farandole.launch.race import Course, Entry
+from farandole.launch import servers
+from farandole.launch.backends import local
+from farandole.race.runner import Course, Entry
 from farandole.sync import Local
 
 Command = Callable[..., tuple[int, str, str]]
@@ -262,7 +263,7 @@ def test_a_race_knows_which_lanes_need_servers(
         started.append((course, entry))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("farandole.launch.race.run_lane", run_lane)
+    monkeypatch.setattr("farandole.race.runner.run_lane", run_lane)
     before = signal.getsignal(signal.SIGTERM)
     code, _, _ = command("race", "-n", "2", "--servers", "2", "--sync", "local", "train.py")
     signal.signal(signal.SIGTERM, before)

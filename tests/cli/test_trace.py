@@ -14,9 +14,10 @@ import pytest
 
 from farandole.cli import main
 from farandole.comm.meter import ring_bytes
-from farandole.launch import local, tracing
-from farandole.launch.failure import Failure
-from farandole.launch.timeline import Part, read_part
+from farandole.launch.backends import local
+from farandole.trace import merge as tracing
+from farandole.trace.chrome import Part, read_part
+from farandole.worker.failure import Failure
 
 if TYPE_CHECKING:
     from conftest import Sandbox

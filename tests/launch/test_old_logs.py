@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from farandole.launch.job import Job
+from farandole.launch.job_directory import Workplace
 from farandole.launch.old_logs import LOGS, remove_old_folders
-from farandole.launch.workplace import Workplace
-from farandole.owned_folders import OwnedFolder
+from farandole.system.owned_folders import OwnedFolder
 
 WEEK = 7 * 86400.0
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from farandole.cli import main
-from farandole.cli.race_checks import check_entries
 from farandole.errors import UserError
-from farandole.launch.race import Course, Entry, folder_name, run_lane
+from farandole.race.checks import check_entries
+from farandole.race.runner import Course, Entry, folder_name, run_lane
 from farandole.report import Lane
 
 Race = Callable[..., list[str]]
@@ -46,7 +46,7 @@ def race(
         assert end.value.code == 0, capsys.readouterr().err
         return commands
 
-    monkeypatch.setattr("farandole.launch.race.run_lane", only_note)
+    monkeypatch.setattr("farandole.race.runner.run_lane", only_note)
     # By its name in `farandole.cli` one finds the command, which is called as its module is.
     monkeypatch.setattr(sys.modules["farandole.cli.race"], "_finish", lambda *_: None)
     before = signal.getsignal(signal.SIGTERM)

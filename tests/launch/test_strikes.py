@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.launch.strikes import Incident, Strikes
+from farandole.launch.policies.elastic.host_blocklist import Incident, Strikes
 
 HOSTS = {"a": 2, "b": 1}
 

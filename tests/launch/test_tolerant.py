@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farandole.errors import LaunchError, UserError
-from farandole.launch import exit_watch, supervisor
-from farandole.launch.local import Job, Outcome
-from farandole.launch.supervisor import supervise
+from farandole.launch import exit_watch
+from farandole.launch.backends.local import Job, Outcome
+from farandole.launch.policies import tolerant as supervisor
+from farandole.launch.policies.tolerant import supervise
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -295,7 +296,7 @@ def test_the_workers_variables_are_those_of_any_job(sandbox: Sandbox) -> None:
     found = []
     for tolerant in (True, False):
         start = f"""
-from farandole.launch.local import Job, launch
+from farandole.launch.backends.local import Job, launch
 
 launch(Job(2, [{str(script)!r}], {{"FARANDOLE_NAME": "try"}}, tolerant={tolerant}))
 """

@@ -15,27 +15,28 @@ from pathlib import Path
 
 import pytest
 
+from farandole.environment import ELASTIC_WORKER
 from farandole.errors import LaunchError
-from farandole.launch import exit_watch, troupe
-from farandole.launch.discovery import Discovery
-from farandole.launch.elastic import ElasticJob
-from farandole.launch.environment import Seat
+from farandole.launch import exit_watch
+from farandole.launch.backends.ssh.start import Ssh
 from farandole.launch.job import Job
+from farandole.launch.job_directory import Workplace
 from farandole.launch.output import Relay
-from farandole.launch.reception import Reception
-from farandole.launch.rejoining import (
+from farandole.launch.policies.elastic import supervisor as troupe
+from farandole.launch.policies.elastic.discovery import Discovery
+from farandole.launch.policies.elastic.job import ElasticJob
+from farandole.launch.policies.elastic.rendezvous_server import Reception
+from farandole.launch.policies.elastic.starting import Running, Starter
+from farandole.launch.policies.elastic.supervisor import Troupe
+from farandole.worker.elastic import (
     HostChanges,
     LauncherLostError,
     generation,
     next_seat,
     note_state,
 )
-from farandole.launch.remote import Ssh
-from farandole.launch.starting import Running, Starter
-from farandole.launch.store.hosted import JobStore
-from farandole.launch.troupe import Troupe
-from farandole.launch.workplace import Workplace
-from farandole.variables import ELASTIC_WORKER
+from farandole.worker.environment import Seat
+from farandole.worker.store.hosted import JobStore
 
 PATIENCE = timedelta(seconds=60)
 

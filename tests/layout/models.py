@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from farandole import Layout
 from farandole.layout import parse_layout
 from farandole.layout.arguments import arguments_of, call
-from farandole.layout.blocks import blocks_of
-from farandole.layout.part import Part
+from farandole.layout.partition.blocks import blocks_of
+from farandole.layout.partition.part import Part
 from farandole.sync import Strategy
 from farandole.testing import run_world
 from farandole.topology import Topology

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.errors import FarandoleError, UserError
-from farandole.report import render
-from farandole.report.timeline import draw_timeline, figure
+from farandole.report.plots import render
+from farandole.report.plots.timeline import draw_timeline, figure
 from farandole.schedule.pipelines import Costs, Pipeline, Timeline, build, simulate, stream
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from farandole.server.dialogue import Dialogue
-from farandole.server.messages import Command, Kind, Read
-from farandole.server.node import REGISTRAR, Node
-from farandole.server.registrar import Registrar
+from farandole.server.client.pending import Dialogue
+from farandole.server.node.node import REGISTRAR, Node
+from farandole.server.protocol.messages import Command, Kind, Read
+from farandole.server.protocol.views import Reshape, Reshaped, View
+from farandole.server.registrar.registrar import Registrar
 from farandole.server.rules import parse_rule
 from farandole.server.rules.questions import parse_question
 from farandole.server.tables import Table
-from farandole.server.views import Reshape, Reshaped, View
 
 
 class Cluster:

@@ -11,11 +11,11 @@ import torch
 from farandole.comm.codecs import CODECS
 from farandole.errors import DivergedError, UserError
 from farandole.server import Cluster, Store, Table, connect
-from farandole.server.filtered import Filtered
+from farandole.server.client.filtered import Filtered
 from farandole.server.filters import coded_bytes, encode, parse_codec
-from farandole.server.messages import Command, Kind, Problem
+from farandole.server.node.table_shard import Shelf
+from farandole.server.protocol.messages import Command, Kind, Problem
 from farandole.server.rules import parse_rule
-from farandole.server.shelf import Shelf
 
 CODED = ["fp16", "bf16", "int8:block=64", "sign", "topk:ratio=0.1"]
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from farandole.comm import Group
-from farandole.comm.transport import NEVER
+from farandole.comm.transports.base import NEVER
 from farandole.errors import CommError
 from farandole.server import Cluster, Store
-from farandole.server.roll import Roll
+from farandole.server.registrar.transport import Roll
 
 PATIENCE = timedelta(seconds=20)
 

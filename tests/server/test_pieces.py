@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from farandole.server.messages import Command, Kind
+from farandole.server.node.table_shard import Shelf
+from farandole.server.protocol.messages import Command, Kind
 from farandole.server.rules import parse_rule
 from farandole.server.rules.pieces import GRAIN, VECTORS, evenly_shared, pieces
-from farandole.server.shelf import Shelf
 from farandole.server.tables import Table
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

@@ -14,9 +14,9 @@ from torch import nn
 
 from farandole.comm import Group
 from farandole.errors import CommError, UserError
+from farandole.server.client.store import Store
 from farandole.server.cluster import Cluster
-from farandole.server.roll import Roll
-from farandole.server.store import Store
+from farandole.server.registrar.transport import Roll
 from farandole.sync import Downpour, Server, Strategy
 from farandole.topology import Topology
 from farandole.train import Run

@@ -8,9 +8,9 @@ import re
 import pytest
 import torch
 
-from farandole.server.messages import Command, Kind, Read
+from farandole.server.node.table_shard import Shelf
+from farandole.server.protocol.messages import Command, Kind, Read
 from farandole.server.rules import parse_rule
-from farandole.server.shelf import Shelf
 from farandole.server.tables import Table
 
 ROWS, WIDTH = 6, 2

@@ -21,8 +21,8 @@ from torch.utils.data import TensorDataset
 from farandole.errors import UserError
 from farandole.optim.scheduler import RateScheduler
 from farandole.sync import AdaComm, Local, Strategy
-from farandole.sync.adacomm import FallingPeriod, defer_rates
-from farandole.sync.meeting import Word
+from farandole.sync.periodic.adacomm import FallingPeriod, defer_rates
+from farandole.sync.periodic.meeting import Word
 from farandole.testing import run_world
 from farandole.train import Run
 

@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 from farandole.errors import CommError, DivergedError, UserError
 from farandole.sync import Downpour, parse
-from farandole.sync.served import Part
+from farandole.sync.server.table import Part
 from farandole.testing import run_world
 from farandole.train import Run
 

@@ -23,8 +23,8 @@ from torch.utils.data import TensorDataset
 
 from farandole.errors import DivergedError, UserError
 from farandole.sync import AdaComm, DiLoCo, Federated, Local, PostLocal, Strategy
-from farandole.sync.losses import Losses
-from farandole.sync.meeting import Word, loss_of
+from farandole.sync.periodic.losses import Losses
+from farandole.sync.periodic.meeting import Word, loss_of
 from farandole.testing import run_world
 from farandole.train import Run
 
