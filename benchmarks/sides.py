@@ -60,7 +60,7 @@ class Side:
         self.opt.zero_grad()
         loss = F.cross_entropy(self.model(x), y)
         loss.backward()
-        self.run.report(loss)  # before the step, which may end in a meeting about it
+        self.run.observe_loss(loss)  # before the step, which may end in a meeting about it
         self.opt.step()
 
     def decisions(self) -> list[dict[str, float | str]]:

@@ -14,7 +14,7 @@ from farandole.bench.ends import check_output, finish, stopped
 from farandole.errors import LaunchError, UserError
 
 if TYPE_CHECKING:
-    from farandole.bench.comm.plan import Plan
+    from farandole.bench.comm.plan import BenchPlan
 
 
 @click.command()
@@ -109,11 +109,11 @@ def comm(
     if plot_path is not None and plot_path.suffix != ".png":
         raise UserError(f"--plot {plot_path}: the picture is a PNG; give a name ending in .png.")
 
-    from farandole.bench.comm.plan import Plan, names
+    from farandole.bench.comm.plan import BenchPlan, names
     from farandole.bench.comm.sizes import parse_sizes
     from farandole.worker.environment import detect
 
-    plan = Plan(
+    plan = BenchPlan(
         sizes=parse_sizes(sizes),
         algorithms=names(algorithms),
         against=names(against),
@@ -137,7 +137,7 @@ def comm(
     _start(plan, workers, words)
 
 
-def _start(plan: Plan, workers: int, words: list[str]) -> None:
+def _start(plan: BenchPlan, workers: int, words: list[str]) -> None:
     from farandole.train import settings
 
     environment = {settings.SCRIPT: "bench comm"}

@@ -24,7 +24,7 @@ from farandole.cli.options import (
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
-    from farandole.race.runner import Course, Entry
+    from farandole.race.runner import Entry, RaceConfig
     from farandole.report import Lane, Target
 
 
@@ -91,7 +91,7 @@ def race(
     import torch
 
     from farandole.race.checks import check_entries, check_servers
-    from farandole.race.runner import Course, Entry
+    from farandole.race.runner import Entry, RaceConfig
     from farandole.report import Target
     from farandole.train.claim import claim
     from farandole.train.settings import default_name
@@ -109,7 +109,7 @@ def race(
         )
     check_entries(entries, hosts, "cuda" if torch.cuda.device_count() else "cpu", os.environ)
     folder = claim(runs, f"race-{default_name(script)}")
-    course = Course(
+    course = RaceConfig(
         (script, *arguments), folder.parent / folder.name, seed, hosts, servers, replicas
     )
     with signals_raised():
@@ -143,7 +143,7 @@ def _entries(layouts: Sequence[str], syncs: Sequence[str], workers: int) -> list
 
 
 def _run_all(
-    course: Course, entries: list[Entry], target: Target | None
+    course: RaceConfig, entries: list[Entry], target: Target | None
 ) -> tuple[list[Lane], str | None]:
     """All lanes in turn; the second value is the signal that stopped the race, if one did."""
     from rich.console import Console
@@ -200,7 +200,7 @@ def _tell(lane: Lane, target: Target | None) -> None:
     click.echo(f"  {lane.total_seconds:.1f} s in all{told}{before}")
 
 
-def _finish(course: Course, lanes: list[Lane], target: Target | None) -> None:
+def _finish(course: RaceConfig, lanes: list[Lane], target: Target | None) -> None:
     from rich.console import Console
 
     import farandole

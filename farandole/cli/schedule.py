@@ -17,7 +17,7 @@ from farandole.errors import UserError
 
 if TYPE_CHECKING:
     from farandole.layout.layout import Layout
-    from farandole.schedule.pipelines import Pipeline, Timeline
+    from farandole.schedule.pipelines import Pipeline, PipelineTimeline
 
 _STEPS = 6
 _NARROWEST, _WIDEST = 40, 240
@@ -137,7 +137,7 @@ def _plot_target(plot: Path | None) -> Path | None:
     return check_output("--plot", plot)
 
 
-def _facts(timeline: Timeline) -> list[str]:
+def _facts(timeline: PipelineTimeline) -> list[str]:
     """A table of the ranks, and what it comes to."""
     from farandole.report import units
     from farandole.schedule.pipelines import facts

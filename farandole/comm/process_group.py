@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from farandole.comm.group import Group
 
 
-class ProcessGroupFace(dist.ProcessGroup):
+class GroupAdapter(dist.ProcessGroup):
     """What DDP asks of a process group, answered by a group's own collectives."""
 
     def __init__(self, group: Group) -> None:

@@ -25,7 +25,7 @@ from farandole.horovod.common.process_sets import ProcessSet, as_process_set
 from farandole.horovod.engine.engine import Engine
 from farandole.horovod.engine.gpus import GpuLinks
 from farandole.horovod.engine.requests import ADD_SET, REMOVE_SET, Request
-from farandole.horovod.engine.timeline import Timeline
+from farandole.horovod.engine.timeline import HorovodTimeline
 from farandole.horovod.engine.work import Work
 from farandole.horovod.logs import LOGGER, set_level
 from farandole.horovod.settings import Settings
@@ -67,7 +67,7 @@ class Session:
         self._optimizers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._numbered: Counter[int] = Counter()  # optimizers, by process set
         self._clock = clock
-        self._timeline: Timeline | None = None
+        self._timeline: HorovodTimeline | None = None
 
     # Who is where
 
@@ -202,7 +202,7 @@ class Session:
         if self._timeline is not None and self._timeline.target == target.absolute():
             return  # as in Horovod: it goes on
         self.stop_timeline()  # and a new one takes the place of one that is recorded
-        self._timeline = Timeline(
+        self._timeline = HorovodTimeline(
             target,
             list(self._engines.values()),
             host=self.topology.host(self.rank).name,

@@ -48,7 +48,7 @@ def worker_defaults(here: int, *, alone: bool) -> dict[str, str]:
     return {key: value for key, value in defaults.items() if key not in os.environ}
 
 
-class Workplace:
+class JobDirectory:
     """Made for one job; raises `LaunchError` where no folder can be made.
 
     Workers go by their ranks, or by the number in `worker_variable` where ranks change. `here` is

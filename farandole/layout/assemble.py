@@ -16,9 +16,9 @@ from farandole.errors import UserError, nearest
 from farandole.layout.layout import Layout
 from farandole.layout.objective import Objective
 from farandole.layout.partition.blocks import Block
-from farandole.layout.partition.part import Part, Rerun, names_in, release
+from farandole.layout.partition.part import Rerun, StageModule, names_in, release
 from farandole.layout.pipeline.deferred import DeferredBatchNorm, defer_statistics
-from farandole.layout.pipeline.gradient_bridge import Gate
+from farandole.layout.pipeline.gradient_bridge import GradientBridge
 from farandole.layout.pipeline.gradient_groups import (
     Seats,
     find_ends,
@@ -42,7 +42,7 @@ from farandole.layout.tiles.core.tiling import Tiling
 from farandole.schedule.pipelines import Pipeline, facts
 
 
-class Numbers(NamedTuple):
+class ComputeSettings(NamedTuple):
     """How a pipeline computes."""
 
     seed: int
@@ -55,7 +55,7 @@ class Assembled(NamedTuple):
     """A rank's part of a pipeline, before a strategy has seen it."""
 
     pipelined: Pipelined
-    gate: Gate
+    gate: GradientBridge
     names: dict[str, str]  # of the gate's tensors: their names in the whole model
     owned: set[str]  # of these, what no other rank of the pipeline need save
     tilings: dict[int, Tiling]  # of this rank's stages; none: whole images
@@ -67,7 +67,7 @@ def assemble(
     layout: Layout,
     pipe: Group,
     objective: Objective,
-    numbers: Numbers,
+    numbers: ComputeSettings,
     first_rank: int = 0,
     *,
     strict: bool = True,
@@ -92,7 +92,7 @@ def assemble(
             f"handoff: the model has no submodule {layout.handoff!r}. "
             f"{nearest(layout.handoff, layers.values())}"
         )
-    gate = Gate(held, unused(model, tensors) if pipe.rank == 0 else ())
+    gate = GradientBridge(held, unused(model, tensors) if pipe.rank == 0 else ())
     names = names_in(model, gate)
     release(model, gate)
     buffers = dict(gate.named_buffers())
@@ -151,7 +151,7 @@ def assemble(
     return Assembled(pipelined, gate, names, owned, tilings)
 
 
-def _follow(model: nn.Module, before: Mapping[str, torch.Tensor], gate: Gate) -> None:
+def _follow(model: nn.Module, before: Mapping[str, torch.Tensor], gate: GradientBridge) -> None:
     """A buffer that was moved is a new tensor. The script's model shall have it too, so that what a
     script writes to a buffer is what the stages read."""
     now = dict(gate.named_buffers())
@@ -162,7 +162,7 @@ def _follow(model: nn.Module, before: Mapping[str, torch.Tensor], gate: Gate) ->
                 module._buffers[name] = moved[id(buffer)]
 
 
-def _changes(layout: Layout, part: Part, layers: Mapping[nn.Module, str]) -> ForwardChanges:
+def _changes(layout: Layout, part: StageModule, layers: Mapping[nn.Module, str]) -> ForwardChanges:
     of_buffers, of_attributes = reasons(
         microbatches=layout.microbatches,
         copies=layout.mirrored or max(layout.replicas, default=1) > 1,
@@ -178,7 +178,7 @@ def _means(layout: Layout, objective: Objective) -> MaskedMeans | None:
     return MaskedMeans()
 
 
-def cut(blocks: Sequence[Block], balance: Sequence[int]) -> dict[int, Part]:
+def cut(blocks: Sequence[Block], balance: Sequence[int]) -> dict[int, StageModule]:
     """All stages of the model. Raises `UserError` when they are not as many as the blocks."""
     if sum(balance) != len(blocks):
         raise UserError(
@@ -187,14 +187,14 @@ def cut(blocks: Sequence[Block], balance: Sequence[int]) -> dict[int, Part]:
         )
     first, parts = 0, {}
     for stage, count in enumerate(balance):
-        parts[stage] = Part(blocks[first : first + count], first)
+        parts[stage] = StageModule(blocks[first : first + count], first)
         first += count
     return parts
 
 
 def _tilings(
     layout: Layout,
-    held: Mapping[int, Part],
+    held: Mapping[int, StageModule],
     lanes: Lanes,
     layers: Mapping[nn.Module, str],
     ends_at: int,
@@ -220,7 +220,7 @@ def _tilings(
     return tilings
 
 
-def _stage_of(name: str, parts: Mapping[int, Part], layers: Mapping[nn.Module, str]) -> int:
+def _stage_of(name: str, parts: Mapping[int, StageModule], layers: Mapping[nn.Module, str]) -> int:
     """The stage that has a layer; the last one if none has it as a module of its own."""
     for stage, part in parts.items():
         if any(layers.get(module) == name for module in part.modules()):
@@ -278,7 +278,7 @@ def routes(places: Pipeline, teams: Teams) -> set[tuple[int, int]]:
     return pairs
 
 
-def _weights(layout: Layout, rank: int) -> Callable[[Part], Weights]:
+def _weights(layout: Layout, rank: int) -> Callable[[StageModule], Weights]:
     """How many versions of its weights a rank must be able to hold."""
     if not layout.streams:
         return Weights
@@ -296,7 +296,7 @@ def _weights(layout: Layout, rank: int) -> Callable[[Part], Weights]:
     return lambda part: Stash(part, behind)
 
 
-def _lowered(numbers: Numbers) -> Callable[[], AbstractContextManager[object]]:
+def _lowered(numbers: ComputeSettings) -> Callable[[], AbstractContextManager[object]]:
     if numbers.precision is None:
         return nullcontext
     return lambda: torch.autocast(numbers.device.type, numbers.precision)

@@ -60,7 +60,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Course:
+class RaceConfig:
     """What every lane runs, and where it leaves its traces."""
 
     command: Sequence[str]  # the script and its arguments
@@ -143,7 +143,7 @@ class WarmProcesses:
         self._servers.clear()
 
 
-def run_lane(course: Course, entry: Entry, number: int) -> Iterator[Lane]:
+def run_lane(course: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
     """Runs one entry; yields the lane as it stands, about four times a second, then at its end.
 
     Closing the iterator early, or an exception in the loop that consumes it, stops the workers.
@@ -189,7 +189,7 @@ def interrupted(lane: Lane) -> Lane:
     return replace(lane, outcome="unfinished", problem="stopped before its end")
 
 
-def output_of(course: Course, number: int) -> Path | None:
+def output_of(course: RaceConfig, number: int) -> Path | None:
     """Where the lane with this number wrote its output."""
     return next(course.folder.glob(f"{number}-*/output.log"), None)
 

@@ -26,7 +26,7 @@ from farandole.errors import LaunchError, UserError
 from farandole.server.node.service import Service
 from farandole.server.protocol.seal import make_key, read_key
 from farandole.server.registrar.registrar import Registrar
-from farandole.server.registrar.service import Desk
+from farandole.server.registrar.service import RegistrarService
 from farandole.system.orphans import tied_to_this_process
 from farandole.system.owned_folders import OwnedFolder
 from farandole.system.watchdog import Watchdog
@@ -75,7 +75,7 @@ class Cluster:
             self._key = (
                 read_key(self.key_file) if self.key_file.exists() else make_key(self.key_file)
             )
-            self._desk = Desk(
+            self._desk = RegistrarService(
                 self._registrar,
                 self._key,
                 bind=f"tcp://{self._host}:{registrar_port or '*'}",

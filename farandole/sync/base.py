@@ -83,7 +83,7 @@ class Synchronizer:
         if self._reducer is not None:
             self._reducer.is_on = on
 
-    def report(self, loss: torch.Tensor | float) -> None:
+    def observe_loss(self, loss: torch.Tensor | float) -> None:
         """This rank's loss of a batch."""
 
     def hear(self, loss: float) -> None:

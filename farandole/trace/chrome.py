@@ -19,7 +19,7 @@ Event = dict[str, Any]
 
 
 @dataclass
-class Part:
+class TraceFile:
     """What one rank has written."""
 
     rank: int
@@ -43,15 +43,15 @@ class Part:
             yield name, category, begin, self.open_at, row, {**details, "unfinished": True}
 
 
-def read_part(path: Path) -> Part | None:
+def read_part(path: Path) -> TraceFile | None:
     """None for a file without so much as a whole first line."""
-    part: Part | None = None
+    part: TraceFile | None = None
     damaged = 0
     for line in path.read_bytes().splitlines():
         try:
             value = json.loads(line)
             if part is None:
-                part = Part(value["rank"], value["size"], value["host"], value["pid"])
+                part = TraceFile(value["rank"], value["size"], value["host"], value["pid"])
                 continue
         except (ValueError, TypeError, KeyError):
             damaged += 1  # the process was killed, or the disk was full, in the middle of it
@@ -101,16 +101,16 @@ class HostClock:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class TraceTimeline:
     """All ranks' events, and what is to be said about them."""
 
     facts: dict[str, Any]
     events: list[Event]
 
 
-def timeline(parts: Sequence[Part]) -> Timeline:
+def timeline(parts: Sequence[TraceFile]) -> TraceTimeline:
     """The earliest span of any rank begins at 0."""
-    hosts: dict[str, list[Part]] = {}
+    hosts: dict[str, list[TraceFile]] = {}
     for part in parts:
         hosts.setdefault(part.host, []).append(part)
     clocks = {
@@ -131,10 +131,10 @@ def timeline(parts: Sequence[Part]) -> Timeline:
         ],
         "damaged_lines": sum(part.damaged_lines for part in parts),
     }
-    return Timeline(facts, events)
+    return TraceTimeline(facts, events)
 
 
-def _names(part: Part) -> Iterator[Event]:
+def _names(part: TraceFile) -> Iterator[Event]:
     """What Perfetto calls the rows, and in which order it shows them."""
 
     def said(what: str, row: int, **args: str | int) -> Event:
@@ -150,7 +150,7 @@ def _names(part: Part) -> Iterator[Event]:
         yield said("thread_sort_index", row, sort_index=row + below)
 
 
-def _spans(part: Part, clock: HostClock, first: int) -> Iterator[Event]:
+def _spans(part: TraceFile, clock: HostClock, first: int) -> Iterator[Event]:
     for name, category, begin, end, row, details in part.all_spans():
         start = clock.on_rank_0(begin) - first
         stop = clock.on_rank_0(end) - first

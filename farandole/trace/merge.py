@@ -19,7 +19,7 @@ from pathlib import Path
 
 from farandole.errors import FarandoleError, UserError
 from farandole.files import write_whole
-from farandole.trace.chrome import Timeline, read_part, timeline
+from farandole.trace.chrome import TraceTimeline, read_part, timeline
 
 _POLL_SECONDS = 0.02
 _TAIL_BYTES = 4096
@@ -133,7 +133,7 @@ def _remove_files(parts: Path) -> None:
         part.unlink()
 
 
-def _write(target: Path, parts: Path, line: Timeline) -> None:
+def _write(target: Path, parts: Path, line: TraceTimeline) -> None:
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in line.events)
     head = f'{{"displayTimeUnit":"ms","otherData":{json.dumps(line.facts)},"traceEvents":[\n'
     try:

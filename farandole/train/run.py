@@ -453,14 +453,14 @@ class Run:
             if synchronizer.guard is not None:
                 synchronizer.guard.settle()
 
-    def report(self, loss: float | torch.Tensor) -> None:
+    def observe_loss(self, loss: float | torch.Tensor) -> None:
         """Tells the strategies the loss of this rank's batch: AdaComm and DASO steer by it.
 
         Costs next to nothing; a loss that is on a GPU is not waited for. Scripts that do not call
         it are steered by what they `log` as `loss`.
         """
         for synchronizer in self._synchronizers:
-            synchronizer.report(loss)
+            synchronizer.observe_loss(loss)
 
     def _collect_notes(self) -> None:
         """Takes what strategies have decided, with the time; it is written with the next log."""

@@ -70,7 +70,7 @@ def join(
 def _join_servers(seat: Seat, address: str, timeout: timedelta) -> Group:
     """By way of the parameter servers' registrar, which knows who lives: a dead rank is missed."""
     from farandole.server.client.store import Store as Servers
-    from farandole.server.registrar.transport import Roll  # few jobs need pyzmq
+    from farandole.server.registrar.transport import RegistrarTransport  # few jobs need pyzmq
 
     key_file = os.environ.get(SERVER_KEY)
     if not key_file:
@@ -86,7 +86,7 @@ def _join_servers(seat: Seat, address: str, timeout: timedelta) -> Group:
         job=seat.job,
         workers=seat.size,
     )
-    roll = Roll(store, seat.rank, seat.size, timeout, late=late)
+    roll = RegistrarTransport(store, seat.rank, seat.size, timeout, late=late)
     roll.topology = Topology.from_names(roll.share(platform.node() or "localhost"))
     return Group(roll)
 

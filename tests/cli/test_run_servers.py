@@ -19,7 +19,7 @@ import pytest
 from farandole.cli import main
 from farandole.launch import servers
 from farandole.launch.backends import local
-from farandole.race.runner import Course, Entry
+from farandole.race.runner import Entry, RaceConfig
 from farandole.sync import Local
 
 Command = Callable[..., tuple[int, str, str]]
@@ -244,22 +244,22 @@ def test_what_does_not_go_together(
 
 
 def test_the_lanes_that_need_servers_get_them(tmp_path: Path) -> None:
-    course = Course(["train.py"], tmp_path, 7, servers=3, replicas=0)
+    course = RaceConfig(["train.py"], tmp_path, 7, servers=3, replicas=0)
     needs, other = Entry("local", 2, needs_servers=True), Entry("allreduce", 2)
     assert shlex.join(course.arguments(needs)) == (
         "run -n 2 --sync local --servers 3 --replicas 0 --seed 7 train.py"
     )
     assert shlex.join(course.arguments(other)) == "run -n 2 --sync allreduce --seed 7 train.py"
-    unsaid = Course(["train.py"], tmp_path, 7)
+    unsaid = RaceConfig(["train.py"], tmp_path, 7)
     assert shlex.join(unsaid.arguments(needs)) == "run -n 2 --sync local --seed 7 train.py"
 
 
 def test_a_race_knows_which_lanes_need_servers(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[tuple[Course, Entry]] = []
+    started: list[tuple[RaceConfig, Entry]] = []
 
-    def run_lane(course: Course, entry: Entry, number: int) -> Iterator[Any]:
+    def run_lane(course: RaceConfig, entry: Entry, number: int) -> Iterator[Any]:
         started.append((course, entry))
         raise KeyboardInterrupt
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from farandole.server.client.pending import Dialogue
+from farandole.server.client.pending import PendingRequests
 from farandole.server.node.node import REGISTRAR, Node
 from farandole.server.protocol.messages import Command, Kind, Read
 from farandole.server.protocol.views import Reshape, Reshaped, View
@@ -30,7 +30,7 @@ class Cluster:
         self.random = random.Random(seed)
         self.registrar = Registrar(servers, replicas, ranges)
         self.nodes: dict[int, Node] = {}
-        self.clients: dict[bytes, Dialogue] = {}
+        self.clients: dict[bytes, PendingRequests] = {}
         self.channels: dict[tuple[Hashable, Hashable], deque[Any]] = {}
         self.undetected: list[int] = []
         self.sent_view = 0
@@ -39,7 +39,7 @@ class Cluster:
         # Those who begin together come in one view, as the registrar's desk sees to.
         for _ in range(workers):
             number = self.registrar.add_worker()
-            self.clients[f"client {number}".encode()] = Dialogue(number)
+            self.clients[f"client {number}".encode()] = PendingRequests(number)
         self.settle(REGISTRAR)
 
     def add_server(self) -> int:

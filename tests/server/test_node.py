@@ -8,7 +8,7 @@ import torch
 
 from farandole.server.node.node import REGISTRAR, Node, Peer
 from farandole.server.node.range import Range
-from farandole.server.node.table_shard import Shelf
+from farandole.server.node.table_shard import TableShard
 from farandole.server.protocol.messages import (
     Ack,
     Command,
@@ -132,7 +132,7 @@ def test_only_memory_of_the_table_itself_is_lent():
     server.node.receive(CLIENT, Read(0, 9, 2, table=TABLE.id, stop=4))
     server.node.receive(CLIENT, Read(0, 9, 2, table=TABLE.id, rows=torch.tensor([1, 3])))
     run, rows = list(server.node.take_outbox())
-    assert isinstance(run.lender, Shelf)
+    assert isinstance(run.lender, TableShard)
     assert rows.lender is None  # it got a copy
 
 

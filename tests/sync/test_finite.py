@@ -110,7 +110,7 @@ def train(
                     x = x * torch.nan
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(x), y)
-                run.report(loss.detach().nan_to_num())
+                run.observe_loss(loss.detach().nan_to_num())
                 step(model, optimizer, loss)
             run.log(loss=1.0)
     except (DivergedError, CommError) as error:

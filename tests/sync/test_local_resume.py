@@ -107,7 +107,7 @@ class Script:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(wrapped(x), y)
                 loss.backward()
-                run.report(loss)
+                run.observe_loss(loss)
                 optimizer.step()
                 if self.save_at == (epoch, step):
                     run.save(scheduler=scheduler.state_dict())

@@ -335,7 +335,7 @@ def test_parameters_may_be_thawed_and_added(text: str, tmp_path: Path) -> None:
                 optimizer.zero_grad()
                 loss = (model(x) * (1 + run.rank)).square().mean()
                 loss.backward()
-                run.report(loss)
+                run.observe_loss(loss)
                 optimizer.step()
         assert run.check_in_step(model)
         return largest_difference(model[0], before[0]), largest_difference(model[1], before[1])
@@ -363,7 +363,7 @@ def test_the_model_can_be_saved_whole_copied_and_called_alone(text: str, tmp_pat
                 optimizer.zero_grad()
                 loss = plainly(model, x)
                 loss.backward()
-                run.report(loss)
+                run.observe_loss(loss)
                 optimizer.step()
         assert type(model) is Coder
         if run.rank == 0:  # nobody is waited for
@@ -434,7 +434,7 @@ def train_and_change(run: Run, by: float, **options: Any) -> None:
             optimizer.zero_grad()
             loss = model(x).square().mean()
             loss.backward()
-            run.report(loss)
+            run.observe_loss(loss)
             optimizer.step()
         if run.rank == 1:
             with torch.no_grad():

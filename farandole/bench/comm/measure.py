@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from farandole.bench.comm.pattern import Pattern
-from farandole.bench.comm.plan import Plan
+from farandole.bench.comm.plan import BenchPlan
 from farandole.bench.comm.rows import Row, Timing
 from farandole.bench.comm.sides import Ours, Side, listening
 from farandole.bench.comm.sizes import format_size
@@ -36,7 +36,7 @@ _TURN_BYTES = 8 * 2**20
 _MOST_IN_A_TURN = 20
 
 
-def measure(group: Group, plan: Plan, rivals: Sequence[Side]) -> Iterator[tuple[Row, ...]]:
+def measure(group: Group, plan: BenchPlan, rivals: Sequence[Side]) -> Iterator[tuple[Row, ...]]:
     """*Together.* The rows of one size after the other; all ranks get the same."""
     ours = [Ours(group, algorithm) for algorithm in plan.algorithms]
     for size in plan.sizes:
@@ -44,7 +44,7 @@ def measure(group: Group, plan: Plan, rivals: Sequence[Side]) -> Iterator[tuple[
 
 
 def _measure_size(
-    group: Group, plan: Plan, size: int, ours: Sequence[Side], rivals: Sequence[Side]
+    group: Group, plan: BenchPlan, size: int, ours: Sequence[Side], rivals: Sequence[Side]
 ) -> tuple[Row, ...]:
     plain = _memory(plan, size)
     registered = plan.memory == "registered"
@@ -86,7 +86,7 @@ def calls_in_a_turn(size: int) -> int:
     return max(1, min(_MOST_IN_A_TURN, _TURN_BYTES // size))
 
 
-def _memory(plan: Plan, size: int) -> torch.Tensor:
+def _memory(plan: BenchPlan, size: int) -> torch.Tensor:
     """A row for each call of a turn, and one more for the untimed one where there is one."""
     calls = calls_in_a_turn(size)
     rows = calls + 1 if calls > 1 else 1

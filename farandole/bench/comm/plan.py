@@ -25,7 +25,7 @@ _NOT_IN_MPI = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """Every size, under every algorithm of ours and every alternative."""
 
     sizes: tuple[int, ...]  # bytes

@@ -13,7 +13,7 @@ import torch
 
 import farandole
 from farandole.bench.comm.measure import measure
-from farandole.bench.comm.plan import Plan
+from farandole.bench.comm.plan import BenchPlan
 from farandole.bench.comm.rows import Row
 from farandole.bench.comm.sides import Gloo, Mpi, Side
 from farandole.bench.comm.sizes import format_size
@@ -26,7 +26,9 @@ from farandole.train.start import init
 from farandole.worker.environment import detect
 
 
-def take_part(plan: Plan, command: str, json_path: Path | None, plot_path: Path | None) -> None:
+def take_part(
+    plan: BenchPlan, command: str, json_path: Path | None, plot_path: Path | None
+) -> None:
     """Joins the job, measures, and on rank 0 prints as it goes and writes the files at the end.
 
     Raises `FarandoleError` at the end when a result of ours was wrong; it is written down all the
@@ -70,7 +72,7 @@ def take_part(plan: Plan, command: str, json_path: Path | None, plot_path: Path 
         raise FarandoleError(f"wrong results: {', '.join(wrong)}. That is a defect; report it.")
 
 
-def _measure(run: Run, plan: Plan, rivals: list[Side]) -> list[Row]:
+def _measure(run: Run, plan: BenchPlan, rivals: list[Side]) -> list[Row]:
     from farandole.bench.comm.table import Printer
 
     printer = Printer(plan) if run.rank == 0 else None
@@ -87,7 +89,7 @@ def _measure(run: Run, plan: Plan, rivals: list[Side]) -> list[Row]:
     return rows
 
 
-def _where(run: Run, plan: Plan) -> str:
+def _where(run: Run, plan: BenchPlan) -> str:
     hosts = len(run.topology.hosts)
     where = f"{hosts} host{'s' if hosts > 1 else ''}"
     return f"{run.size} ranks on {where}, {plan.dtype}, {plan.memory} memory"

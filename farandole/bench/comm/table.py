@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from farandole.bench.comm.plan import AUTO, Plan
+from farandole.bench.comm.plan import AUTO, BenchPlan
 from farandole.bench.comm.rows import Row
 from farandole.bench.comm.sizes import format_size
 from farandole.comm.transports.base import NATIVE
@@ -25,7 +25,7 @@ _LEFT = ("algorithm", "by")
 class Printer:
     """Prints a heading, then rows under it."""
 
-    def __init__(self, plan: Plan, file: IO[str] | None = None) -> None:
+    def __init__(self, plan: BenchPlan, file: IO[str] | None = None) -> None:
         names = [*plan.algorithms]
         if AUTO in names:
             names += [f"{AUTO}: {name}" for name in (NATIVE, *ALGORITHMS)]

@@ -41,7 +41,7 @@ _ONLY_OTHER_HOSTS = ("ssh_port", "ssh_identity_file", "interfaces", "start_timeo
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """A job that stays as it is."""
 
     topology: Topology
@@ -117,9 +117,11 @@ def _hosts(flags: Mapping[str, Any]) -> dict[str, int] | None:
     return None
 
 
-def _plan(flags: Mapping[str, Any], command: Sequence[str], variables: Mapping[str, str]) -> Plan:
+def _plan(
+    flags: Mapping[str, Any], command: Sequence[str], variables: Mapping[str, str]
+) -> LaunchPlan:
     topology = seat_workers(_hosts(flags) or {HERE: flags["num_proc"]}, flags["num_proc"])
-    return Plan(
+    return LaunchPlan(
         topology,
         command[0],
         tuple(command[1:]),
@@ -150,7 +152,7 @@ def find_program(name: str) -> str:
     return found
 
 
-def _run(flags: Mapping[str, Any], plan: Plan) -> int:
+def _run(flags: Mapping[str, Any], plan: LaunchPlan) -> int:
     job = Job(
         workers=plan.topology.size,
         command=plan.arguments,
@@ -167,7 +169,7 @@ def _run(flags: Mapping[str, Any], plan: Plan) -> int:
     return outcome.exit_code
 
 
-def _run_mpi(flags: Mapping[str, Any], plan: Plan) -> int:
+def _run_mpi(flags: Mapping[str, Any], plan: LaunchPlan) -> int:
     variables = {**plan.variables, **meeting_place(plan.topology, plan.interfaces)}
     words = mpi_words(
         require_mpirun(),
@@ -194,7 +196,7 @@ def _run_mpi(flags: Mapping[str, Any], plan: Plan) -> int:
     return end.exit_code
 
 
-def _tell_plan(plan: Plan, words: Sequence[str]) -> None:
+def _tell_plan(plan: LaunchPlan, words: Sequence[str]) -> None:
     click.echo(f"horovodrun: ranks by host: {plan.topology}", err=True)
     _tell_start(plan.variables, words)
 

@@ -22,7 +22,7 @@ from farandole.trace.spans import NO_TRACE
 _PATIENCE_SECONDS = 10.0  # for ranks that end later than rank 0
 
 
-class Timeline:
+class HorovodTimeline:
     """One rank's part. `engines` tell it what they do, from here to `stop`."""
 
     def __init__(

@@ -30,7 +30,7 @@ from farandole.launch.backends.ssh.start import UNREACHABLE, RemoteWorker, Ssh, 
 from farandole.launch.exit_watch import ExitWatch, Where
 from farandole.launch.hosts import HERE
 from farandole.launch.job import Job, Outcome
-from farandole.launch.job_directory import Workplace
+from farandole.launch.job_directory import JobDirectory
 from farandole.launch.left import left_by
 from farandole.launch.output import Relay
 from farandole.launch.processes import (
@@ -62,7 +62,7 @@ _FAREWELL_SECONDS = 15.0
 def run_together(
     job: Job,
     topology: Topology,
-    place: Workplace,
+    place: JobDirectory,
     *,
     address: str = LOOPBACK,
     ssh: Ssh | None = None,
@@ -113,7 +113,7 @@ class _Crew:
         self,
         job: Job,
         topology: Topology,
-        place: Workplace,
+        place: JobDirectory,
         address: str,
         ssh: Ssh,
         interfaces: Sequence[str],

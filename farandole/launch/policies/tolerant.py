@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from farandole.errors import LaunchError
 from farandole.launch.exit_watch import ExitWatch, Where
 from farandole.launch.job import Job, Outcome
-from farandole.launch.job_directory import Workplace
+from farandole.launch.job_directory import JobDirectory
 from farandole.launch.left import left_by
 from farandole.launch.output import Relay
 from farandole.launch.processes import (
@@ -65,7 +65,7 @@ def supervise(
     before it is started again, if it is. `check` is called about ten times a second, and returns
     lines to print; what it raises ends the job, and is raised here when all workers are gone.
     """
-    place = Workplace(job)
+    place = JobDirectory(job)
     crew = _Crew(job, place, on_lost, on_restart)
     relay = Relay(place.sources())
     kept = False
@@ -108,7 +108,7 @@ class _Crew:
     def __init__(
         self,
         job: Job,
-        place: Workplace,
+        place: JobDirectory,
         on_lost: Callable[[int], None],
         on_restart: Callable[[int], None],
     ) -> None:

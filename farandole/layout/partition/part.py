@@ -35,7 +35,7 @@ told which module it runs, and whether it will run again long from now, or soon:
 that runs again."""
 
 
-class Part(nn.Module):
+class StageModule(nn.Module):
     """Blocks `first` … of a model; called with what the block before them returned, or with the
     model's arguments."""
 

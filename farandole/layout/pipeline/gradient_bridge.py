@@ -20,16 +20,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from farandole.layout.partition.part import Part
+from farandole.layout.partition.part import StageModule
 
 
-class Gate(nn.Module):
+class GradientBridge(nn.Module):
     """Everything that a rank holds, as one module. Calling it is one step's forward pass.
 
     `spare`: what belongs to the model and no stage uses. It is kept for checkpoints alone.
     """
 
-    def __init__(self, parts: Mapping[int, Part], spare: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(
+        self, parts: Mapping[int, StageModule], spare: Sequence[torch.Tensor] = ()
+    ) -> None:
         super().__init__()
         self.parts = nn.ModuleDict({str(stage): part for stage, part in parts.items()})
         for number, tensor in enumerate(spare):

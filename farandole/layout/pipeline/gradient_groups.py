@@ -10,8 +10,8 @@ from torch import nn
 
 from farandole.comm import Group
 from farandole.errors import UserError
-from farandole.layout.pipeline.gradient_bridge import Gate
-from farandole.layout.pipeline.update import Ends, Tie
+from farandole.layout.pipeline.gradient_bridge import GradientBridge
+from farandole.layout.pipeline.update import GradientGroups, Tie
 from farandole.layout.teams import Teams
 from farandole.schedule.pipelines import Pipeline
 
@@ -62,7 +62,9 @@ def _distinct(part: nn.Module) -> list[torch.Tensor]:
     return [*part.parameters(), *part.buffers()]
 
 
-def find_ends(seats: Seats, pipe: Group, gate: Gate, tensors: Mapping[int, Use]) -> Ends:
+def find_ends(
+    seats: Seats, pipe: Group, gate: GradientBridge, tensors: Mapping[int, Use]
+) -> GradientGroups:
     """*Together*: makes the groups that it takes."""
     places, teams = seats
     held = places.held(teams.place(pipe.rank))
@@ -85,7 +87,7 @@ def find_ends(seats: Seats, pipe: Group, gate: Gate, tensors: Mapping[int, Use])
         for ranks in sorted(_tied_ranks(seats, tensors))
         if ranks in ties
     ]
-    return Ends(pipe, holders, made, counted)
+    return GradientGroups(pipe, holders, made, counted)
 
 
 def owner(seats: Seats, use: Use) -> int:

@@ -22,7 +22,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from farandole.layout.objective import LossFunction, one_number
-from farandole.layout.partition.part import Moment, Part
+from farandole.layout.partition.part import Moment, StageModule
 from farandole.layout.pipeline.masked_means import MaskedMeans
 from farandole.layout.pipeline.memory import ActivationMeter
 from farandole.layout.pipeline.recompute import recomputed
@@ -75,7 +75,7 @@ class Stage:
         self._kept: dict[Key, Kept] = {}
 
     @property
-    def part(self) -> Part:
+    def part(self) -> StageModule:
         return self.weights.part
 
     def forward(

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.layout.pipeline.deferred import commit_statistics, share_statistics
-from farandole.layout.pipeline.gradient_bridge import Gate
+from farandole.layout.pipeline.gradient_bridge import GradientBridge
 from farandole.layout.pipeline.scaling import LossScale
 from farandole.layout.pipeline.sums import sum_over
 
@@ -38,7 +38,7 @@ class Tie(NamedTuple):
     share: float
 
 
-class Ends(NamedTuple):
+class GradientGroups(NamedTuple):
     """What a rank's updates have to do with other ranks of its pipeline."""
 
     pipe: Group
@@ -52,8 +52,8 @@ class Update:
 
     def __init__(
         self,
-        gate: Gate,
-        ends: Ends,
+        gate: GradientBridge,
+        ends: GradientGroups,
         *,
         averages: bool = False,
         clip: float | None = None,

@@ -20,14 +20,14 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from farandole.layout.partition.part import Moment, Part
+from farandole.layout.partition.part import Moment, StageModule
 from farandole.layout.pipeline.memory import storages_of
 
 
 class Weights:
     """The only version: the weights themselves."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: StageModule) -> None:
         self.part = part
 
     def begin(self, version: int) -> None:
@@ -54,7 +54,7 @@ class Stash(Weights):
     `behind`: forwards begin with a version that is up to so many updates old.
     """
 
-    def __init__(self, part: Part, behind: int) -> None:
+    def __init__(self, part: StageModule, behind: int) -> None:
         super().__init__(part)
         self._behind = behind
         self._newest = 0

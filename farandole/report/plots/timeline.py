@@ -15,7 +15,7 @@ from farandole.errors import UserError
 from farandole.files import write_whole
 from farandole.report.plots import drawing, render
 from farandole.report.plots.palette import INK, LANES, Shade
-from farandole.schedule.pipelines import Kind, Span, Timeline
+from farandole.schedule.pipelines import Kind, PipelineTimeline, Span
 from farandole.schedule.pipelines.text import holds_many, label
 
 WIDTH_INCHES = 12.0
@@ -30,7 +30,7 @@ LOOKS: tuple[tuple[Kind, Shade, str], ...] = (
 HATCH = "////"  # the second direction of GEMS: seen without colour vision
 
 
-def draw_timeline(timeline: Timeline, path: Path) -> None:
+def draw_timeline(timeline: PipelineTimeline, path: Path) -> None:
     """Writes a PNG or an SVG, by the ending of `path`.
 
     Raises `UserError` for any other ending and `FarandoleError` when it cannot be written.
@@ -44,7 +44,7 @@ def check_ending(path: Path) -> str:
     return path.suffix.lower()
 
 
-def figure(timeline: Timeline) -> Figure:
+def figure(timeline: PipelineTimeline) -> Figure:
     """For a file here, or for a page with `render.svg`."""
     drawn = drawing.new_figure(WIDTH_INCHES, 1.1 + 0.32 * timeline.pipeline.ranks)
     axes = drawn.subplots()
@@ -80,7 +80,7 @@ def _bars(axes: Axes, spans: list[Span], shade: Shade, hatch: str) -> None:
         )
 
 
-def _updates(axes: Axes, timeline: Timeline) -> None:
+def _updates(axes: Axes, timeline: PipelineTimeline) -> None:
     spans = [span for span in timeline.spans if span.action.kind == "U"]
     axes.barh(
         [span.rank for span in spans],
@@ -95,7 +95,7 @@ def _updates(axes: Axes, timeline: Timeline) -> None:
     )
 
 
-def _names(axes: Axes, timeline: Timeline) -> None:
+def _names(axes: Axes, timeline: PipelineTimeline) -> None:
     """In the bars that have room for them."""
     many = holds_many(timeline.pipeline)
     inches_per_second = WIDTH_INCHES / (timeline.seconds or 1.0)
@@ -110,12 +110,12 @@ def _names(axes: Axes, timeline: Timeline) -> None:
             )
 
 
-def _ranks(timeline: Timeline) -> list[str]:
+def _ranks(timeline: PipelineTimeline) -> list[str]:
     held = [timeline.pipeline.held(rank) for rank in range(timeline.pipeline.ranks)]
     return [f"rank {rank}, stage {'+'.join(map(str, stages))}" for rank, stages in enumerate(held)]
 
 
-def _legend(drawn: Figure, timeline: Timeline) -> None:
+def _legend(drawn: Figure, timeline: PipelineTimeline) -> None:
     kinds = {span.action.kind for span in timeline.spans}
     entries = [
         Patch(facecolor=shade.light, edgecolor=shade.light, label=word)
@@ -137,11 +137,11 @@ def _legend(drawn: Figure, timeline: Timeline) -> None:
     )
 
 
-def _png(timeline: Timeline) -> bytes:
+def _png(timeline: PipelineTimeline) -> bytes:
     return render.png(lambda: figure(timeline))
 
 
-def _svg(timeline: Timeline) -> bytes:
+def _svg(timeline: PipelineTimeline) -> bytes:
     """A file of its own; `render.svg` makes a part of a page, in the page's colours."""
     buffer = io.BytesIO()
     with matplotlib.rc_context():

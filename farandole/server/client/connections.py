@@ -16,8 +16,8 @@ import zmq
 from farandole.comm.activity import NO_ACTIVITY, Activity
 from farandole.errors import CommError
 from farandole.server.channels import Line
-from farandole.server.client.pending import Answer, Dialogue
-from farandole.server.client.registrar_client import Liaison
+from farandole.server.client.pending import Answer, PendingRequests
+from farandole.server.client.registrar_client import RegistrarClient
 from farandole.server.protocol.arena import Arena
 from farandole.server.protocol.messages import Command, Message, Read
 from farandole.server.protocol.process import keep_freed_memory
@@ -26,14 +26,14 @@ _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 2.0  # without any answer, before everything open is sent again
 
 
-class Conversation:
+class Connections:
     """Asks, and waits for answers. For one thread."""
 
     def __init__(
         self,
         context: zmq.Context[Any],
         key: bytes,
-        liaison: Liaison,
+        liaison: RegistrarClient,
         number: int,
         arena: Arena | None,
         timeout: float,
@@ -47,7 +47,7 @@ class Conversation:
         self._key = key
         self._liaison = liaison
         self._arena = arena
-        self._dialogue = Dialogue(number)
+        self._dialogue = PendingRequests(number)
         self._lines: dict[int, Line] = {}
         self._saved_before = 0  # by lines that are closed
         self._poller = zmq.Poller()

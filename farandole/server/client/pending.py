@@ -43,7 +43,7 @@ class Answer:
     problem: Problem | None = None
 
 
-class Dialogue:
+class PendingRequests:
     """`ask` and the rest fill `outbox`, whose messages must reach each server in their order."""
 
     def __init__(self, sender: int) -> None:

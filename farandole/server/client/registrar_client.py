@@ -21,7 +21,7 @@ _SILENCE_SECONDS = 15.0
 _ANSWER_SECONDS = 2.0
 
 
-class Liaison:
+class RegistrarClient:
     """`rank`: of a worker whose clock counts; None: of a guest for whom nobody waits. A worker that
     comes `late` does not count before it has entered."""
 

@@ -16,9 +16,9 @@ import zmq
 
 from farandole.comm.activity import Activity
 from farandole.errors import CommError, DivergedError, FarandoleError, UserError, nearest
-from farandole.server.client.connections import Conversation
+from farandole.server.client.connections import Connections
 from farandole.server.client.pending import Answer
-from farandole.server.client.registrar_client import Liaison
+from farandole.server.client.registrar_client import RegistrarClient
 from farandole.server.client.requests import Requests
 from farandole.server.filters import Coding, parse_codec
 from farandole.server.node.clocks import RESTING
@@ -36,7 +36,7 @@ class Pending:
 
     def __init__(
         self,
-        conversation: Conversation,
+        conversation: Connections,
         tickets: Sequence[int],
         finish: Callable[[list[Answer]], Any],
     ) -> None:
@@ -82,7 +82,7 @@ class Store:
         key = read_key(Path(key_file))
         self._context: zmq.Context[Any] = zmq.Context()
         self._requests = Requests(shared_memory=shared_memory)
-        self._liaison = Liaison(
+        self._liaison = RegistrarClient(
             self._context, key, address, rank, late=late, job=job, workers=workers
         )
         self.job = job
@@ -93,7 +93,7 @@ class Store:
         self._closed = False
         try:
             number = self._liaison.join(timeout)
-            self._conversation = Conversation(
+            self._conversation = Connections(
                 self._context, key, self._liaison, number, self._requests.arena, timeout
             )
         except BaseException:
@@ -403,7 +403,7 @@ class Store:
     # Others
 
     @property
-    def liaison(self) -> Liaison:
+    def liaison(self) -> RegistrarClient:
         """The line to the registrar, which knows who lives."""
         return self._liaison
 

@@ -28,7 +28,7 @@ import torch
 from farandole.server.node.clocks import RESTING
 from farandole.server.node.range import Range
 from farandole.server.node.server_copy import Client, Entry, Held
-from farandole.server.node.table_shard import Shelf
+from farandole.server.node.table_shard import TableShard
 from farandole.server.protocol.messages import (
     DESCRIPTION,
     UPDATES,
@@ -61,7 +61,7 @@ Question = Callable[[torch.Tensor], torch.Tensor]
 class Outgoing(NamedTuple):
     to: Peer
     message: Message | Reshaped
-    lender: Shelf | None = None  # whose memory is in the message
+    lender: TableShard | None = None  # whose memory is in the message
 
 
 class Node:

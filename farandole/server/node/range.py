@@ -15,7 +15,7 @@ import torch
 
 from farandole.errors import UserError
 from farandole.server.node.clocks import RESTING, Clocks
-from farandole.server.node.table_shard import Shelf
+from farandole.server.node.table_shard import TableShard
 from farandole.server.protocol.messages import Command, Kind, Problem, Read
 from farandole.server.protocol.payload import Malformed
 from farandole.server.rules import Rule
@@ -40,7 +40,7 @@ class Range:
         self.number = number
         self.version = 0  # how many commands it has applied
         self.clocks = Clocks()
-        self.shelves: dict[int, Shelf] = {}
+        self.shelves: dict[int, TableShard] = {}
         self._had: dict[int, int] = {}  # the number of each sender's last command
         self._read_rule = read_rule
 
@@ -111,7 +111,7 @@ class Range:
             table = Table.from_json(command.text)
             if table.id not in self.shelves:
                 rule = self._read_rule(table.rule)
-                self.shelves[table.id] = Shelf(table, self.number, rule)
+                self.shelves[table.id] = TableShard(table, self.number, rule)
         elif command.kind == Kind.MEMBERS:
             self.clocks.set_members(json.loads(command.text))
             self._end_rounds()
@@ -195,7 +195,7 @@ class Range:
         left = list(tensors)
         for numbers in state["shelves"]:
             table = Table.from_json(numbers["table"])
-            shelf = Shelf(table, number, read_rule(table.rule))
+            shelf = TableShard(table, number, read_rule(table.rule))
             mine, left = left[: numbers["held"]], left[numbers["held"] :]
             shelf.load_state(numbers, mine)
             range_.shelves[table.id] = shelf

@@ -24,7 +24,7 @@ Where = slice | torch.Tensor
 """Rows of a shelf: a run of them, or a list."""
 
 
-class Shelf:
+class TableShard:
     """Changes by `put` and `push`, which every replica makes in the same order."""
 
     def __init__(self, table: Table, range_: int, rule: Rule) -> None:

@@ -37,7 +37,7 @@ class _OneClientKey:
         return hmac.compare_digest(key, self._public)
 
 
-class Counter:
+class ControlSocket:
     """The registrar's end, where all others come."""
 
     def __init__(self, key: bytes, bind: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from farandole.server.protocol.control import Counter
+from farandole.server.protocol.control import ControlSocket
 from farandole.server.protocol.payload import Malformed
 from farandole.server.protocol.views import Reshaped
 from farandole.server.registrar.copies import Confirmations
@@ -40,7 +40,7 @@ class _Visitor:
     facts: dict[str, Any] = field(default_factory=dict)  # what a server says of itself
 
 
-class Desk:
+class RegistrarService:
     """`workers` are waited for before any of them begins; 0: each begins when it comes."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Desk:
         worker_patience: float = 20.0,
     ) -> None:
         self._registrar = registrar
-        self._counter = Counter(key, bind)
+        self._counter = ControlSocket(key, bind)
         self.address = self._counter.address
         self._patience = {
             "server": server_patience,

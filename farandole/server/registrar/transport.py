@@ -27,7 +27,7 @@ from farandole.server.client.store import Store
 from farandole.topology import Topology
 
 
-class Roll(Transport):
+class RegistrarTransport(Transport):
     """One worker's end. The store is there for strategies that use the servers."""
 
     name = "servers"

@@ -40,7 +40,7 @@ class _Exchange:
     handle: Handle[None] | None  # None: this rank did not send, or it has arrived already
 
 
-class Crossing:
+class HostExchange:
     """This rank's part in the exchanges of one model. All ranks call everything together."""
 
     def __init__(self, model: nn.Module, group: Group, codec: Codec | None) -> None:

@@ -37,13 +37,13 @@ from farandole.sync.common.guard import Culprit, GradientGuard, diverged, stop
 from farandole.sync.common.hooks import ForwardHook
 from farandole.sync.common.weighing import Weighing
 from farandole.sync.daso.cycle import Cycle, CycleRule, Phase
-from farandole.sync.daso.host_exchange import Crossing
+from farandole.sync.daso.host_exchange import HostExchange
 from farandole.sync.periodic.average import ModelAverage
 from farandole.sync.periodic.base import loss_is_missing
 from farandole.sync.periodic.local import known, prepare
 from farandole.sync.periodic.losses import Losses
 from farandole.sync.periodic.meeting import (
-    Word,
+    RankStatus,
     ask_everyone,
     loss_of,
     raise_together,
@@ -116,7 +116,7 @@ class _DasoAtWork(Synchronizer):
         self._optimizer = optimizer
         self._cycle = Cycle(config.rule)
         self._phase: Phase = "warm-up"
-        self._crossing = Crossing(model, group, known(config.codec))
+        self._crossing = HostExchange(model, group, known(config.codec))
         self._average = ModelAverage(model, optimizer, group)
         self._gradients = _ByPhase(group, self._crossing.local)
         reducer = GradientReducer(
@@ -169,8 +169,8 @@ class _DasoAtWork(Synchronizer):
         super().end_pass()
         self._bring_in_step()
 
-    def report(self, loss: torch.Tensor | float) -> None:
-        self._losses.report(loss)
+    def observe_loss(self, loss: torch.Tensor | float) -> None:
+        self._losses.observe_loss(loss)
 
     def hear(self, loss: float) -> None:
         self._losses.hear(loss)
@@ -257,7 +257,7 @@ class _DasoAtWork(Synchronizer):
         if self._phase == "cycling":
             self._crossing.begin()
 
-    def _word(self, *, sound: bool = True) -> Word:
+    def _word(self, *, sound: bool = True) -> RankStatus:
         return word_of(
             self._losses, self._optimizer, pending=self._apart, steps=self._steps, sound=sound
         )

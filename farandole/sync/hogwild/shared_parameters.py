@@ -33,7 +33,7 @@ Place = tuple[int, tuple[int, ...]]
 """Where a parameter begins, in bytes, and its strides, in elements."""
 
 
-class Commons:
+class SharedParameters:
     """The parameters of `model`, which is the same on all ranks, as common memory.
 
     All ranks make it together. Raises `CommError` on all of them, or on none.

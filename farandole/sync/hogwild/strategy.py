@@ -37,7 +37,7 @@ from farandole.sync.common.closures import with_gradients
 from farandole.sync.common.flat import Flat, load_buffers, statistics_of
 from farandole.sync.common.guard import Culprit, GradientGuard
 from farandole.sync.common.weighing import Weighing
-from farandole.sync.hogwild.shared_parameters import Commons
+from farandole.sync.hogwild.shared_parameters import SharedParameters
 from farandole.sync.periodic.local import prepare
 from farandole.topology import Topology
 
@@ -81,7 +81,7 @@ class _HogwildAtWork(Synchronizer):
         super().__init__(model, Weighing(model), guard=self._guard)
         self._group = group
         self._optimizer = optimizer
-        self._commons = Commons(model, group)
+        self._commons = SharedParameters(model, group)
         self._share = 1.0 if config.rate == "whole" else 1 / group.size
         self._rates: list[tuple[dict[str, Any], Any]] = []  # while a step is taken: the script's
         self._resting = True  # no rank takes a step before all have begun a pass

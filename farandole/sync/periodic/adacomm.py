@@ -27,7 +27,7 @@ from farandole.sync.base import Strategy, Synchronizer, require_at_least, requir
 from farandole.sync.common.codec_option import CODEC, understood
 from farandole.sync.periodic.base import Moments, Periodic, Rule
 from farandole.sync.periodic.local import known, prepare, require_momentum
-from farandole.sync.periodic.meeting import Word, loss_of
+from farandole.sync.periodic.meeting import RankStatus, loss_of
 from farandole.sync.periodic.outer import block_momentum
 from farandole.sync.periodic.period import Note, Period
 
@@ -100,7 +100,7 @@ class FallingPeriod(Period):
     def is_overdue(self) -> bool:
         return self.lacks_loss and self._missed >= _PATIENCE
 
-    def after(self, said: Sequence[Word]) -> Note | None:
+    def after(self, said: Sequence[RankStatus]) -> Note | None:
         self._listen(said)
         self._highest_rate = max(self._highest_rate, said[0].rate)
         now = said[0].seconds
@@ -115,7 +115,7 @@ class FallingPeriod(Period):
             return None
         return self._decide(said[0].rate)
 
-    def _listen(self, said: Sequence[Word]) -> None:
+    def _listen(self, said: Sequence[RankStatus]) -> None:
         loss = loss_of(said)
         batches = max(word.loss_count for word in said)
         self._reported = self._reported or batches > 0

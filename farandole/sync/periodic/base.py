@@ -33,7 +33,7 @@ from farandole.sync.common.weighing import Weighing
 from farandole.sync.periodic.average import ModelAverage
 from farandole.sync.periodic.losses import Losses
 from farandole.sync.periodic.meeting import (
-    Word,
+    RankStatus,
     ask_everyone,
     raise_together,
     require_sound,
@@ -97,8 +97,8 @@ class Periodic(Synchronizer):
         self._weight += samples
         self._knows_passes = True
 
-    def report(self, loss: torch.Tensor | float) -> None:
-        self._losses.report(loss)
+    def observe_loss(self, loss: torch.Tensor | float) -> None:
+        self._losses.observe_loss(loss)
 
     def hear(self, loss: float) -> None:
         self._losses.hear(loss)
@@ -167,14 +167,14 @@ class Periodic(Synchronizer):
         name = self._average.gather()
         return self._culprit or sick_parameter(self._guard, self._steps, name)
 
-    def _think_over(self, said: list[Word]) -> None:
+    def _think_over(self, said: list[RankStatus]) -> None:
         note = self._period.after(said)
         if note is not None:
             self.notes.append(note)
         if self._period.is_overdue and not self._knows_passes:
             raise loss_is_missing()  # else it may be logged at the end of the epoch
 
-    def _word(self, *, ending: bool, sound: bool) -> Word:
+    def _word(self, *, ending: bool, sound: bool) -> RankStatus:
         weight, self._weight = self._weight, 0.0
         return word_of(
             self._losses,
@@ -188,7 +188,7 @@ class Periodic(Synchronizer):
             seconds=time.monotonic() - self._began,
         )
 
-    def _bring_in_step(self, said: list[Word]) -> None:
+    def _bring_in_step(self, said: list[RankStatus]) -> None:
         round_is_over = self._outer is None or any(word.due for word in said)
         average = self._average
         average.average(self._share(said))
@@ -206,7 +206,7 @@ class Periodic(Synchronizer):
             self._in_round = 0
             self._rounds += 1
 
-    def _share(self, said: list[Word]) -> float | None:
+    def _share(self, said: list[RankStatus]) -> float | None:
         """Of this rank in the average; None if all count the same."""
         if self._rule.fraction is None:
             return None
@@ -218,7 +218,7 @@ class Periodic(Synchronizer):
         total = sum(said[rank].weight for rank in chosen)
         return said[self._group.rank].weight / total if total else 1 / count
 
-    def _settle_moments(self, said: list[Word], round_is_over: bool) -> None:
+    def _settle_moments(self, said: list[RankStatus], round_is_over: bool) -> None:
         alike = len({word.moments for word in said}) == 1  # a rank may have skipped every step
         if self._rule.moments == "average" and alike and said[0].moments:
             self._average.average_moments()
@@ -278,6 +278,6 @@ class Periodic(Synchronizer):
 
 def loss_is_missing() -> UserError:
     return UserError(
-        "this strategy steers by the loss, and nobody has told it one. Call run.report(loss) "
+        "this strategy steers by the loss, and nobody has told it one. Call run.observe_loss(loss) "
         "after each batch, or run.log(loss=…) after each epoch."
     )

@@ -19,11 +19,11 @@ class Losses:
         self._sum: torch.Tensor | float = 0.0
         self._count = 0
 
-    def report(self, loss: torch.Tensor | float) -> None:
+    def observe_loss(self, loss: torch.Tensor | float) -> None:
         if isinstance(loss, torch.Tensor) and loss.numel() != 1:
             raise UserError(
-                f"run.report(loss) takes one number; this tensor has shape {tuple(loss.shape)}. "
-                "Pass its mean."
+                "run.observe_loss(loss) takes one number; this tensor has shape "
+                f"{tuple(loss.shape)}. Pass its mean."
             )
         value = loss.detach().double() if isinstance(loss, torch.Tensor) else float(loss)
         self._sum = self._sum + value

@@ -24,7 +24,7 @@ from farandole.sync.common.guard import KEPT_BACK, Culprit, GradientGuard, diver
 from farandole.sync.periodic.losses import Losses
 
 
-class Word(NamedTuple):
+class RankStatus(NamedTuple):
     """What one rank says."""
 
     ending: float  # 1: the epoch is over here
@@ -53,10 +53,10 @@ def word_of(
     due: bool = False,
     weight: float = 1.0,
     seconds: float = 0.0,
-) -> Word:
+) -> RankStatus:
     """This rank's word. The losses that it tells are told."""
     loss_sum, loss_count = losses.take()
-    return Word(
+    return RankStatus(
         ending=ending,
         pending=pending,
         due=due,
@@ -73,14 +73,14 @@ def word_of(
     )
 
 
-def ask_everyone(group: Group, word: Word) -> list[Word]:
+def ask_everyone(group: Group, word: RankStatus) -> list[RankStatus]:
     """Everyone's word, in rank order. All ranks call it."""
     mine = torch.tensor(word, dtype=torch.float64)
-    return [Word(*row.tolist()) for row in group.all_gather(mine)]
+    return [RankStatus(*row.tolist()) for row in group.all_gather(mine)]
 
 
 def require_sound(
-    group: Group, guard: GradientGuard, said: Sequence[Word], culprit: Culprit | None
+    group: Group, guard: GradientGuard, said: Sequence[RankStatus], culprit: Culprit | None
 ) -> None:
     """Raises `DivergedError` on all ranks if anything on any of them is not finite.
 
@@ -109,7 +109,7 @@ def sick_parameter(guard: GradientGuard, step: int, name: str | None) -> Culprit
     return Culprit(guard.rank, step, f"its parameter {guard.name_of(name)!r}", KEPT_BACK)
 
 
-def loss_of(said: Sequence[Word]) -> float | None:
+def loss_of(said: Sequence[RankStatus]) -> float | None:
     """The mean loss of all ranks since the last meeting; else what rank 0 logged; else None."""
     count = sum(word.loss_count for word in said)
     if count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farandole.sync.periodic.meeting import Word
+from farandole.sync.periodic.meeting import RankStatus
 
 Note = dict[str, float | str]
 
@@ -16,7 +16,7 @@ class Period:
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def after(self, said: Sequence[Word]) -> Note | None:
+    def after(self, said: Sequence[RankStatus]) -> Note | None:
         """All ranks have met and said this; returns what was decided, if there was a choice.
 
         All of them decide the same, because they have heard the same.

@@ -19,7 +19,7 @@ from farandole.sync.common.flat import Flat, load_buffers, statistics_of
 from farandole.sync.common.guard import GradientGuard, diverged
 from farandole.sync.common.hooks import ForwardHook
 from farandole.sync.common.weighing import Weighing
-from farandole.sync.server.table import Connection, OptimizerState, Part, parts_of
+from farandole.sync.server.table import Connection, OptimizerState, ParameterTable, parts_of
 
 
 class OnServers(Synchronizer):
@@ -40,7 +40,7 @@ class OnServers(Synchronizer):
         self._begun = group.transport.joined_late  # then there is nothing to agree on any more
         self._must_catch_up = group.transport.joined_late
         self._pushes: list[Pending] = []
-        self._reads: list[tuple[Part, Pending]] = []
+        self._reads: list[tuple[ParameterTable, Pending]] = []
         self._bytes = 0
         self._waited = 0.0
         self._parts = parts_of(model, optimizer, self._store)
@@ -52,7 +52,7 @@ class OnServers(Synchronizer):
         optimizer.register_step_post_hook(lambda *_: self._after_step())
 
     @abstractmethod
-    def _create(self, part: Part) -> None:
+    def _create(self, part: ParameterTable) -> None:
         """The part's table."""
 
     @abstractmethod
@@ -140,7 +140,7 @@ class OnServers(Synchronizer):
         scale = getattr(self._optimizer, "grad_scale", None)
         return 1.0 if scale is None else float(scale)
 
-    def _require_finite(self, part: Part, what: str) -> None:
+    def _require_finite(self, part: ParameterTable, what: str) -> None:
         """Of what is about to be pushed. The servers would refuse it too, without the name."""
         culprit = part.first_not_finite() if self._guard.is_on else None
         if culprit is not None:

@@ -24,7 +24,7 @@ from farandole.errors import CommError
 from farandole.sync.server.base import OnServers
 from farandole.sync.server.downpour_rule import server_step
 from farandole.sync.server.strategies import Downpour
-from farandole.sync.server.table import Part
+from farandole.sync.server.table import ParameterTable
 
 _POLL_SECONDS = 0.02
 
@@ -44,7 +44,7 @@ class Pouring(OnServers):
         self._warm = self._store.own_name("warm start")
         self._store.create(self._warm, 1, dtype="int64")
 
-    def _create(self, part: Part) -> None:
+    def _create(self, part: ParameterTable) -> None:
         step = server_step(
             part.settings,
             self._optimizer,

@@ -22,7 +22,7 @@ from farandole.comm import Group
 from farandole.server.rules import rule_of
 from farandole.sync.server.base import OnServers
 from farandole.sync.server.strategies import Server
-from farandole.sync.server.table import Part
+from farandole.sync.server.table import ParameterTable
 
 
 class Serving(OnServers):
@@ -36,7 +36,7 @@ class Serving(OnServers):
         self._is_skipped = False
         super().__init__(model, optimizer, group)
 
-    def _create(self, part: Part) -> None:
+    def _create(self, part: ParameterTable) -> None:
         on_server = self._config.update == "server"
         self._store.create(
             part.name,

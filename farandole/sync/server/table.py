@@ -18,7 +18,7 @@ from farandole.comm.tensors import is_finite
 from farandole.errors import UserError
 from farandole.server.client.store import Pending, Store
 from farandole.server.cluster import Cluster
-from farandole.server.registrar.transport import Roll
+from farandole.server.registrar.transport import RegistrarTransport
 from farandole.server.rules import parse_rule
 from farandole.server.tables import DTYPES
 
@@ -28,8 +28,8 @@ class Connection:
 
     def __init__(self, group: Group) -> None:
         self._cluster: Cluster | None = None
-        self._owns_store = not isinstance(group.transport, Roll)
-        if isinstance(group.transport, Roll):
+        self._owns_store = not isinstance(group.transport, RegistrarTransport)
+        if isinstance(group.transport, RegistrarTransport):
             self.store = group.transport.lend_store()
             return
         if len(group.topology.hosts) > 1:
@@ -53,7 +53,7 @@ class Connection:
             self._cluster.close()
 
 
-class Part:
+class ParameterTable:
     """The parameters of one optimizer group and one dtype, as one dense table."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Part:
         return self._store.start_get(self.name, out=self.incoming, **needs)
 
 
-def parts_of(model: nn.Module, optimizer: Optimizer, store: Store) -> list[Part]:
+def parts_of(model: nn.Module, optimizer: Optimizer, store: Store) -> list[ParameterTable]:
     """All parameters that the optimizer trains. Raises `UserError` for what no table can hold."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     parts = []
@@ -147,7 +147,7 @@ def parts_of(model: nn.Module, optimizer: Optimizer, store: Store) -> list[Part]
             if short not in DTYPES:
                 raise UserError(f"{next(iter(parameters))!r} is of {dtype}; tables hold {DTYPES}.")
             table = store.own_name(f"model {index} {short}")
-            parts.append(Part(table, parameters, optimizer, index, store))
+            parts.append(ParameterTable(table, parameters, optimizer, index, store))
     if not parts:
         raise UserError("the optimizer trains nothing: none of its parameters requires a gradient.")
     return parts
@@ -156,7 +156,7 @@ def parts_of(model: nn.Module, optimizer: Optimizer, store: Store) -> list[Part]
 class OptimizerState:
     """What the servers' rules remember, as something that can be saved and put back."""
 
-    def __init__(self, store: Store, parts: Sequence[Part]) -> None:
+    def __init__(self, store: Store, parts: Sequence[ParameterTable]) -> None:
         self._store = store
         self._parts = parts
 

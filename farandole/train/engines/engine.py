@@ -38,7 +38,7 @@ class Engine(ABC):
         return source, None
 
 
-class Whole(Engine):
+class WholeModelEngine(Engine):
     """The step that a script would write itself."""
 
     def __init__(self, run: Run, model: nn.Module, recipe: Recipe, sync: Strategy | None) -> None:
@@ -58,7 +58,7 @@ class Whole(Engine):
         with self._lowered():
             loss = self._recipe.objective.of(call(self.model, given), targets)
         self._scaler.scale(loss).backward()
-        self._run.report(loss)
+        self._run.observe_loss(loss)
         if self._recipe.clip is not None:
             self._scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._recipe.clip)

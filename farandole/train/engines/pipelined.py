@@ -22,11 +22,11 @@ from farandole.data.tile_source import TileSource, TileView
 from farandole.errors import InexactError, StageError, UserError
 from farandole.layout import Layout
 from farandole.layout.arguments import Arguments, arguments_of
-from farandole.layout.assemble import Numbers, assemble
+from farandole.layout.assemble import ComputeSettings, assemble
 from farandole.layout.partition.blocks import Block, Sample, blocks_of
 from farandole.layout.partition.choose import choose
 from farandole.layout.partition.part import shared_names
-from farandole.layout.pipeline.gradient_bridge import Gate
+from farandole.layout.pipeline.gradient_bridge import GradientBridge
 from farandole.layout.pipeline.memory import ActivationMeter, describe_memory
 from farandole.layout.pipeline.micro import cut_batch
 from farandole.layout.pipeline.pipelined import Pipelined
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _FAR_APART = 1_000_003
 
 
-class Piped(Engine):
+class PipelinedEngine(Engine):
     """One replica over the ranks of a pipe; takes the model apart."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Piped(Engine):
             pipe,
             recipe.objective,
             # Replicas see different data, and so draw different random numbers too.
-            Numbers(
+            ComputeSettings(
                 run.seed + _FAR_APART * replicas.rank, run.device, recipe.precision, recipe.clip
             ),
             first,
@@ -171,7 +171,7 @@ class Piped(Engine):
         self._steps_to_measure -= 1
         self._tell_memory()
         if not self._pipelined.layout.streams or not loss.isnan():
-            self._run.report(loss)
+            self._run.observe_loss(loss)
         return loss
 
     def _check_layout(self, inputs: Any, targets: Any) -> None:
@@ -258,7 +258,7 @@ class Piped(Engine):
         self._run.print("\n".join(first[stage] for stage in sorted(first)))
 
 
-def _exchange(gate: Gate, synchronizer: Synchronizer) -> Callable[[], None] | None:
+def _exchange(gate: GradientBridge, synchronizer: Synchronizer) -> Callable[[], None] | None:
     """The backward pass that a strategy sees. Those of the stages are none of its business."""
     if not synchronizer.follows_gradients:
         return None
@@ -376,8 +376,8 @@ class PipedSynchronizer(Synchronizer):
     def no_sync(self) -> AbstractContextManager[None]:
         return self._inner.no_sync()
 
-    def report(self, loss: torch.Tensor | float) -> None:
-        self._inner.report(loss)
+    def observe_loss(self, loss: torch.Tensor | float) -> None:
+        self._inner.observe_loss(loss)
 
     def hear(self, loss: float) -> None:
         self._inner.hear(loss)

@@ -18,7 +18,7 @@ from farandole.launch.backends.local import launch
 from farandole.launch.backends.ssh.start import Ssh
 from farandole.launch.hosts import HERE
 from farandole.launch.job import Job, Outcome
-from farandole.launch.job_directory import Workplace
+from farandole.launch.job_directory import JobDirectory
 from farandole.launch.policies.stop_all import run_together
 from farandole.topology import Topology
 from farandole.worker.network import address_for
@@ -40,7 +40,7 @@ def launch_on_hosts(
     return run_together(
         job,
         topology,
-        Workplace(job, here=here),
+        JobDirectory(job, here=here),
         address=address,
         ssh=ssh,
         interfaces=interfaces,

@@ -27,7 +27,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GenerationPlan:
     """What is to be done before the next generation can begin."""
 
     staying: tuple[Member, ...]  # in the order of their next ranks
@@ -53,7 +53,7 @@ class Place:
 
 def plan_generation(
     hosts: Mapping[str, int], members: Sequence[Member], max_workers: int | None
-) -> Plan:
+) -> GenerationPlan:
     """`hosts` says how many workers each may have. Who is there stays before anyone new starts."""
     room = dict(hosts)
     left = sum(hosts.values()) if max_workers is None else max_workers
@@ -75,7 +75,7 @@ def plan_generation(
             left -= more
     # Stable: on each host those that stay come first, in their old order, then the new.
     staying.sort(key=lambda member: order.index(member.host))
-    return Plan(tuple(staying), tuple(leaving), starting)
+    return GenerationPlan(tuple(staying), tuple(leaving), starting)
 
 
 def places(staying: Sequence[Member]) -> list[Place]:

@@ -20,7 +20,7 @@ class Incident(NamedTuple):
     wave: int = 0
 
 
-class Strikes:
+class HostBlocklist:
     """The incidents of each host since the job last got somewhere."""
 
     def __init__(self) -> None:

@@ -30,12 +30,12 @@ from farandole.environment import ELASTIC_WORKER
 from farandole.errors import UserError
 from farandole.launch.backends.ssh.start import Ssh
 from farandole.launch.job import Job, Outcome
-from farandole.launch.job_directory import Workplace
+from farandole.launch.job_directory import JobDirectory
 from farandole.launch.output import Relay
 from farandole.launch.policies.elastic.discovery import Discovery
-from farandole.launch.policies.elastic.rendezvous_server import Reception
+from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
 from farandole.launch.policies.elastic.starting import Starter
-from farandole.launch.policies.elastic.supervisor import Troupe
+from farandole.launch.policies.elastic.supervisor import ElasticSupervisor
 from farandole.worker.network import address_for, is_here
 from farandole.worker.signals import signals_noted
 from farandole.worker.store.hosted import LOOPBACK, JobStore
@@ -98,14 +98,14 @@ def launch_elastic(job: ElasticJob) -> Outcome:
     known = bool(others or job.interfaces)
     address = address_for(others, job.interfaces) if known else LOOPBACK
     shared_by = job.max_workers or job.workers or job.min_workers
-    place = Workplace(
+    place = JobDirectory(
         Job(shared_by, job.command, job.environment),
         ELASTIC_WORKER,
         here=shared_by if known else None,
     )
     relay = Relay(())
     store = JobStore(place.folder, address)
-    reception = Reception(store)
+    reception = RendezvousServer(store)
     starter = Starter(
         place,
         job.command,
@@ -116,7 +116,7 @@ def launch_elastic(job: ElasticJob) -> Outcome:
         alone=not known,
         ssh=job.ssh,
     )
-    troupe = Troupe(job, place, relay, reception, starter, discovery)
+    troupe = ElasticSupervisor(job, place, relay, reception, starter, discovery)
     kept = False
     with signals_noted() as received:
         relay.start()

@@ -19,7 +19,7 @@ _STORE_TIMEOUT = timedelta(seconds=60)
 _NOTHING_YET = -2  # before -1, with which a new worker asks
 
 
-class Reception:
+class RendezvousServer:
     """Writes and reads in the job's store."""
 
     def __init__(self, store: JobStore) -> None:

@@ -14,7 +14,7 @@ from farandole.environment import ELASTIC_WORKER
 from farandole.errors import LaunchError
 from farandole.launch.backends.ssh.agent import GRACE_SECONDS, Order
 from farandole.launch.backends.ssh.start import RemoteWorker, Ssh, exported
-from farandole.launch.job_directory import Workplace
+from farandole.launch.job_directory import JobDirectory
 from farandole.launch.processes import Process, start_process
 from farandole.system.job_processes import IDENTITY
 from farandole.system.process_state import is_stopped
@@ -71,7 +71,7 @@ class Starter:
 
     def __init__(
         self,
-        place: Workplace,
+        place: JobDirectory,
         command: Sequence[str],
         environment: Mapping[str, str],
         *,

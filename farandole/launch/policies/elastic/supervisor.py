@@ -19,12 +19,17 @@ from typing import TYPE_CHECKING
 
 from farandole.errors import LaunchError
 from farandole.launch.exit_watch import ExitWatch, Where
-from farandole.launch.job_directory import Workplace
+from farandole.launch.job_directory import JobDirectory
 from farandole.launch.output import Relay
 from farandole.launch.policies.elastic.discovery import Discovery
-from farandole.launch.policies.elastic.generations import Member, Plan, places, plan_generation
-from farandole.launch.policies.elastic.host_blocklist import LIMIT, Incident, Strikes
-from farandole.launch.policies.elastic.rendezvous_server import Reception
+from farandole.launch.policies.elastic.generations import (
+    GenerationPlan,
+    Member,
+    places,
+    plan_generation,
+)
+from farandole.launch.policies.elastic.host_blocklist import LIMIT, HostBlocklist, Incident
+from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
 from farandole.launch.policies.elastic.starting import Running, Starter, stop_all
 from farandole.launch.processes import tell
 from farandole.system.process_state import is_stopped
@@ -57,15 +62,15 @@ class _Worker:
         return Where(self.process.pid, self.host)
 
 
-class Troupe:
+class ElasticSupervisor:
     """All workers of one job, over all its generations."""
 
     def __init__(
         self,
         job: ElasticJob,
-        place: Workplace,
+        place: JobDirectory,
         relay: Relay,
-        reception: Reception,
+        reception: RendezvousServer,
         starter: Starter,
         discovery: Discovery,
     ) -> None:
@@ -82,7 +87,7 @@ class Troupe:
         self._waves = 0
         self._generation = -1
         self._failures: list[Failure] = []  # since the current generation was formed
-        self._strikes = Strikes()
+        self._strikes = HostBlocklist()
         self._found: Mapping[str, int] = {}  # hosts
         self._hosts: Mapping[str, int] = {}  # those of them that can be used
         self._announced: Change | None = None
@@ -229,18 +234,18 @@ class Troupe:
                 "on this host alone and listens on nothing else; with --network-interface it does"
             )
 
-    def _is_enough(self, plan: Plan) -> bool:
+    def _is_enough(self, plan: GenerationPlan) -> bool:
         return plan.size >= self._wanted() and self._keeps_state(plan)
 
     def _wanted(self) -> int:
         wanted = self._job.workers if self._is_first_time() else None
         return self._job.min_workers if wanted is None else wanted
 
-    def _keeps_state(self, plan: Plan) -> bool:
+    def _keeps_state(self, plan: GenerationPlan) -> bool:
         """Whether one that has the state stays, if there is such a one."""
         return self._is_first_time() or any(member.rank is not None for member in plan.staying)
 
-    def _wait_for_hosts(self, plan: Plan) -> None:
+    def _wait_for_hosts(self, plan: GenerationPlan) -> None:
         left_out = [host for host in self._hosts if self._strikes.is_left_out(host)]
         if left_out and self._failures:
             tell(f"without {', '.join(left_out)} there are too few slots to go on")
@@ -292,7 +297,9 @@ class Troupe:
                 worker.dismissed = True
                 worker.process.kill()
 
-    def _require_punctuality(self, plan: Plan, asking: set[int], someone_waits: bool) -> None:
+    def _require_punctuality(
+        self, plan: GenerationPlan, asking: set[int], someone_waits: bool
+    ) -> None:
         """Ends those that others wait for in vain; then they count as failed, and are replaced."""
         now = time.monotonic()
         if not someone_waits:
@@ -338,7 +345,7 @@ class Troupe:
             tell(f"worker {worker.number} ({worker.where}) {how}, and is ended")
         worker.process.kill()
 
-    def _form(self, plan: Plan) -> None:
+    def _form(self, plan: GenerationPlan) -> None:
         limit = self._job.reset_limit
         if limit is not None and self._generation >= limit:
             raise LaunchError(
@@ -368,7 +375,7 @@ class Troupe:
         self._done = None
         self._asked_since = None
 
-    def _announce(self, plan: Plan, asking: set[int]) -> None:
+    def _announce(self, plan: GenerationPlan, asking: set[int]) -> None:
         new = {member.worker for member in plan.staying if member.rank is None}
         removed = any(member.rank is not None for member in plan.leaving)
         if self._is_first_time() or not (removed or (new and new <= asking)):

@@ -18,7 +18,7 @@ from farandole.layout.tiles.core.grid import Box, Copy, Needs, needed_shape
 from farandole.layout.tiles.core.lanes import Lanes
 
 
-class Job(NamedTuple):
+class ExchangeTask(NamedTuple):
     """An exchange: of which lanes, what is copied, and where owned parts lie in what lanes hold."""
 
     lanes: Lanes
@@ -42,7 +42,7 @@ def gather(
     `copies` and `needs` are those of all lanes, `pieces` and `owned` those of the lanes here.
     """
     shapes = [needed_shape(needs[lane]) for lane in lanes.mine]
-    job = Job(lanes, lanes.next(), copies, shapes, owned, fill)
+    job = ExchangeTask(lanes, lanes.next(), copies, shapes, owned, fill)
     result = _Gather.apply(job, *pieces)
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
@@ -54,7 +54,7 @@ def slices(box: Box) -> tuple[slice, ...]:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, job: Job, *pieces: torch.Tensor) -> Any:
+    def forward(ctx: Any, job: ExchangeTask, *pieces: torch.Tensor) -> Any:
         ctx.job = job
         ctx.shapes = [piece.shape for piece in pieces]
         mine = job.lanes.mine
@@ -83,7 +83,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        job: Job = ctx.job
+        job: ExchangeTask = ctx.job
         mine = job.lanes.mine
         post_parts(
             job.lanes,
@@ -147,7 +147,7 @@ def _with_others(
     return sorted(found.items())
 
 
-def _filled(job: Job, lane: int) -> int:
+def _filled(job: ExchangeTask, lane: int) -> int:
     """How many positions of what a lane needs are copied; the others are outside of the image."""
     positions = 0
     for copy in job.copies:

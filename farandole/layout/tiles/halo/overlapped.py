@@ -31,7 +31,7 @@ from farandole.layout.tiles.halo.windows import Shares, as_needs
 from farandole.layout.tiles.ops.kernels import Kernel
 
 
-class Plan(NamedTuple):
+class OverlapPlan(NamedTuple):
     """A layer's convolution, for the lanes here."""
 
     kernel: Kernel
@@ -53,10 +53,10 @@ class Plan(NamedTuple):
         )
 
 
-class Job(NamedTuple):
+class ConvolutionTask(NamedTuple):
     """A plan that is carried out."""
 
-    plan: Plan
+    plan: OverlapPlan
     lanes: Lanes
     number: int  # of its exchange
     overlap: bool  # whether it computes while something is on its way
@@ -82,14 +82,16 @@ def convolve(
 ) -> list[torch.Tensor]:
     """The outputs of each lane here; differentiable. *Together*, by all lanes."""
     key = kernel, x.sizes, x.axes, x.margin, shares.margin, flow.overlap
-    plan: Plan = flow.plans.get(key) or flow.plans.setdefault(key, _plan(flow, x, kernel, shares))
+    plan: OverlapPlan = flow.plans.get(key) or flow.plans.setdefault(
+        key, _plan(flow, x, kernel, shares)
+    )
     # As torch's own convolution does; and what is cast before it travels is smaller.
     weight, *pieces = (_autocast(each) for each in (weight, *x.pieces))
     bias = None if bias is None else _autocast(bias)
     if plan.is_plain:
         terms = (share.whole for share in plan.shares)
         return [_outputs(kernel, term, pieces, weight, bias) for term in terms if term]
-    job = Job(plan, flow.lanes, flow.lanes.next() if plan.travels else -1, flow.overlap)
+    job = ConvolutionTask(plan, flow.lanes, flow.lanes.next() if plan.travels else -1, flow.overlap)
     result = _Convolve.apply(job, weight, bias, *pieces)
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
@@ -97,7 +99,11 @@ def convolve(
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, job: Job, weight: torch.Tensor, bias: torch.Tensor | None, *pieces: torch.Tensor
+        ctx: Any,
+        job: ConvolutionTask,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *pieces: torch.Tensor,
     ) -> Any:
         plan, lanes, number, _ = job
         kernel = plan.kernel
@@ -127,7 +133,7 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        job: Job = ctx.job
+        job: ConvolutionTask = ctx.job
         plan, lanes, number, overlap = job
         weight, *tensors = ctx.saved_tensors
         _, for_weight, for_bias, *for_pieces = ctx.needs_input_grad
@@ -226,7 +232,7 @@ def _lies_ready(term: Term) -> bool:
     return any(move.all_here for move in term.moves)
 
 
-def _plan(flow: Flow, x: Tile, kernel: Kernel, shares: Shares) -> Plan:
+def _plan(flow: Flow, x: Tile, kernel: Kernel, shares: Shares) -> OverlapPlan:
     mine = flow.lanes.mine
     held = [x.held(lane) for lane in mine]
     needs = tuple(as_needs(box) for box in shares.needed)
@@ -235,7 +241,7 @@ def _plan(flow: Flow, x: Tile, kernel: Kernel, shares: Shares) -> Plan:
             share_of(kernel, shares.wanted[lane], [Bit(at, box, box)], [], [])
             for at, (lane, box) in enumerate(zip(mine, held, strict=True))
         ]
-        return Plan(kernel, parts, False, (), (), ())
+        return OverlapPlan(kernel, parts, False, (), (), ())
     copies = [
         copy
         for copy in flow.copies(x.sizes, x.axes, needs)
@@ -258,7 +264,7 @@ def _plan(flow: Flow, x: Tile, kernel: Kernel, shares: Shares) -> Plan:
             strips = border(kernel.windows, wanted, needed, owned, x.sizes)
         parts.append(share_of(kernel, wanted, [Bit(at, owned, held[at])], others, strips))
     inside = [relative(x.owned(lane), box) for lane, box in zip(mine, held, strict=True)]
-    return Plan(kernel, parts, True, copies, incoming, inside)
+    return OverlapPlan(kernel, parts, True, copies, incoming, inside)
 
 
 def _autocast(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from farandole.layout.tiles.core.intervals import Interval
 from farandole.layout.tiles.core.tile import Flow, Tile, Windowed, empty_result
 
 
-class Part(NamedTuple):
+class WindowPart(NamedTuple):
     """One lane's share of a layer: what it needs, put together, and what it must make of it."""
 
     lane: int
@@ -52,7 +52,7 @@ def windowed(
     x: Tile,
     sizes: Sequence[int],
     needs: Callable[[Box], Box],
-    compute: Callable[[Part], torch.Tensor],
+    compute: Callable[[WindowPart], torch.Tensor],
     *,
     axes: Axes | None = None,
     fill: float = 0.0,
@@ -70,7 +70,7 @@ def windowed(
             shape = (source.shape[0], *(interval.length for interval in box))
             pieces.append(empty_result(source, shape))
         else:
-            pieces.append(compute(Part(lane, source, needed[lane], box)))
+            pieces.append(compute(WindowPart(lane, source, needed[lane], box)))
     result = Tile(flow, pieces, sizes, axes, margin)
     record(flow, x, result, needs, began)
     return result

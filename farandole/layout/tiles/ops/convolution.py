@@ -16,7 +16,13 @@ from farandole.layout.tiles.core.grid import Box
 from farandole.layout.tiles.core.intervals import Interval, Spread, Window
 from farandole.layout.tiles.core.tile import Flow, Tile
 from farandole.layout.tiles.halo.overlapped import convolve
-from farandole.layout.tiles.halo.windows import Part, are_numbers, next_shares, numbers, windowed
+from farandole.layout.tiles.halo.windows import (
+    WindowPart,
+    are_numbers,
+    next_shares,
+    numbers,
+    windowed,
+)
 from farandole.layout.tiles.ops.kernels import Groups, Kernel
 
 
@@ -47,7 +53,7 @@ def conv(
     if min(sizes) < 1:
         return flow.otherwise(flow, _CONV[spatial], given, {})
 
-    def compute(part: Part) -> torch.Tensor:
+    def compute(part: WindowPart) -> torch.Tensor:
         return kernel.outputs(part.source, weight, bias, part.wanted[0], (0,) * len(windows))
 
     if flow.record is not None or input.is_complex():
@@ -117,7 +123,7 @@ def conv_transpose(
         )
         return (channels.needs(box[0]), *rest)
 
-    def compute(part: Part) -> torch.Tensor:
+    def compute(part: WindowPart) -> torch.Tensor:
         inside = channels.whole(part.wanted[0])
         rows = channels.needs(part.wanted[0])
         result = run(

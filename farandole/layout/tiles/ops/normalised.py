@@ -17,7 +17,7 @@ from farandole.layout.tiles.core.lanes import Lanes
 from farandole.layout.tiles.halo.exchange import add_lanes, slices, tell_lanes
 
 
-class Job(NamedTuple):
+class NormalisationTask(NamedTuple):
     """What is normalised, and over what."""
 
     lanes: Lanes
@@ -32,7 +32,7 @@ class Job(NamedTuple):
 
 
 def normalised(
-    job: Job,
+    job: NormalisationTask,
     pieces: Sequence[torch.Tensor],
     weights: Sequence[torch.Tensor | None],
     biases: Sequence[torch.Tensor | None],
@@ -45,7 +45,7 @@ def normalised(
 
 class _Normalised(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, job: Job, *tensors: torch.Tensor | None) -> Any:
+    def forward(ctx: Any, job: NormalisationTask, *tensors: torch.Tensor | None) -> Any:
         count = len(job.lanes.mine)
         pieces, weights, biases = (tensors[at : at + count] for at in range(0, 3 * count, count))
         found = _statistics(job, pieces)  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        job: Job = ctx.job
+        job: NormalisationTask = ctx.job
         count = len(job.lanes.mine)
         saved = ctx.saved_tensors  # asked for once: it may be computed again for the asking
         pieces, weights, kept = saved[:count], saved[count : 2 * count], saved[2 * count :]
@@ -111,7 +111,7 @@ class _Normalised(torch.autograd.Function):
 
 
 def _statistics(
-    job: Job, pieces: Sequence[torch.Tensor]
+    job: NormalisationTask, pieces: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """For each lane here, mean and variance over all lanes that share them."""
     told = []
@@ -147,7 +147,7 @@ def _statistics(
     return results
 
 
-def _reduced(job: Job) -> tuple[int, ...]:
+def _reduced(job: NormalisationTask) -> tuple[int, ...]:
     """The dimensions that are summed over before channels are put in their groups."""
     return tuple(at for at in job.dims if at > 1) if job.groups else job.dims
 
@@ -162,11 +162,11 @@ def _into(groups: int, kinds: torch.Tensor, values: torch.Tensor) -> torch.Tenso
     return result.index_add_(1, kinds, values)
 
 
-def _folded(job: Job, index: int, values: torch.Tensor) -> torch.Tensor:
+def _folded(job: NormalisationTask, index: int, values: torch.Tensor) -> torch.Tensor:
     return _into(job.groups, job.group_of[index], values) if job.groups else values
 
 
-def _spread(job: Job, index: int, values: torch.Tensor) -> torch.Tensor:
+def _spread(job: NormalisationTask, index: int, values: torch.Tensor) -> torch.Tensor:
     """The statistics of a lane's channels, from those of their groups."""
     return values.index_select(1, job.group_of[index]) if job.groups else values
 

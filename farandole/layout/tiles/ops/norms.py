@@ -19,7 +19,7 @@ from farandole.layout.tiles.core.intervals import Interval
 from farandole.layout.tiles.core.tile import Flow, Tile
 from farandole.layout.tiles.halo.windows import as_needs
 from farandole.layout.tiles.ops.batchnorm import batch_norm
-from farandole.layout.tiles.ops.normalised import Job, normalised
+from farandole.layout.tiles.ops.normalised import NormalisationTask, normalised
 
 
 def group_norm(
@@ -180,10 +180,12 @@ def _by_groups(
     return input.like(results), mean, variance
 
 
-def _job(flow: Flow, frame: Frame, dims: tuple[int, ...], values: int, eps: float) -> Job:
+def _job(
+    flow: Flow, frame: Frame, dims: tuple[int, ...], values: int, eps: float
+) -> NormalisationTask:
     grid, mine = flow.grid, flow.lanes.mine
     summed = [frame.axes[at - 1] for at in dims if grid.is_divided(frame.axes[at - 1])]
-    return Job(
+    return NormalisationTask(
         flow.lanes,
         flow.lanes.next(),
         [grid.beside(lane, summed) for lane in range(grid.lanes)],

@@ -14,7 +14,7 @@ from farandole.errors import UserError
 from farandole.layout.tiles.core.grid import Box
 from farandole.layout.tiles.core.intervals import Cells, Interval, Window
 from farandole.layout.tiles.core.tile import Flow, Tile
-from farandole.layout.tiles.halo.windows import Part, are_numbers, numbers, windowed
+from farandole.layout.tiles.halo.windows import WindowPart, are_numbers, numbers, windowed
 from farandole.layout.tiles.ops.reductions import mean
 
 
@@ -42,7 +42,7 @@ def max_pool(
     spacing = numbers(dilation, spatial)
     windows = _windows(kernel, strides, numbers(padding, spatial), spacing)
 
-    def compute(part: Part) -> torch.Tensor:
+    def compute(part: WindowPart) -> torch.Tensor:
         return _MAX[spatial](part.source, kernel, strides, 0, spacing)
 
     sizes = _sizes(input, windows, ceil=ceil_mode)
@@ -72,7 +72,7 @@ def avg_pool(
     pads = numbers(padding, spatial)
     windows = _windows(kernel, strides, pads, (1,) * spatial)
 
-    def compute(part: Part) -> torch.Tensor:
+    def compute(part: WindowPart) -> torch.Tensor:
         result: torch.Tensor = _AVG[spatial](part.source, kernel, strides, 0)
         if divisor_override is not None:
             return result * (math.prod(kernel) / divisor_override)
@@ -159,7 +159,7 @@ def adaptive_avg_pool(spatial: int, flow: Flow, input: Tile, output_size: Any) -
         whole: Tile = mean(flow, input, tuple(range(2, 2 + spatial)), keepdim=True)
         return whole
 
-    def compute(part: Part) -> torch.Tensor:
+    def compute(part: WindowPart) -> torch.Tensor:
         result = part.source
         for axis, each in enumerate(cells):
             shares = _shares(each, part.needed[axis + 1], part.wanted[axis + 1], result)
@@ -181,14 +181,14 @@ def adaptive_max_pool(
     cells = _cells(input, output_size, spatial)
     pool = _MAX[spatial]
 
-    def compute(part: Part) -> torch.Tensor:
+    def compute(part: WindowPart) -> torch.Tensor:
         return _cell_by_cell(part, cells, pool, part.source, ())
 
     return windowed(flow, input, _cell_sizes(input, cells), _cell_needs(cells), compute)
 
 
 def _cell_by_cell(
-    part: Part,
+    part: WindowPart,
     cells: list[Cells],
     pool: Callable[..., torch.Tensor],
     source: torch.Tensor,

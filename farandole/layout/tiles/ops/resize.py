@@ -16,7 +16,7 @@ from farandole.layout.tiles.core.frames import whole_along
 from farandole.layout.tiles.core.grid import Box
 from farandole.layout.tiles.core.intervals import Interval
 from farandole.layout.tiles.core.tile import Flow, Tile
-from farandole.layout.tiles.halo.windows import Part, windowed
+from farandole.layout.tiles.halo.windows import WindowPart, windowed
 from farandole.layout.tiles.ops.pooling import adaptive_avg_pool
 from farandole.layout.tiles.ops.shapes import regained
 
@@ -95,7 +95,7 @@ def interpolate(
     factors = _factors(input.sizes[1:], lengths, scales)
     corners = None if mode.startswith("nearest") else False
 
-    def compute(part: Part) -> torch.Tensor:
+    def compute(part: WindowPart) -> torch.Tensor:
         result = part.source
         if factors is not None and not align_corners:
             # Every tile is enlarged alike: torch does it at once.
@@ -125,7 +125,7 @@ def pixel_shuffle(flow: Flow, input: Tile, upscale_factor: int) -> Any:
         rest = (Interval(each.start // by, -(-each.stop // by)) for each in box[1:])
         return (Interval(box[0].start * by * by, box[0].stop * by * by), *rest)
 
-    def compute(part: Part) -> torch.Tensor:
+    def compute(part: WindowPart) -> torch.Tensor:
         result = F.pixel_shuffle(part.source, by)
         for at in (1, 2):
             wanted = part.wanted[at]
@@ -149,7 +149,7 @@ def pixel_unshuffle(flow: Flow, input: Tile, downscale_factor: int) -> Any:
         inside = Interval(box[0].start // (by * by), -(-box[0].stop // (by * by)))
         return (inside, *rest)
 
-    def compute(part: Part) -> torch.Tensor:
+    def compute(part: WindowPart) -> torch.Tensor:
         result = F.pixel_unshuffle(part.source, by)
         wanted = part.wanted[0]
         return result.narrow(1, wanted.start - part.needed[0].start * by * by, wanted.length)
