@@ -291,7 +291,7 @@ def test_a_loss_is_one_number(tmp_path: Path) -> None:
     def body(run: Run) -> None:
         model = net()
         run.distribute(model, torch.optim.SGD(model.parameters(), 0.1))
-        with pytest.raises(UserError, match=r"run\.report.*one number.*\(6,\)"):
+        with pytest.raises(UserError, match=r"run\.observe_loss.*one number.*\(6,\)"):
             run.observe_loss(torch.zeros(6))
         run.observe_loss(torch.zeros(1, 1))
 
