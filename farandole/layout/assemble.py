@@ -32,6 +32,7 @@ from farandole.layout.tiles.lanes import Lanes, LocalLanes, MailLanes
 from farandole.layout.tiles.tiling import Tiling
 from farandole.layout.update import Update
 from farandole.layout.versions import Latest, Stash, Weights
+from farandole.layout.weight_hooks import WeightHooks
 from farandole.schedule.pipelines import Pipeline, facts
 
 
@@ -97,7 +98,8 @@ def assemble(
     _follow(model, buffers, gate)
     ends = find_ends(seats, pipe, gate, tensors)
     scale = LossScale(pipe) if numbers.precision is torch.float16 else None
-    update = Update(gate, ends, averages=layout.streams, clip=numbers.clip, scale=scale)
+    hooks = WeightHooks(gate, names, whole=len(parts) == 1)
+    update = Update(gate, ends, hooks, averages=layout.streams, clip=numbers.clip, scale=scale)
 
     def name_of(rank: int) -> str:
         stages = "+".join(map(str, places.held(teams.place(rank))))

@@ -50,7 +50,7 @@ class Gate(nn.Module):
         for weight in weights:
             gradients.append(torch.zeros_like(weight) if weight.grad is None else weight.grad)
             weight.grad = None
-        result: torch.Tensor = _Known.apply(gradients, *weights)
+        result: torch.Tensor = Known.apply(gradients, *weights)
         return result
 
     def exchange(self) -> None:
@@ -62,7 +62,7 @@ class Gate(nn.Module):
             weights[0].grad = None  # nobody has added to what stood for nothing
 
 
-class _Known(torch.autograd.Function):
+class Known(torch.autograd.Function):
     """Zero, with gradients that are known."""
 
     @staticmethod

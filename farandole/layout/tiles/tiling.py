@@ -10,6 +10,7 @@ errors.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,17 +18,19 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from farandole.errors import UserError
-from farandole.layout.tiles.custom_functions import watch_custom_functions
+from farandole.layout.tiles.custom_functions import at_work, watch_custom_functions
 from farandole.layout.tiles.grid import Axes
 from farandole.layout.tiles.handoff import hand_off, hand_over
 from farandole.layout.tiles.lanes import Lanes
 from farandole.layout.tiles.row_table import row_functions
 from farandole.layout.tiles.rows import Rows, share_of
+from farandole.layout.tiles.side_effects import WholeGradientsOnly
 from farandole.layout.tiles.snapshot import plain
 from farandole.layout.tiles.table import functions
 from farandole.layout.tiles.tile import Divided, Flow, Tile, Windowed, cut, function_name
 from farandole.layout.tiles.whole import all_rows_for_loss, computed_whole, whole_of
 
+_WATCHED = 2  # forward passes
 _TILE, _ROWS = "farandole.tile", "farandole.rows"
 """The keys of a tile and of a share in a message; beside it stands where it belongs."""
 
@@ -58,6 +61,7 @@ class Tiling:
         self._chosen = chosen
         self._gathers = gathers
         self._samples = 0
+        self._passes = 0  # forward passes so far
         self._recording = True  # of each forward pass, until somebody has seen it
         self._in_loss = False
         self._path: list[str] = []
@@ -83,7 +87,7 @@ class Tiling:
     def forward(self, run: Callable[[Any], Any], message: Any, samples: int) -> Any:
         """A stage that is not the last; returns a message."""
         self._begin(samples)
-        result = run(self._received(message))
+        result = self._run(run, message)
         return self._handed_over(result) if self._gathers else _sent(result)
 
     def loss(
@@ -96,7 +100,7 @@ class Tiling:
     ) -> torch.Tensor:
         """The last stage. All lanes' results add up to the loss."""
         self._begin(samples)
-        result = run(self._received(message))
+        result = self._run(run, message)
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Divided)]
         if leaves and all(isinstance(leaf, Tile) for leaf in leaves):
             try:
@@ -108,7 +112,7 @@ class Tiling:
     def predict(self, run: Callable[[Any], Any], message: Any, samples: int, last: bool) -> Any:
         """A forward pass alone: a message; of the last stage all samples, on every lane."""
         self._begin(samples)
-        result = run(self._received(message))
+        result = self._run(run, message)
         if last:
             return pytree.tree_map_only(torch.Tensor, _whole, result)
         return self._handed_over(result) if self._gathers else _sent(result)
@@ -135,7 +139,8 @@ class Tiling:
             # Recorded again if it was, so that it does the same; but the layers are known already.
             known, self.flow.record = self.flow.record, [] if recorded else None
             try:
-                return run(value)
+                with at_work(self.flow):
+                    return run(value)
             finally:
                 self.flow.record = known
 
@@ -338,6 +343,14 @@ class Tiling:
         return 0.0 if share.spare else len(share.rows) / self._samples
 
     # Around a forward pass
+
+    def _run(self, run: Callable[[Any], Any], message: Any) -> Any:
+        """The first passes are watched more closely, which takes time."""
+        self._passes += 1
+        apart = self._passes <= _WATCHED and not self.flow.lanes.all_here
+        watched = WholeGradientsOnly(self.flow) if apart else nullcontext()
+        with at_work(self.flow), watched:
+            return run(self._received(message))
 
     def _begin(self, samples: int) -> None:
         self.flow.begin()
