@@ -112,6 +112,8 @@ def assemble(
     for stage, part in held.items() if layout.recompute_blocks else ():
         part.rerun = _rerun(tilings.get(stage), offload=layout.offload)
         part.rerun_blocks = layout.recompute_blocks
+    for part in held.values():
+        part.runs_again, part.draws_alike = layout.recompute, lanes is not None
     kinds = _weights(layout, place)
     last = places.stages - 1
     means = _means(layout, objective)

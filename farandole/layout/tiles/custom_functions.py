@@ -31,7 +31,6 @@ from farandole.layout.tiles.exchange import add_lanes
 from farandole.layout.tiles.lanes import Lanes
 from farandole.layout.tiles.tile import Divided, Flow, divided_leaves
 
-
 _OURS = __name__.partition(".")[0]
 _AT_WORK: ContextVar[Flow | None] = ContextVar("farandole.tiles.at_work", default=None)
 """The flow whose model runs in this thread."""
