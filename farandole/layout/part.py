@@ -67,7 +67,7 @@ class Part(nn.Module):
         return value
 
     def _of_prediction(self) -> Moment | None:
-        """A prediction draws from the state of the process, which may not be that of other lanes."""
+        """The random state of this process may not be that of other lanes."""
         self._predictions += 1
         return Moment(0, -self._predictions, 0) if self.draws_alike else None
 

@@ -1,5 +1,7 @@
-"""The random states of a process: torch's, Python's and NumPy's. Any of them may decide what a model
-does."""
+"""The random states of a process: torch's, Python's and NumPy's.
+
+Any of them may decide what a model does.
+"""
 
 from __future__ import annotations
 

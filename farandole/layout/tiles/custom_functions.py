@@ -11,7 +11,8 @@ A function of weights alone, such as one that rounds them, is seen too: each lan
 gradient of its own tile.
 
 Torch's checkpoint is one too, and would run the model again in the backward pass, where lanes could
-not agree on what they exchange. It runs once, and keeps its activations.
+not agree on what they exchange. It runs once, and keeps its activations. So does the other kind of
+checkpoint, which is no custom function. Only what the layout itself recomputes runs again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch.autograd.function import Function, _SingleLevelFunction
+from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
 from farandole.layout.left_alone import one_at_a_time
@@ -68,16 +70,36 @@ def watch_custom_functions() -> None:
     with one_at_a_time():  # else a recording in another thread would take it away at its end
         if "apply" not in vars(_SingleLevelFunction):
             _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+        _watch_checkpoints()
+
+
+def _watch_checkpoints() -> None:
+    """Those that are no custom functions: `use_reentrant=False`."""
+    around: Any = checkpoint._checkpoint_without_reentrant_generator
+    if around.__module__ == __name__:
+        return
+
+    def runs_once(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        divided = any(isinstance(each, Divided) for each in pytree.tree_leaves((args, kwargs)))
+        ours = str(getattr(function, "__module__", "")).partition(".")[0] == _OURS
+        if not ours and (divided or _AT_WORK.get() is not None):
+            yield
+        else:
+            yield from around(function, *args, **kwargs)
+
+    checkpoint._checkpoint_without_reentrant_generator = runs_once
 
 
 def _flow_for(kind: type[Function], args: tuple[Any, ...]) -> Flow | None:
     """Of a call with whole tensors alone: the flow whose lanes share its gradient, if there is
     one."""
     flow = _AT_WORK.get()
-    if flow is None or flow.lanes.all_here or kind.__module__.partition(".")[0] == _OURS:
+    if flow is None or kind.__module__.partition(".")[0] == _OURS:
         return None
     if kind is CheckpointFunction:  # what it runs may compute with tiles
         return flow
+    if flow.lanes.all_here:
+        return None
     tensors = [each for each in args if isinstance(each, torch.Tensor)]
     differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     return flow if differentiable else None

@@ -8,7 +8,7 @@ their gradient: what a lane has made of its tile. So hooks are not for them eith
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,10 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from farandole.layout.tiles.tile import Divided, Flow, refuse
+from farandole.errors import UserError
+from farandole.layout.tiles.tile import Divided, Flow, function_name, refuse
+
+_TILES = __name__.rpartition(".")[0]
 
 _METHODS = """
     __dlpack__ as_strided as_strided_ backward data_ptr pin_memory register_hook
@@ -57,10 +60,35 @@ class WholeGradientsOnly(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in _OF_GRADIENTS and any(
-            isinstance(leaf, Divided) or (leaf.requires_grad and not leaf.is_leaf)
-            for leaf in pytree.tree_leaves((args, kwargs))
-            if isinstance(leaf, Tensor)
-        ):
-            raise refuse(self._flow, func)
+        if func in _OF_GRADIENTS:
+            leaves = pytree.tree_leaves((args, kwargs))
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            if any(isinstance(each, Divided) for each in tensors):
+                raise refuse(self._flow, func)
+            if any(each.requires_grad and not each.is_leaf for each in tensors) and not (
+                func is torch.autograd.grad and _is_of_weights_alone(tensors)
+            ):
+                raise UserError(
+                    f"{self._flow.layer}: {function_name(func)} would see a part of the gradient: "
+                    "every worker has that of its own tile, and they are added up at the end of "
+                    "a step. Set hooks on weights before training, do this in the loss, or train "
+                    "this model without tiles."
+                )
         return func(*args, **(kwargs or {}))
+
+
+def _is_of_weights_alone(tensors: Sequence[Tensor]) -> bool:
+    """Whether nothing that was exchanged among lanes is in their graphs: then every lane computes
+    the same gradient, and all of it."""
+    seen = {each.grad_fn for each in tensors if each.grad_fn is not None}
+    waiting = list(seen)
+    while waiting:
+        node: Any = waiting.pop()
+        kind = getattr(node, "_forward_cls", None)
+        if kind is not None and kind.__module__.startswith(_TILES):
+            return False
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                waiting.append(below)
+    return True

@@ -17,7 +17,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from farandole.errors import UserError
+from farandole.errors import FarandoleError, UserError
 from farandole.layout.tiles.custom_functions import at_work, watch_custom_functions
 from farandole.layout.tiles.grid import Axes
 from farandole.layout.tiles.handoff import hand_off, hand_over
@@ -349,8 +349,18 @@ class Tiling:
         self._passes += 1
         apart = self._passes <= _WATCHED and not self.flow.lanes.all_here
         watched = WholeGradientsOnly(self.flow) if apart else nullcontext()
-        with at_work(self.flow), watched:
-            return run(self._received(message))
+        try:
+            with at_work(self.flow), watched:
+                return run(self._received(message))
+        except (FarandoleError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            said = (str(error).splitlines() or [""])[0]
+            raise UserError(
+                f"{self.flow.layer}: {type(error).__name__}: {said} This layer computes with a "
+                "tensor that is divided among workers. If the model runs without a layout, end the "
+                "tiles before this layer with handoff=…, or train this model without tiles."
+            ) from error
 
     def _begin(self, samples: int) -> None:
         self.flow.begin()
@@ -363,6 +373,8 @@ class Tiling:
         def enter(module: nn.Module, args: tuple[Any, ...]) -> Any:
             self._path.append(name)
             self.flow.layer = name
+            if module._backward_hooks or module._backward_pre_hooks:
+                self._refuse_backward_hooks(module)
             if name != self._chosen:
                 return None
             if self.handed_off_at is None:
@@ -374,8 +386,18 @@ class Tiling:
                 self._path.pop()
             self.flow.layer = self._path[-1] if self._path else "the model's own forward"
 
+        if isinstance(module, torch.jit.ScriptModule):  # has no hooks
+            return
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)
+
+    def _refuse_backward_hooks(self, module: nn.Module) -> None:
+        if torch.is_grad_enabled():
+            raise UserError(
+                f"{self.flow.layer}: its backward hook (register_full_backward_hook) would see the "
+                "gradient of this worker's tile alone. Write it as a torch.autograd.Function, "
+                "whose backward sees all of it, or train this model without tiles."
+            )
 
 
 def _whole(leaf: torch.Tensor) -> torch.Tensor:
@@ -400,6 +422,8 @@ def _sent(value: Any) -> Any:
     """As a message: what is divided as what this lane has of it."""
 
     def one(leaf: torch.Tensor) -> Any:
+        if isinstance(leaf, Divided):
+            leaf.flow.check()
         if isinstance(leaf, Rows):
             return {_ROWS: leaf.own, "where": f"{leaf.samples}/{leaf.factor}"}
         if not isinstance(leaf, Tile):
