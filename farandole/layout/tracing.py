@@ -79,8 +79,9 @@ def _record(model: nn.Module, cuts: Sequence[str]) -> Recording:
     except Exception as error:
         raise UserError(
             f"{type(model).__name__} cannot be cut into stages, for its forward cannot be traced: "
-            f"{short(error)}. Pass an nn.Sequential, a list of blocks, or put this code "
-            f"into a submodule: one that cannot be traced stays whole and runs as it is."
+            f"{short(error)}. Put this code into a submodule: one that cannot be traced stays "
+            f"whole and runs as it is. Or pass an nn.Sequential, a list of blocks, or "
+            f"run.trainer(…, sample=x), with which the model is recorded while it runs."
         ) from error
     attributes = {}
     for node in graph.nodes:
