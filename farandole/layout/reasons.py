@@ -12,8 +12,7 @@ import torch
 _WORDS_OF_FX = {
     "inputs to control flow": "its control flow depends on the input's values or sizes (if, while, "
     "assert, float(), .item())",
-    "object cannot be iterated": "its code iterates over a tensor (for, zip(), *x); x.unbind() with "
-    "a known number can be traced",
+    "object cannot be iterated": "its code iterates over a tensor (for, zip(), *x)",
     "'len' is not supported": "its code asks for len() of a tensor; x.shape[0] can be traced",
     "Proxy": "its code gives a tensor, or a size of one, to something that takes plain values only",
 }
