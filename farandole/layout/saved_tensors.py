@@ -71,7 +71,7 @@ def _step_aside_for_transforms() -> None:
         finally:
             looking.__enter__()
 
-    graph.disable_saved_tensors_hooks = disabled
+    graph.disable_saved_tensors_hooks = disabled  # type: ignore[assignment]
 
 
 def _is_on_top(hooks: graph.saved_tensors_hooks) -> bool:

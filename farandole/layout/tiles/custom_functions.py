@@ -87,7 +87,7 @@ def _watch_checkpoints() -> None:
         else:
             yield from around(function, *args, **kwargs)
 
-    checkpoint._checkpoint_without_reentrant_generator = runs_once
+    checkpoint._checkpoint_without_reentrant_generator = runs_once  # type: ignore[assignment]
 
 
 def _flow_for(kind: type[Function], args: tuple[Any, ...]) -> Flow | None:

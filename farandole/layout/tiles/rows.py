@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from farandole.layout.custom_functions import is_under_transform
 from farandole.layout.tiles.tile import (
     ABOUT,
     Divided,
     Flow,
     Spoiled,
     divided_leaves,
-    is_under_transform,
     refuse_below,
 )
 from farandole.schedule import piece
