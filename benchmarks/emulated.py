@@ -23,9 +23,9 @@ from typing import Any
 from common import RESULTS, save
 
 import farandole as fd
-from farandole.launch.cores import fair_share
-from farandole.launch.signals import signals_noted
-from farandole.testing.cluster import Cluster
+from farandole.emulate.cluster import Cluster
+from farandole.system.cores import fair_share
+from farandole.worker.signals import signals_noted
 
 HOSTS = 2
 TIMEOUT_SECONDS = 600.0

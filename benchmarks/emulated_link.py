@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from common import save, spread
 
 if TYPE_CHECKING:
-    from farandole.testing.cluster import Cluster
+    from farandole.emulate.cluster import Cluster
 
 PORT = 5001
 LOWEST, HIGHEST = 0.80, 1.05
@@ -79,7 +79,7 @@ def main() -> None:
         return
 
     # Not above: senders and receivers start this script too, and need not wait for torch.
-    from farandole.testing.cluster import Cluster
+    from farandole.emulate.cluster import Cluster
 
     with Cluster(hosts=2, rate=args.rate) as cluster:
         seconds = [

@@ -22,8 +22,8 @@ from common import restart_on_workers, save, spread
 
 import farandole as fd
 from farandole.models import build
-from farandole.sync.buckets import Bucket
-from farandole.sync.guard import GradientGuard
+from farandole.sync.allreduce.buckets import Bucket
+from farandole.sync.common.guard import GradientGuard
 
 CASES = {
     "small_cnn": {"image_size": 28, "channels": 1, "batch": 64, "steps_per_block": 20},

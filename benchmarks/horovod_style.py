@@ -23,7 +23,7 @@ from ddp_parity import steps
 from torch.nn.parallel import DistributedDataParallel
 
 import farandole.horovod.torch as hvd
-from farandole.comm.sizes import format_size
+from farandole.bench.comm.sizes import format_size
 from farandole.models import build
 
 CNN = {"model": "small_cnn", "image_size": 28, "channels": 1, "warm_steps": 20}

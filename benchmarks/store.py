@@ -23,12 +23,12 @@ import torch
 from common import save, spread
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from farandole.launch.environment import Seat
-from farandole.launch.join import join
-from farandole.launch.loopback import serve_tcp_store
-from farandole.launch.rendezvous import find_store
-from farandole.launch.store.address import StoreAddress
-from farandole.launch.store.hosted import LOOPBACK, JobStore
+from farandole.worker.environment import Seat
+from farandole.worker.join import join
+from farandole.worker.loopback import serve_tcp_store
+from farandole.worker.rendezvous import find_store
+from farandole.worker.store.address import StoreAddress
+from farandole.worker.store.hosted import LOOPBACK, JobStore
 
 PATIENCE = timedelta(seconds=120)
 SIDES = ("ours", "TCPStore")

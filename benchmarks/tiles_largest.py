@@ -33,7 +33,7 @@ from common import RESULTS, save
 from tiled import Side
 
 import farandole as fd
-from farandole.launch.signals import signals_noted
+from farandole.worker.signals import signals_noted
 
 MODELS = ("resnet110_v2", "amoebanet_d")
 MODES = ("plain", "recompute", "recompute+offload", "in_turn")

@@ -34,8 +34,8 @@ from common import RESULTS, save
 from tiled import Side, batch
 
 import farandole as fd
-from farandole.layout.memory import ActivationMeter, storages_of
-from farandole.train.piped import Piped
+from farandole.layout.pipeline.memory import ActivationMeter, storages_of
+from farandole.train.engines.pipelined import PipelinedEngine
 
 MODELS = ("resnet110_v2:units=2", "amoebanet_d:layers=3,filters=64", "unet:width=8,depth=3")
 TILES = ("1x1", "2x1", "2x2", "3x3")
@@ -83,7 +83,7 @@ def take_part(args: argparse.Namespace, file: Path) -> None:
 def activations_of(side: Side) -> int:
     """Those kept for the backward pass of one more step."""
     engine = side.trainer._engine
-    if isinstance(engine, Piped):
+    if isinstance(engine, PipelinedEngine):
         meter = engine._pipelined.measure()
         side.step()
         engine._pipelined.stop_measuring()

@@ -27,7 +27,7 @@ from sides import rotated, timed
 from tiled import Side, on_cores
 
 import farandole as fd
-from farandole.train.piped import Piped
+from farandole.train.engines.pipelined import PipelinedEngine
 
 MODELS = ("convolutions:layers=12,width=32", "resnet110_v2:units=2")
 SIDES = {"overlap": "overlap=true", "no overlap": "overlap=false"}
@@ -42,7 +42,7 @@ class Waiting:
     def __init__(self, side: Side) -> None:
         self.seconds = 0.0
         engine = side.trainer._engine
-        assert isinstance(engine, Piped)
+        assert isinstance(engine, PipelinedEngine)
         for tiling in engine._tilings.values():
             self._watch(tiling.flow.lanes)
 

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from common import restart_on_workers, save, spread
 
 import farandole as fd
-from farandole.comm.recorder import Recorder
-from farandole.comm.trace import NO_TRACE, Trace
 from farandole.models import build
+from farandole.trace.recorder import Recorder
+from farandole.trace.spans import NO_TRACE, Trace
 
 CASES = {
     "small_cnn": {"image_size": 28, "channels": 1, "batch": 64, "steps_per_block": 20},

@@ -36,7 +36,7 @@ import torch
 from common import save
 
 import farandole as fd
-from farandole.train import checkpoint
+from farandole.train.checkpoint import checkpoint
 
 WORKERS = 2
 EVERYTHING = 10**9  # checkpoints to keep

@@ -21,7 +21,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from farandole.server import Cluster, Store, connect
-from farandole.server.filtered import Filtered
+from farandole.server.client.filtered import Filtered
 from farandole.server.filters import Savings
 
 KEYS = 1 << 22

@@ -36,9 +36,9 @@ import hypothesis
 import psutil
 import pytest
 
+from farandole.emulate import namespaces
 from farandole.errors import UserError
 from farandole.launch.one_host_mpi import one_host_variables
-from farandole.testing import namespaces
 
 # Hypothesis' own limit of time per example would be a timed test: the first one loads torch.
 hypothesis.settings.register_profile("untimed", deadline=None)

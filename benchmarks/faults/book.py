@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from farandole.orphans import end_with_parent
+from farandole.system.orphans import end_with_parent
 from faults.run import Verdict, run_drill
 from faults.slot import Slot
 from faults.table import Drill, drills

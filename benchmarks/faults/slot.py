@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 
 from farandole.launch.forks import Forked, ForkError, Forks
-from farandole.launch.workplace import worker_defaults
-from farandole.orphans import adopt_orphans
+from farandole.launch.job_directory import worker_defaults
+from farandole.system.orphans import adopt_orphans
 
 REPOSITORY = Path(__file__).parents[2]
 MARK = "FARANDOLE_DRILL"

@@ -13,12 +13,12 @@ from farandole.cli.bench import bench
 from farandole.cli.doctor import doctor
 from farandole.cli.emulate import emulate
 from farandole.cli.encoding import print_any_character
-from farandole.cli.horovodrun import horovodrun
 from farandole.cli.race import race
 from farandole.cli.run import run
 from farandole.cli.schedule import schedule
 from farandole.cli.server import server
 from farandole.errors import FarandoleError, UserError
+from farandole.horovod.cli import horovodrun
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

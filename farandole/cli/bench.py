@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from farandole.bench.ends import check_output
+from farandole.bench.ends import finish as _finish
 from farandole.cli.bench_comm import comm
-from farandole.cli.bench_ends import check_output
-from farandole.cli.bench_ends import finish as _finish
 from farandole.cli.options import sync_option
 from farandole.errors import UserError
 
@@ -67,11 +67,11 @@ def train(workers: int | None, sync: str | None, json_path: Path | None, **optio
 
     import torch
 
-    from farandole.launch.local import Job, launch
+    from farandole.bench.throughput import Workload
+    from farandole.launch.backends.local import Job, launch
     from farandole.options import format_options
     from farandole.sync import parse
     from farandole.train import settings
-    from farandole.train.throughput import Workload
 
     count = workers or torch.cuda.device_count() or 1
     strategy = parse(sync) if sync else None
@@ -83,7 +83,7 @@ def train(workers: int | None, sync: str | None, json_path: Path | None, **optio
         _check_compile()
     output = check_output("--json", json_path) if json_path else None
     chosen = {settings.SCRIPT: "bench train", settings.SYNC: str(strategy) if strategy else ""}
-    command = ["-m", "farandole.train.throughput", format_options(workload)]
+    command = ["-m", "farandole.bench.throughput", format_options(workload)]
     job = Job(
         workers=count,
         command=[*command, str(output)] if output else command,
@@ -111,7 +111,7 @@ def _check_tf32() -> None:
 def _check_compile() -> None:
     import torch
 
-    from farandole.launch.checks import check_compiler
+    from farandole.doctor.checks import check_compiler
 
     found = check_compiler(gpu=torch.cuda.device_count() > 0)
     if found.status != "ok":

@@ -1,6 +1,6 @@
 """`farandole doctor`: what works on this machine, and what to install.
 
-Reads the machine and prints; what the readings mean is decided in `farandole.launch.checks`.
+Reads the machine and prints; what the readings mean is decided in `farandole.doctor.checks`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 import click
 
 import farandole
-from farandole.launch import checks
-from farandole.launch.checks import Finding
+from farandole.doctor import checks
+from farandole.doctor.checks import Finding
 
 _COLOURS = (("ok", "green"), ("warning", "yellow"), ("missing", "cyan"), ("broken", "red"))
 
@@ -108,7 +108,7 @@ def _examine_machine() -> tuple[Finding, ...]:
     import psutil
     import torch.distributed as dist
 
-    from farandole.launch.cores import usable_cores
+    from farandole.system.cores import usable_cores
 
     gpus = _gpus()
     count = os.cpu_count() or 1

@@ -19,7 +19,7 @@ from farandole.cli.options import PASS_ON
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
-    from farandole.testing.cluster import Cluster
+    from farandole.emulate.cluster import Cluster
 
 _POLL_SECONDS = 0.01
 _GRACE_SECONDS = 5.0
@@ -53,7 +53,7 @@ def emulate(
         torchrun --nnodes {hosts} --node-rank {host} --nproc-per-node 2 \\
                  --master-addr {master} --master-port 29500 train.py
     """
-    from farandole.testing.cluster import NETWORK, Cluster
+    from farandole.emulate.cluster import NETWORK, Cluster
 
     if clean:
         _clean(command)
@@ -80,8 +80,8 @@ def fill_in(command: Sequence[str], host: int, cluster: Cluster) -> list[str]:
 
 
 def _clean(command: Sequence[str]) -> None:
+    from farandole.emulate.namespaces import remove_leftovers, require_root
     from farandole.launch.old_logs import remove_old_folders
-    from farandole.testing.namespaces import remove_leftovers, require_root
 
     if command:
         raise UserError(f"--clean runs nothing, so leave {command[0]!r} out, or --clean.")
@@ -97,8 +97,8 @@ def _run(cluster: Cluster, commands: Sequence[Sequence[str]]) -> int:
     """Runs them all to their end and returns the exit code. The cluster is gone afterwards."""
     from farandole.launch.old_logs import remove_old_folders
     from farandole.launch.output import Relay, Source
-    from farandole.launch.signals import exit_code_of, signals_noted
-    from farandole.owned_folders import OwnedFolder
+    from farandole.system.owned_folders import OwnedFolder
+    from farandole.worker.signals import exit_code_of, signals_noted
 
     remove_old_folders()
     with ExitStack() as stack:

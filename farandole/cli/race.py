@@ -24,7 +24,7 @@ from farandole.cli.options import (
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
-    from farandole.launch.race import Course, Entry
+    from farandole.race.runner import Entry, RaceConfig
     from farandole.report import Lane, Target
 
 
@@ -90,12 +90,12 @@ def race(
 
     import torch
 
-    from farandole.cli.race_checks import check_entries, check_servers
-    from farandole.launch.race import Course, Entry
-    from farandole.launch.signals import exit_code_of, signals_raised
+    from farandole.race.checks import check_entries, check_servers
+    from farandole.race.runner import Entry, RaceConfig
     from farandole.report import Target
     from farandole.train.claim import claim
     from farandole.train.settings import default_name
+    from farandole.worker.signals import exit_code_of, signals_raised
 
     goal = Target.parse(target) if target else None
     entries = _entries(layout, sync, workers)
@@ -109,7 +109,7 @@ def race(
         )
     check_entries(entries, hosts, "cuda" if torch.cuda.device_count() else "cpu", os.environ)
     folder = claim(runs, f"race-{default_name(script)}")
-    course = Course(
+    course = RaceConfig(
         (script, *arguments), folder.parent / folder.name, seed, hosts, servers, replicas
     )
     with signals_raised():
@@ -125,8 +125,8 @@ def race(
 
 def _entries(layouts: Sequence[str], syncs: Sequence[str], workers: int) -> list[Entry]:
     """Every layout with every strategy, as typed. What is not given is left to the script."""
-    from farandole.launch.race import Entry
     from farandole.launch.servers import needs_servers
+    from farandole.race.runner import Entry
     from farandole.sync import parse
 
     if not layouts and not syncs:
@@ -143,15 +143,15 @@ def _entries(layouts: Sequence[str], syncs: Sequence[str], workers: int) -> list
 
 
 def _run_all(
-    course: Course, entries: list[Entry], target: Target | None
+    course: RaceConfig, entries: list[Entry], target: Target | None
 ) -> tuple[list[Lane], str | None]:
     """All lanes in turn; the second value is the signal that stopped the race, if one did."""
     from rich.console import Console
     from rich.live import Live
 
-    from farandole.launch.race import interrupted, run_lane
-    from farandole.launch.signals import Stopped
+    from farandole.race.runner import interrupted, run_lane
     from farandole.report import TargetNotice, require_metric, table
+    from farandole.worker.signals import Stopped
 
     notice = TargetNotice(target)
     lanes = [course.lane(entry) for entry in entries]
@@ -200,11 +200,11 @@ def _tell(lane: Lane, target: Target | None) -> None:
     click.echo(f"  {lane.total_seconds:.1f} s in all{told}{before}")
 
 
-def _finish(course: Course, lanes: list[Lane], target: Target | None) -> None:
+def _finish(course: RaceConfig, lanes: list[Lane], target: Target | None) -> None:
     from rich.console import Console
 
     import farandole
-    from farandole.launch.race import output_of
+    from farandole.race.runner import output_of
     from farandole.report import Results, headline, plain, table
     from farandole.report.lane import labels
     from farandole.report.page import write_report

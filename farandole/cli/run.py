@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farandole.cli.ends import tell_end
 from farandole.cli.options import (
     PASS_ON,
     check_script,
@@ -19,6 +18,7 @@ from farandole.cli.options import (
     sync_option,
 )
 from farandole.errors import FarandoleError, UserError
+from farandole.launch.ends import tell_end
 
 if TYPE_CHECKING:
     from farandole.launch.job import Job
@@ -195,10 +195,9 @@ def run(
 
     import torch
 
-    from farandole import variables
+    from farandole import environment as variables
     from farandole.comm import check_transport
-    from farandole.launch import tracing
-    from farandole.launch.local import Job, launch
+    from farandole.launch.backends.local import Job, launch
     from farandole.launch.servers import (
         OthersServers,
         OwnServers,
@@ -206,6 +205,7 @@ def run(
         plan_servers,
     )
     from farandole.sync import parse
+    from farandole.trace import merge as tracing
     from farandole.train import settings
 
     strategy = parse(sync) if sync is not None else None
@@ -303,8 +303,8 @@ def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
 
 def _merge(trace: Path) -> None:
     """Whatever became of the job: what its ranks recorded is there."""
-    from farandole.launch import tracing
-    from farandole.launch.signals import undisturbed
+    from farandole.trace import merge as tracing
+    from farandole.worker.signals import undisturbed
 
     if not tracing.parts_folder(trace).exists():
         return  # under hvd.init() rank 0 merges them itself, if it lives so long, and says so

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farandole.cli.bench_ends import check_output
+from farandole.bench.ends import check_output
 from farandole.cli.options import SCHEDULES
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
     from farandole.layout.layout import Layout
-    from farandole.schedule.pipelines import Pipeline, Timeline
+    from farandole.schedule.pipelines import Pipeline, PipelineTimeline
 
 _STEPS = 6
 _NARROWEST, _WIDEST = 40, 240
@@ -88,7 +88,7 @@ def schedule(
         click.echo("\nEach of these ranks stands for one worker on every tile:")
         click.echo(describe_teams(Teams(wanted.teams), pipeline, wanted, 1))
     if target is not None:
-        from farandole.report.timeline import draw_timeline
+        from farandole.report.plots.timeline import draw_timeline
 
         draw_timeline(timeline, target)
         click.echo(f"drawn: {plot}")
@@ -131,13 +131,13 @@ def _plot_target(plot: Path | None) -> Path | None:
     """Found out now rather than after the timeline."""
     if plot is None:
         return None
-    from farandole.report.timeline import check_ending
+    from farandole.report.plots.timeline import check_ending
 
     check_ending(plot)
     return check_output("--plot", plot)
 
 
-def _facts(timeline: Timeline) -> list[str]:
+def _facts(timeline: PipelineTimeline) -> list[str]:
     """A table of the ranks, and what it comes to."""
     from farandole.report import units
     from farandole.schedule.pipelines import facts

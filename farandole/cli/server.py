@@ -79,8 +79,8 @@ def server(
         _join(join, host, bind, key_file, functions)
         return
 
-    from farandole.launch.environment import is_loopback
     from farandole.launch.servers import check_replicas
+    from farandole.worker.environment import is_loopback
 
     if key_file is None and not is_loopback(host):
         raise UserError(
@@ -94,9 +94,9 @@ def server(
 def _serve(
     servers: int, replicas: int, functions: tuple[str, ...], bind: str, key_file: Path | None
 ) -> None:
-    from farandole import variables
-    from farandole.launch.signals import signals_noted
+    from farandole import environment as variables
     from farandole.server.cluster import Cluster
+    from farandole.worker.signals import signals_noted
 
     with (
         signals_noted() as received,
@@ -125,9 +125,9 @@ def _serve(
 def _join(
     address: str, host: str, bind: str, key_file: Path | None, functions: tuple[str, ...]
 ) -> None:
-    from farandole.launch.environment import is_loopback
     from farandole.launch.servers import check_address, check_key_file
-    from farandole.launch.signals import handlers_kept
+    from farandole.worker.environment import is_loopback
+    from farandole.worker.signals import handlers_kept
 
     there = check_address("--join", address)
     key = check_key_file(f"--join {address}", key_file)

@@ -5,8 +5,8 @@ from farandole.comm.choice import TransportName, check_transport
 from farandole.comm.group import Group
 from farandole.comm.meter import Meter
 from farandole.comm.queue import Handle
-from farandole.comm.transport import Transport
 from farandole.comm.transports import ByDevice, C10d, Exchange, InProcess, SharedMemory, over_hosts
+from farandole.comm.transports.base import Transport
 
 __all__ = [
     "ByDevice",

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.variables import ACTIVITY
+from farandole.environment import ACTIVITY
 
 STACK_SIGNAL = signal.SIGUSR2
 """On which a worker writes its stack, unless the script has a use for that signal itself."""

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from farandole.comm.choice import cheapest
-from farandole.comm.transport import NATIVE, NativeWins, Transport
+from farandole.comm.transports.base import NATIVE, NativeWins, Transport
 from farandole.errors import UserError
 from farandole.schedule import Link
 

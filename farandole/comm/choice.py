@@ -13,7 +13,7 @@ import functools
 import math
 from typing import Literal, get_args
 
-from farandole.comm.transport import NATIVE, NativeWins, Transport
+from farandole.comm.transports.base import NATIVE, NativeWins, Transport
 from farandole.errors import UserError, nearest
 from farandole.schedule import ALGORITHMS, Link, build, cost_seconds
 

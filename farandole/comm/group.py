@@ -21,15 +21,15 @@ from torch.futures import Future
 
 from farandole.comm.arithmetic import Op, check_op
 from farandole.comm.choice import choose
-from farandole.comm.face import ProcessGroupFace
 from farandole.comm.meter import Meter, ring_bytes
+from farandole.comm.process_group import GroupAdapter
 from farandole.comm.queue import Handle, Queue
 from farandole.comm.tensors import batches, claim_of, flat_view, kind_of, put_back
-from farandole.comm.trace import NO_TRACE, Trace
-from farandole.comm.transport import PeerLost, Transport, disagreement, name_ranks
+from farandole.comm.transports.base import PeerLost, Transport, disagreement, name_ranks
 from farandole.errors import CommError, UserError
 from farandole.schedule import piece
 from farandole.topology import Topology
+from farandole.trace.spans import NO_TRACE, Trace
 
 _PATIENCE_SECONDS = 5.0
 
@@ -61,7 +61,7 @@ class Group:
         self.timeout: timedelta = transport.timeout
         self.meter = meter or Meter()
         self.trace = trace
-        self.process_group: dist.ProcessGroup = transport.process_group or ProcessGroupFace(self)
+        self.process_group: dist.ProcessGroup = transport.process_group or GroupAdapter(self)
         """For code of PyTorch's that wants a c10d group, such as DDP."""
         self._queue = Queue(self.meter)
         self._subgroups: weakref.WeakSet[Group] = weakref.WeakSet()

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from farandole.comm.activity import NO_ACTIVITY, Activity
-from farandole.comm.trace import NO_TRACE, Trace
+from farandole.trace.spans import NO_TRACE, Trace
 
 
 class Meter:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from farandole.data.options import LoaderOptions, Told
+from farandole.data.options import LoaderOptions, ResolvedLoader
 from farandole.data.position import Position
 from farandole.data.samplers import RankBatches, RankBatchSampler, RankSampler
 from farandole.data.shares import share_slice
@@ -24,7 +24,7 @@ class DataLoaderMirror:
 
     position: Position
     options: LoaderOptions
-    _told: Told
+    _told: ResolvedLoader
     _batches: RankBatches | StreamShare
     _inner: DataLoader[Any]
     _size: int

@@ -46,7 +46,7 @@ class LoaderOptions:
 
 
 @dataclass(frozen=True)
-class Told:
+class ResolvedLoader:
     """A dataset, how to cut it and how to load it."""
 
     dataset: Dataset[Any]
@@ -57,7 +57,7 @@ class Told:
 
 def understood(
     source: Dataset[Any] | DataLoader[Any], options: LoaderOptions, torch_options: dict[str, Any]
-) -> Told:
+) -> ResolvedLoader:
     """Takes over a DataLoader's settings; what the caller says explicitly wins.
 
     Raises `UserError` when the data are cut already, or two settings contradict each other.
@@ -73,7 +73,7 @@ def understood(
             source = _with_own(name, source, options, torch_options)
             torch_options = {k: v for k, v in torch_options.items() if k != name}
     if not isinstance(source, DataLoader):
-        return Told(source, options, torch_options)
+        return ResolvedLoader(source, options, torch_options)
     sampler = None
     if not isinstance(source.dataset, IterableDataset):
         sampler = _own_sampler(source)
@@ -88,7 +88,7 @@ def understood(
         options = replace(options, batch_size=source.batch_size)
     options = replace(options, drop_last=source.drop_last or options.drop_last)
     inherited = {name: getattr(source, name) for name in _INHERITED}
-    return Told(source.dataset, options, {**inherited, **torch_options}, sampler)
+    return ResolvedLoader(source.dataset, options, {**inherited, **torch_options}, sampler)
 
 
 def _with_own(

@@ -18,25 +18,25 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from farandole.comm.clock import Offset, offset_over_group
 from farandole.comm.group import Group
 from farandole.errors import UserError
 from farandole.horovod.common.exceptions import NotInitialisedError
 from farandole.horovod.common.process_sets import ProcessSet, as_process_set
-from farandole.horovod.engine import Engine
-from farandole.horovod.gpus import GpuLinks
+from farandole.horovod.engine.engine import Engine
+from farandole.horovod.engine.gpus import GpuLinks
+from farandole.horovod.engine.requests import ADD_SET, REMOVE_SET, Request
+from farandole.horovod.engine.timeline import HorovodTimeline
+from farandole.horovod.engine.work import Work
 from farandole.horovod.logs import LOGGER, set_level
-from farandole.horovod.requests import ADD_SET, REMOVE_SET, Request
 from farandole.horovod.settings import Settings
-from farandole.horovod.timeline import Timeline
-from farandole.horovod.work import Work
 from farandole.horovod.world import Meeting
-from farandole.launch.environment import Seat
-from farandole.launch.failure import record_leaving, record_uncaught
-from farandole.launch.joined import record_joined
-from farandole.launch.threads import share_cores
-from farandole.orphans import end_with_launcher
+from farandole.system.orphans import end_with_launcher
 from farandole.topology import Topology
+from farandole.trace.clock import Offset, offset_over_group
+from farandole.worker.environment import Seat
+from farandole.worker.failure import record_leaving, record_uncaught
+from farandole.worker.joined import record_joined
+from farandole.worker.threads import share_cores
 
 
 class Session:
@@ -67,7 +67,7 @@ class Session:
         self._optimizers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._numbered: Counter[int] = Counter()  # optimizers, by process set
         self._clock = clock
-        self._timeline: Timeline | None = None
+        self._timeline: HorovodTimeline | None = None
 
     # Who is where
 
@@ -202,7 +202,7 @@ class Session:
         if self._timeline is not None and self._timeline.target == target.absolute():
             return  # as in Horovod: it goes on
         self.stop_timeline()  # and a new one takes the place of one that is recorded
-        self._timeline = Timeline(
+        self._timeline = HorovodTimeline(
             target,
             list(self._engines.values()),
             host=self.topology.host(self.rank).name,

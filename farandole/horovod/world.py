@@ -15,12 +15,12 @@ from torch.distributed import PrefixStore, Store
 
 from farandole.comm import Exchange, Group, InProcess
 from farandole.errors import UserError
-from farandole.horovod.carriers import carrier
-from farandole.horovod.gpus import GpuLinks
-from farandole.launch import rejoining
-from farandole.launch.environment import Seat, detect
-from farandole.launch.loopback import stay_on_loopback
-from farandole.launch.rendezvous import find_store, forget_announcement, roll_call, store_for_nccl
+from farandole.horovod.engine.carriers import carrier
+from farandole.horovod.engine.gpus import GpuLinks
+from farandole.worker import elastic as rejoining
+from farandole.worker.environment import Seat, detect
+from farandole.worker.loopback import stay_on_loopback
+from farandole.worker.rendezvous import find_store, forget_announcement, roll_call, store_for_nccl
 
 _MORE_TIME = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _SEATED = "FARANDOLE_HOROVOD_SEATED"  # who has the seat that the variables describe

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import psutil
 
-from farandole.launch.process_state import is_stopped
 from farandole.launch.processes import tell
+from farandole.system.process_state import is_stopped
 
 _LOOK_SECONDS = 0.5  # looking takes system calls for each worker
 _PAUSE_SECONDS = 5.0  # between two looks: then the launcher was stopped itself

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
-from farandole.launch.fork_server import LENGTH, NOBODY, STARTED, Request
-from farandole.orphans import adopt_orphans, tied_to_this_process
-from farandole.variables import FORK, FORKS, RESERVED
+from farandole.environment import FORK, FORKS, RESERVED
+from farandole.system.orphans import adopt_orphans, tied_to_this_process
+from farandole.worker.forking.server import LENGTH, NOBODY, STARTED, Request
 
 _RESERVED_BYTES = 256  # for the variables that a worker shows
 _COMMAND_BYTES = 1024
@@ -83,7 +83,13 @@ class Forks:
         room = "." * _COMMAND_BYTES
         with theirs:
             server = subprocess.Popen(
-                [sys.executable, "-m", "farandole.launch.fork_server", str(theirs.fileno()), room],
+                [
+                    sys.executable,
+                    "-m",
+                    "farandole.worker.forking.server",
+                    str(theirs.fileno()),
+                    room,
+                ],
                 # The reserved one comes last: of two with the same name the system shows both.
                 env={**environment, RESERVED: "." * _RESERVED_BYTES},
                 stdin=subprocess.DEVNULL,

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from farandole.errors import UserError
-from farandole.launch.network import is_here
 from farandole.topology import Host, Topology
+from farandole.worker.network import is_here
 
 HERE = "localhost"
 

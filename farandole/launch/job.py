@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from farandole.errors import UserError
-from farandole.launch.failure import Failure
-from farandole.launch.grace import DEFAULT_SECONDS
-from farandole.launch.signals import exit_code_of
+from farandole.worker.failure import Failure
+from farandole.worker.grace import DEFAULT_SECONDS
+from farandole.worker.signals import exit_code_of
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farandole.launch.failure import Failure
-from farandole.launch.signals import exit_code_of
+from farandole.worker.failure import Failure
+from farandole.worker.signals import exit_code_of
 
 _SIGNALS = ("SIGTERM", "SIGUSR1")
 

@@ -12,8 +12,8 @@ import shutil
 import time
 from pathlib import Path
 
-from farandole.launch.leftovers import kill_leftovers
-from farandole.owned_folders import PREFIX, is_abandoned, is_owned, job_of, own_folders
+from farandole.system.job_processes import kill_leftovers
+from farandole.system.owned_folders import PREFIX, is_abandoned, is_owned, job_of, own_folders
 
 LOGS = "logs"
 _KEEP_SECONDS = 7 * 86400.0

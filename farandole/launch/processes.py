@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from farandole.launch.forks import ForkError
-from farandole.launch.grace import Grace
-from farandole.launch.process_state import is_stopped
-from farandole.launch.saving import any_saves
-from farandole.launch.workplace import Workplace
-from farandole.orphans import tied_to_this_process
+from farandole.launch.job_directory import JobDirectory
+from farandole.system.orphans import tied_to_this_process
+from farandole.system.process_state import is_stopped
+from farandole.worker.grace import Grace
+from farandole.worker.saving import any_saves
 
 _KILLED_SECONDS = 5.0
 _POLL_SECONDS = 0.05
@@ -36,7 +36,7 @@ class Process(Protocol):
 
 
 def start_process(
-    place: Workplace, worker: int, command: Sequence[str], environment: Mapping[str, str]
+    place: JobDirectory, worker: int, command: Sequence[str], environment: Mapping[str, str]
 ) -> Process:
     """Starts a worker of this host in a session of its own. Raises `OSError` where it cannot."""
     place.error_file(worker).unlink(missing_ok=True)  # an earlier life's
@@ -63,7 +63,7 @@ def start_process(
 
 
 def stop_processes(processes: Iterable[Process], grace: Grace | None = None) -> None:
-    """Asks those that still run to end, with their children; `Workplace.reap` does the rest.
+    """Asks those that still run to end, with their children; `JobDirectory.reap` does the rest.
 
     A stopped process would not hear of it, and has nothing to save: it is killed at once.
     """
@@ -102,7 +102,7 @@ def send_to(process: Process, number: signal.Signals) -> None:
             os.kill(process.pid, number)
 
 
-def tell_grace(place: Workplace, stopped_by: str, seconds: float) -> None:
+def tell_grace(place: JobDirectory, stopped_by: str, seconds: float) -> None:
     """Says how long the job has, if any of its workers saves before it leaves."""
     if any_saves(place.folder):
         tell(f"{stopped_by}: the workers have {seconds:g} s to save and leave (--grace)")

@@ -1,4 +1,4 @@
-"""What a worker is told of its seat: the variables that `farandole.launch.environment` reads.
+"""What a worker is told of its seat: the variables that `farandole.worker.environment` reads.
 
 They are those of TorchElastic's agent. Scripts written for Horovod may look for its own names too.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-from farandole.launch.store.address import StoreAddress
 from farandole.topology import Topology
+from farandole.worker.store.address import StoreAddress
 
 
 def seat_variables(

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from farandole.errors import UserError
 from farandole.launch.job import Job, Outcome
-from farandole.launch.signals import signals_noted
-from farandole.launch.supervisor import supervise
+from farandole.launch.policies.tolerant import supervise
 from farandole.sync import Strategy
+from farandole.worker.signals import signals_noted
 
 _ADDRESS = re.compile(r"tcp://(?P<host>[^/:\s]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
 

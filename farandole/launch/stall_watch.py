@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from farandole.comm.activity import STACK_SIGNAL, Seen, read_activity, stack_file
+from farandole.environment import ACTIVITY
 from farandole.launch.exit_watch import Overdue, Where
-from farandole.launch.process_state import handles, is_stopped
 from farandole.launch.processes import tell, write_error
-from farandole.variables import ACTIVITY
+from farandole.system.process_state import handles, is_stopped
 
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = 5.0  # between two looks: then the launcher was stopped itself

@@ -11,32 +11,39 @@ import torch
 from torch import nn
 
 from farandole.comm import Group
-from farandole.comm.mail import Mail
+from farandole.comm.p2p.mail import Mail
 from farandole.errors import UserError, nearest
-from farandole.layout.blocks import Block
-from farandole.layout.deferred import DeferredBatchNorm, defer_statistics
-from farandole.layout.ends import Seats, find_ends, owner, refuse_ties, unused, uses
-from farandole.layout.forward_changes import ForwardChanges, reasons
-from farandole.layout.gate import Gate
 from farandole.layout.layout import Layout
-from farandole.layout.masked_means import MaskedMeans
 from farandole.layout.objective import Objective
-from farandole.layout.part import Part, Rerun, names_in, release
-from farandole.layout.pipelined import Pipelined
-from farandole.layout.recompute import recomputed
-from farandole.layout.scaling import LossScale
-from farandole.layout.stage import Stage
+from farandole.layout.partition.blocks import Block
+from farandole.layout.partition.part import Rerun, StageModule, names_in, release
+from farandole.layout.pipeline.deferred import DeferredBatchNorm, defer_statistics
+from farandole.layout.pipeline.gradient_bridge import GradientBridge
+from farandole.layout.pipeline.gradient_groups import (
+    Seats,
+    find_ends,
+    owner,
+    refuse_ties,
+    unused,
+    uses,
+)
+from farandole.layout.pipeline.masked_means import MaskedMeans
+from farandole.layout.pipeline.pipelined import Pipelined
+from farandole.layout.pipeline.recompute import recomputed
+from farandole.layout.pipeline.scaling import LossScale
+from farandole.layout.pipeline.stage import Stage
+from farandole.layout.pipeline.update import Update
+from farandole.layout.pipeline.versions import Latest, Stash, Weights
+from farandole.layout.pipeline.weight_hooks import WeightHooks
+from farandole.layout.recording.forward_changes import ForwardChanges, reasons
 from farandole.layout.teams import Teams
-from farandole.layout.tiles.grid import Grid
-from farandole.layout.tiles.lanes import Lanes, LocalLanes, MailLanes
-from farandole.layout.tiles.tiling import Tiling
-from farandole.layout.update import Update
-from farandole.layout.versions import Latest, Stash, Weights
-from farandole.layout.weight_hooks import WeightHooks
+from farandole.layout.tiles.core.grid import Grid
+from farandole.layout.tiles.core.lanes import Lanes, LocalLanes, MailLanes
+from farandole.layout.tiles.core.tiling import Tiling
 from farandole.schedule.pipelines import Pipeline, facts
 
 
-class Numbers(NamedTuple):
+class ComputeSettings(NamedTuple):
     """How a pipeline computes."""
 
     seed: int
@@ -49,7 +56,7 @@ class Assembled(NamedTuple):
     """A rank's part of a pipeline, before a strategy has seen it."""
 
     pipelined: Pipelined
-    gate: Gate
+    gate: GradientBridge
     names: dict[str, str]  # of the gate's tensors: their names in the whole model
     owned: set[str]  # of these, what no other rank of the pipeline need save
     tilings: dict[int, Tiling]  # of this rank's stages; none: whole images
@@ -61,7 +68,7 @@ def assemble(
     layout: Layout,
     pipe: Group,
     objective: Objective,
-    numbers: Numbers,
+    numbers: ComputeSettings,
     first_rank: int = 0,
     *,
     strict: bool = True,
@@ -86,7 +93,7 @@ def assemble(
             f"handoff: the model has no submodule {layout.handoff!r}. "
             f"{nearest(layout.handoff, layers.values())}"
         )
-    gate = Gate(held, unused(model, tensors) if pipe.rank == 0 else ())
+    gate = GradientBridge(held, unused(model, tensors) if pipe.rank == 0 else ())
     names = names_in(model, gate)
     release(model, gate)
     buffers = dict(gate.named_buffers())
@@ -148,7 +155,7 @@ def assemble(
     return Assembled(pipelined, gate, names, owned, tilings)
 
 
-def _follow(model: nn.Module, before: Mapping[str, torch.Tensor], gate: Gate) -> None:
+def _follow(model: nn.Module, before: Mapping[str, torch.Tensor], gate: GradientBridge) -> None:
     """A buffer that was moved is a new tensor. The script's model shall have it too, so that what a
     script writes to a buffer is what the stages read."""
     now = dict(gate.named_buffers())
@@ -159,7 +166,7 @@ def _follow(model: nn.Module, before: Mapping[str, torch.Tensor], gate: Gate) ->
                 module._buffers[name] = moved[id(buffer)]
 
 
-def _changes(layout: Layout, part: Part, layers: Mapping[nn.Module, str]) -> ForwardChanges:
+def _changes(layout: Layout, part: StageModule, layers: Mapping[nn.Module, str]) -> ForwardChanges:
     of_buffers, of_attributes = reasons(
         microbatches=layout.microbatches,
         copies=layout.mirrored or max(layout.replicas, default=1) > 1,
@@ -175,7 +182,7 @@ def _means(layout: Layout, objective: Objective) -> MaskedMeans | None:
     return MaskedMeans()
 
 
-def cut(blocks: Sequence[Block], balance: Sequence[int]) -> dict[int, Part]:
+def cut(blocks: Sequence[Block], balance: Sequence[int]) -> dict[int, StageModule]:
     """All stages of the model. Raises `UserError` when they are not as many as the blocks."""
     if sum(balance) != len(blocks):
         raise UserError(
@@ -184,14 +191,14 @@ def cut(blocks: Sequence[Block], balance: Sequence[int]) -> dict[int, Part]:
         )
     first, parts = 0, {}
     for stage, count in enumerate(balance):
-        parts[stage] = Part(blocks[first : first + count], first)
+        parts[stage] = StageModule(blocks[first : first + count], first)
         first += count
     return parts
 
 
 def _tilings(
     layout: Layout,
-    held: Mapping[int, Part],
+    held: Mapping[int, StageModule],
     lanes: Lanes,
     layers: Mapping[nn.Module, str],
     ends_at: int,
@@ -217,7 +224,7 @@ def _tilings(
     return tilings
 
 
-def _stage_of(name: str, parts: Mapping[int, Part], layers: Mapping[nn.Module, str]) -> int:
+def _stage_of(name: str, parts: Mapping[int, StageModule], layers: Mapping[nn.Module, str]) -> int:
     """The stage that has a layer; the last one if none has it as a module of its own."""
     for stage, part in parts.items():
         if any(layers.get(module) == name for module in part.modules()):
@@ -275,7 +282,7 @@ def routes(places: Pipeline, teams: Teams) -> set[tuple[int, int]]:
     return pairs
 
 
-def _weights(layout: Layout, rank: int) -> Callable[[Part], Weights]:
+def _weights(layout: Layout, rank: int) -> Callable[[StageModule], Weights]:
     """How many versions of its weights a rank must be able to hold."""
     if not layout.streams:
         return Weights
@@ -293,7 +300,7 @@ def _weights(layout: Layout, rank: int) -> Callable[[Part], Weights]:
     return lambda part: Stash(part, behind)
 
 
-def _lowered(numbers: Numbers) -> Callable[[], AbstractContextManager[object]]:
+def _lowered(numbers: ComputeSettings) -> Callable[[], AbstractContextManager[object]]:
     if numbers.precision is None:
         return nullcontext
     return lambda: torch.autocast(numbers.device.type, numbers.precision)

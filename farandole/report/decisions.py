@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from html import escape
 
-from farandole.report import adaptation, render
 from farandole.report.history import Note
 from farandole.report.lane import Lane, labels
 from farandole.report.markup import cell, figure, swatch
+from farandole.report.plots import adaptation, render
 from farandole.report.standing import Results
 from farandole.report.summary import MOST_NOTES
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.report import palette
+from farandole.report.plots import palette
 
 
 def figure(svg: str) -> str:

@@ -7,9 +7,11 @@ from html import escape
 from pathlib import Path
 
 from farandole.errors import FarandoleError
-from farandole.report import plots, render, style
-from farandole.report.files import write_whole
+from farandole.files import write_whole
+from farandole.report import style
 from farandole.report.lane import Lane
+from farandole.report.plots import curves as plots
+from farandole.report.plots import render
 from farandole.report.sections import SECTIONS, Section
 from farandole.report.standing import Results
 from farandole.report.summary import headline, plain, summary_json

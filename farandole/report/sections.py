@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 from html import escape
 
 from farandole.errors import UserError
-from farandole.report import plots, render, units
+from farandole.report import units
 from farandole.report.decisions import decisions
-from farandole.report.drawing import drawable
 from farandole.report.history import Point
 from farandole.report.lane import Lane, labels
 from farandole.report.markup import cell, figure, swatch
+from farandole.report.plots import curves as plots
+from farandole.report.plots import render
+from farandole.report.plots.drawing import drawable
 from farandole.report.standing import Results, require_metric
 from farandole.report.summary import Name, columns, headline
 

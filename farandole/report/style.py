@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.report.palette import SHADES
+from farandole.report.plots.palette import SHADES
 
 PAGE = """
 * { box-sizing: border-box; }

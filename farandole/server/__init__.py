@@ -18,11 +18,11 @@ What is where:
 
 from __future__ import annotations
 
+from farandole.server.client.filtered import Filtered
+from farandole.server.client.store import Pending, Store
+from farandole.server.client.tasks import Tasks
 from farandole.server.cluster import Cluster
-from farandole.server.filtered import Filtered
-from farandole.server.store import Pending, Store
 from farandole.server.tables import Table
-from farandole.server.tasks import Tasks
 
 connect = Store
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from farandole.errors import FarandoleError
-from farandole.server.process import keep_freed_memory, limit_connections, limit_threads
-from farandole.server.seal import read_key
-from farandole.server.service import Service
+from farandole.server.node.service import Service
+from farandole.server.protocol.process import keep_freed_memory, limit_connections, limit_threads
+from farandole.server.protocol.seal import read_key
 
 
 def main() -> None:

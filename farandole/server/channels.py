@@ -21,7 +21,7 @@ whole, once, and in the order of sending, and whoever sends again after a while 
 
 from __future__ import annotations
 
-from farandole.server.line import Line
-from farandole.server.port import Port
+from farandole.server.client.line import Line
+from farandole.server.node.port import Port
 
 __all__ = ["Line", "Port"]

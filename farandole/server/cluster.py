@@ -21,15 +21,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from farandole.environment import SERVER_KEY, SERVERS
 from farandole.errors import LaunchError, UserError
-from farandole.orphans import tied_to_this_process
-from farandole.owned_folders import OwnedFolder
-from farandole.server.desk import Desk
-from farandole.server.registrar import Registrar
-from farandole.server.seal import make_key, read_key
-from farandole.server.service import Service
-from farandole.variables import SERVER_KEY, SERVERS
-from farandole.watchdog import Watchdog
+from farandole.server.node.service import Service
+from farandole.server.protocol.seal import make_key, read_key
+from farandole.server.registrar.registrar import Registrar
+from farandole.server.registrar.service import RegistrarService
+from farandole.system.orphans import tied_to_this_process
+from farandole.system.owned_folders import OwnedFolder
+from farandole.system.watchdog import Watchdog
 
 _START_SECONDS = 60.0
 _CONFIRM_SECONDS = 1.0
@@ -75,7 +75,7 @@ class Cluster:
             self._key = (
                 read_key(self.key_file) if self.key_file.exists() else make_key(self.key_file)
             )
-            self._desk = Desk(
+            self._desk = RegistrarService(
                 self._registrar,
                 self._key,
                 bind=f"tcp://{self._host}:{registrar_port or '*'}",

@@ -6,16 +6,16 @@ from types import MappingProxyType
 
 from farandole.errors import UserError, nearest
 from farandole.options import parse_options
-from farandole.sync.adacomm import AdaComm
-from farandole.sync.alignment import InStep, in_step
-from farandole.sync.allreduce import AllReduce
-from farandole.sync.daso import Daso
-from farandole.sync.hogwild import Hogwild
-from farandole.sync.lagged import Lagged
-from farandole.sync.local import DiLoCo, Federated, Local
-from farandole.sync.postlocal import PostLocal
-from farandole.sync.server import Downpour, Server
-from farandole.sync.strategy import Strategy, Synchronizer
+from farandole.sync.allreduce.lagged import Lagged
+from farandole.sync.allreduce.strategy import AllReduce
+from farandole.sync.base import Strategy, Synchronizer
+from farandole.sync.common.alignment import InStep, in_step
+from farandole.sync.daso.strategy import Daso
+from farandole.sync.hogwild.strategy import Hogwild
+from farandole.sync.periodic.adacomm import AdaComm
+from farandole.sync.periodic.local import DiLoCo, Federated, Local
+from farandole.sync.periodic.postlocal import PostLocal
+from farandole.sync.server.strategies import Downpour, Server
 
 _KINDS: tuple[type[Strategy], ...] = (
     AllReduce,

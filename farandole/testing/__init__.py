@@ -9,10 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from farandole.testing.cluster import Cluster
+    from farandole.emulate.cluster import Cluster
     from farandole.testing.world import run_world
 
-_HOME = {"Cluster": "farandole.testing.cluster", "run_world": "farandole.testing.world"}
+_HOME = {"Cluster": "farandole.emulate.cluster", "run_world": "farandole.testing.world"}
 
 __all__ = ["Cluster", "run_world"]
 

@@ -11,8 +11,8 @@ from typing import TypeVar
 from farandole.comm import Exchange, Group, InProcess
 from farandole.horovod.session import Holder, Session, hold_here
 from farandole.horovod.settings import Settings
-from farandole.launch.environment import Seat
 from farandole.topology import Topology
+from farandole.worker.environment import Seat
 
 T = TypeVar("T")
 

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset
 import farandole
 from farandole.comm import Group
 from farandole.comm.activity import NO_ACTIVITY
-from farandole.comm.trace import NO_TRACE
 from farandole.data import (
     BatchInfo,
     Loader,
@@ -29,29 +28,27 @@ from farandole.data import (
     Shares,
     note_of_joined_tail,
 )
+from farandole.environment import STARTED
 from farandole.errors import UserError
-from farandole.launch.environment import hide_seat
-from farandole.launch.grace import grace_seconds
-from farandole.launch.saving import record_saving
 from farandole.layout import Layout
 from farandole.layout.objective import LossFunction, LossWeight
 from farandole.report.metrics import MetricsLog
 from farandole.sync import AllReduce, InStep, Strategy, Synchronizer, in_step
-from farandole.sync.alignment import require_in_step
-from farandole.sync.finite_models import require_finite
-from farandole.sync.wrappers import refuse_wrapped, refuse_wrapper_around
+from farandole.sync.common.alignment import require_in_step
+from farandole.sync.common.finite_models import require_finite
+from farandole.sync.common.wrappers import refuse_wrapped, refuse_wrapper_around
 from farandole.topology import Topology
-from farandole.train import checkpoint
-from farandole.train.background_save import BackgroundSaves
+from farandole.trace.spans import NO_TRACE
+from farandole.train.checkpoint import checkpoint
+from farandole.train.checkpoint.background_save import BackgroundSaves
+from farandole.train.checkpoint.resume import RunState
+from farandole.train.checkpoint.save_folder import SaveFolders
+from farandole.train.checkpoint.saver import Saver, WholeSaver
 from farandole.train.claim import Claim, claim
 from farandole.train.compiling import NOTE, is_compiled
+from farandole.train.engines.recipe import MakeOptimizer, Recipe
 from farandole.train.numbers import T, double, like, plain, short
-from farandole.train.preemption import Preemption
 from farandole.train.progress import EpochProgress
-from farandole.train.recipe import MakeOptimizer, Recipe
-from farandole.train.resume import RunState
-from farandole.train.save_folder import SaveFolders
-from farandole.train.saver import Saver, WholeSaver
 from farandole.train.settings import (
     Settings,
     check_name,
@@ -60,9 +57,12 @@ from farandole.train.settings import (
     read_layout,
     unwritable,
 )
+from farandole.train.spans import Watch, WatchedLoader
+from farandole.train.stopping.preemption import Preemption
 from farandole.train.trainer import Trainer
-from farandole.train.watch import Watch, WatchedLoader
-from farandole.variables import STARTED
+from farandole.worker.environment import hide_seat
+from farandole.worker.grace import grace_seconds
+from farandole.worker.saving import record_saving
 
 
 class Run:

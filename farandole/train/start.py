@@ -16,18 +16,18 @@ import torch
 from farandole.comm import TransportName, check_transport
 from farandole.comm.activity import show_activity
 from farandole.errors import UserError
-from farandole.launch.environment import Seat, detect
-from farandole.launch.failure import record_uncaught
-from farandole.launch.join import join, leave
-from farandole.launch.joined import record_joined
-from farandole.launch.threads import share_cores
-from farandole.orphans import end_with_launcher
+from farandole.system.orphans import end_with_launcher
 from farandole.train.current_run import make_current
-from farandole.train.ending import Ending
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
 from farandole.train.settings import Settings, declared_hosts
+from farandole.train.stopping.ending import Ending
 from farandole.train.tracing import start_tracing
+from farandole.worker.environment import Seat, detect
+from farandole.worker.failure import record_uncaught
+from farandole.worker.join import join, leave
+from farandole.worker.joined import record_joined
+from farandole.worker.threads import share_cores
 
 
 def init(

@@ -16,11 +16,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 from farandole.comm import Group
-from farandole.comm.clock import offset_over_group, offset_over_store
-from farandole.comm.recorder import Recorder
-from farandole.comm.trace import NO_TRACE
 from farandole.errors import FarandoleError, UserError
-from farandole.launch.tracing import (
+from farandole.trace.clock import offset_over_group, offset_over_store
+from farandole.trace.merge import (
     merge,
     part_file,
     parts_folder,
@@ -28,6 +26,8 @@ from farandole.launch.tracing import (
     remove_parts,
     wait_for_ends,
 )
+from farandole.trace.recorder import Recorder
+from farandole.trace.spans import NO_TRACE
 from farandole.train.settings import Settings
 
 _CLOCK_PATIENCE = timedelta(seconds=3)  # at the end, for a rank that may not come any more
@@ -127,6 +127,6 @@ class Tracing:
             return
         print(
             f"farandole: the parts stay in {self._parts}; when all are there: "
-            f"python -m farandole.launch.tracing {target}",
+            f"python -m farandole.trace.merge {target}",
             file=sys.stderr,
         )

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from farandole.data import Loader
 from farandole.layout import Layout
 from farandole.sync import Strategy
-from farandole.train.engine import Engine, Whole
-from farandole.train.piped import Piped
-from farandole.train.recipe import Recipe
+from farandole.train.engines.engine import Engine, WholeModelEngine
+from farandole.train.engines.pipelined import PipelinedEngine
+from farandole.train.engines.recipe import Recipe
 
 if TYPE_CHECKING:
     from farandole.train.run import Run
@@ -42,9 +42,9 @@ class Trainer:
         self._run = run
         whole = model if isinstance(model, nn.Module) else nn.Sequential(*model)
         self._engine: Engine = (
-            Whole(run, whole, recipe, sync)
+            WholeModelEngine(run, whole, recipe, sync)
             if layout is None
-            else Piped(run, whole, recipe, layout, sync, sample, check=check)
+            else PipelinedEngine(run, whole, recipe, layout, sync, sample, check=check)
         )
 
     @property

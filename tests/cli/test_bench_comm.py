@@ -21,21 +21,21 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farandole.bench.comm import measure as measuring
+from farandole.bench.comm import rank as one_rank
+from farandole.bench.comm import sides
+from farandole.bench.comm.measure import calls_in_a_turn, measure
+from farandole.bench.comm.pattern import PERIOD, Pattern
+from farandole.bench.comm.plan import DTYPES, BenchPlan
+from farandole.bench.comm.plot import speeds
+from farandole.bench.comm.rows import Row, Timing
+from farandole.bench.comm.sizes import format_size, parse_size, parse_sizes
+from farandole.bench.comm.table import Printer, short_seconds
 from farandole.cli import commands
-from farandole.cli.bench_comm import measure as measuring
-from farandole.cli.bench_comm import mpirun as mpi_start
-from farandole.cli.bench_comm import rank as one_rank
-from farandole.cli.bench_comm import sides
-from farandole.cli.bench_comm.measure import calls_in_a_turn, measure
-from farandole.cli.bench_comm.pattern import PERIOD, Pattern
-from farandole.cli.bench_comm.plan import DTYPES, Plan
-from farandole.cli.bench_comm.plot import speeds
-from farandole.cli.bench_comm.rows import Row, Timing
-from farandole.cli.bench_comm.table import Printer, short_seconds
 from farandole.comm import Group
-from farandole.comm.sizes import format_size, parse_size, parse_sizes
 from farandole.errors import CommError, FarandoleError, LaunchError, UserError
-from farandole.report.render import png
+from farandole.launch import mpirun as mpi_start
+from farandole.report.plots.render import png
 from farandole.testing import run_world
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ def test_what_never_returns_is_ended(sandbox: Sandbox) -> None:
         f"""
 import threading
 from pathlib import Path
-from farandole.cli.bench_comm.measure import measure
-from farandole.cli.bench_comm.plan import Plan
+from farandole.bench.comm.measure import measure
+from farandole.bench.comm.plan import BenchPlan
 from farandole.testing import run_world
 
 class Wedged:
@@ -157,7 +157,7 @@ class Wedged:
     def bind(self, tensor):
         return threading.Event().wait
 
-plan = Plan(sizes=({8 * MIB},), against=(), timeout_seconds=0.2)
+plan = BenchPlan(sizes=({8 * MIB},), against=(), timeout_seconds=0.2)
 run_world(2, lambda run: list(measure(run.group, plan, [Wedged()])), folder=Path())
 """,
     )
@@ -189,7 +189,7 @@ class Rival:
 
 
 def rows_of(
-    tmp_path: Path, plan: Plan, ranks: int, spoil: Callable[[int, torch.Tensor], None]
+    tmp_path: Path, plan: BenchPlan, ranks: int, spoil: Callable[[int, torch.Tensor], None]
 ) -> list[list[Row]]:
     def body(run: Any) -> list[Row]:
         rival = Rival("rival", run.group, lambda tensor: spoil(run.rank, tensor))
@@ -200,7 +200,7 @@ def rows_of(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_is_right(tmp_path: Path, dtype: str) -> None:
-    plan = Plan(sizes=(8, 4096, 500_000), algorithms=("auto", "ring"), dtype=dtype, repeats=1)
+    plan = BenchPlan(sizes=(8, 4096, 500_000), algorithms=("auto", "ring"), dtype=dtype, repeats=1)
     everyone = rows_of(tmp_path, plan, 3, lambda rank, tensor: None)
     assert everyone[0] == everyone[1] == everyone[2], "all ranks know all of it"
     assert len(everyone[0]) == 6
@@ -228,7 +228,7 @@ def rounded_otherwise(rank: int, tensor: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("spoil", [last_plus_one, scaled, rounded_otherwise])
 def test_wrong_results_are_told(tmp_path: Path, spoil: Callable[[int, torch.Tensor], None]) -> None:
-    plan = Plan(sizes=(40_000,), repeats=2)
+    plan = BenchPlan(sizes=(40_000,), repeats=2)
     ((row,), _) = rows_of(tmp_path, plan, 2, spoil)
     assert row.correct
     assert row.against_correct == {"rival": False}
@@ -242,7 +242,7 @@ def test_a_result_that_is_wrong_once_in_many_turns(tmp_path: Path) -> None:
         if rank and seen["calls"] == 30:
             tensor[0] += 1
 
-    ((row,), _) = rows_of(tmp_path, Plan(sizes=(4096,), repeats=3), 2, once)
+    ((row,), _) = rows_of(tmp_path, BenchPlan(sizes=(4096,), repeats=3), 2, once)
     assert seen["calls"] > 30
     assert row.against_correct == {"rival": False}
 
@@ -262,7 +262,7 @@ def test_wrong_results_of_ours_are_written_down_and_then_an_error(
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     here = threading.local()
     monkeypatch.setattr(one_rank, "init", lambda timeout: here.run)
-    plan = Plan(sizes=(4096,), algorithms=("auto", "ring"), against=(), repeats=1)
+    plan = BenchPlan(sizes=(4096,), algorithms=("auto", "ring"), against=(), repeats=1)
 
     def body(run: Any) -> None:
         here.run = run
@@ -290,7 +290,7 @@ def test_sides_take_turns_and_each_goes_first(
         original(lane)
 
     monkeypatch.setattr(measuring._Lane, "take_turn", noted)
-    plan = Plan(sizes=(4096,), algorithms=("auto", "ring"), repeats=3)
+    plan = BenchPlan(sizes=(4096,), algorithms=("auto", "ring"), repeats=3)
     rows_of(tmp_path, plan, 2, lambda rank, tensor: None)
     assert order == [
         *("auto", "ring", "rival"),
@@ -403,7 +403,7 @@ def row(size: int, algorithm: str = "auto", correct: bool = True, **against: flo
 
 
 def test_the_table_is_80_wide_and_in_columns() -> None:
-    plan = Plan(sizes=(4096, 64 * MIB), against=("gloo", "mpi"))
+    plan = BenchPlan(sizes=(4096, 64 * MIB), against=("gloo", "mpi"))
     text = io.StringIO()
     printer = Printer(plan, text)
     printer.heading()
@@ -458,7 +458,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> BaseException | 
     def no_start(*started: object) -> None:
         pytest.fail(f"ranks were started: {started}")
 
-    monkeypatch.setattr("farandole.launch.local.launch", no_start)
+    monkeypatch.setattr("farandole.launch.backends.local.launch", no_start)
     monkeypatch.setattr(mpi_start, "run", no_start)
     for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -589,7 +589,7 @@ def test_gloo_without_a_process_group() -> None:
 
 
 def test_a_plan_survives_its_arguments() -> None:
-    plan = Plan(
+    plan = BenchPlan(
         sizes=(4096, 60_000), algorithms=("auto", "ring"), against=(), dtype="int8",
         memory="plain", repeats=3, timeout_seconds=0.1,
     )  # fmt: skip

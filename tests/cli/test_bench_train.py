@@ -17,16 +17,16 @@ import torch
 from click.testing import CliRunner
 
 import farandole as fd
+from farandole.bench import throughput
+from farandole.bench.throughput import Bench, Workload
 from farandole.cli import commands
+from farandole.doctor.checks import check_compiler
 from farandole.errors import FarandoleError, LaunchError, UserError
-from farandole.launch.checks import check_compiler
-from farandole.launch.failure import Failure
-from farandole.launch.local import Outcome
+from farandole.launch.backends.local import Outcome
 from farandole.models import build
 from farandole.options import format_options, parse_options
 from farandole.testing import run_world
-from farandole.train import throughput
-from farandole.train.throughput import Bench, Workload
+from farandole.worker.failure import Failure
 
 bench = importlib.import_module("farandole.cli.bench")  # not the command of that name
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -88,7 +88,7 @@ def test_compiled_and_alone(sandbox: Any) -> None:
         pytest.skip(f"{compiler.value}: {compiler.hint}")
     cache = sandbox.temporary / "inductor"
     done = sandbox.fork(
-        "-m", "farandole.train.throughput", format_options(small(compile=True)),
+        "-m", "farandole.bench.throughput", format_options(small(compile=True)),
         TORCHINDUCTOR_CACHE_DIR=str(cache),
         TORCHINDUCTOR_COMPILE_THREADS="1",  # no pool of processes for a few small kernels,
         TORCHINDUCTOR_VEC_ISA_OK="0",  # and no vector code in them: both are built sooner so
@@ -222,7 +222,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> BaseException | 
     def no_launch(job: object) -> None:
         pytest.fail(f"workers were started: {job}")
 
-    monkeypatch.setattr("farandole.launch.local.launch", no_launch)
+    monkeypatch.setattr("farandole.launch.backends.local.launch", no_launch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     return CliRunner().invoke(commands, ["bench", "train", *arguments]).exception
 

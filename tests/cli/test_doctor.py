@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from farandole.cli import commands
 from farandole.comm.calibration import Unmeasured
-from farandole.launch import checks
-from farandole.launch.checks import Finding
+from farandole.doctor import checks
+from farandole.doctor.checks import Finding
 from farandole.schedule import ALGORITHMS, Link
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -58,7 +58,7 @@ def test_this_machine(
 
 
 def test_an_all_reduce_that_fails_is_broken(sandbox: Any) -> None:
-    once = "from farandole.launch.checks import check_all_reduce; print(check_all_reduce())"
+    once = "from farandole.doctor.checks import check_all_reduce; print(check_all_reduce())"
     script = sandbox.script("once.py", once)
     done = sandbox.fork(script, GLOO_SOCKET_IFNAME="no-such-interface")
     found = done.stdout.splitlines()[-1]

@@ -12,7 +12,7 @@ import pytest
 
 from farandole.cli import main
 from farandole.cli.options import SCHEDULES
-from farandole.launch import local
+from farandole.launch.backends import local
 from farandole.layout.layout import Schedule
 
 Command = Callable[..., tuple[int, str]]

@@ -105,7 +105,7 @@ def test_that_the_target_is_not_logged_is_said_while_the_lane_runs(script, monke
 
     monkeypatch.chdir(script.parent)
     monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setattr("farandole.launch.race.run_lane", logs_once)
+    monkeypatch.setattr("farandole.race.runner.run_lane", logs_once)
     arguments = ["race", "-n", "1", "--serial", "--target", "acuracy=0.9", "tiny.py"]
     monkeypatch.setattr(sys, "argv", ["farandole", *arguments])
     before = signal.getsignal(signal.SIGTERM)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from farandole.cli import main
-from farandole.launch import local
+from farandole.launch.backends import local
 from farandole.sync import STRATEGIES
 
 if TYPE_CHECKING:

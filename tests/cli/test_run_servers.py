@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from farandole.cli import main
-from farandole.launch import local, servers
-from farandole.launch.race import Course, Entry
+from farandole.launch import servers
+from farandole.launch.backends import local
+from farandole.race.runner import Entry, RaceConfig
 from farandole.sync import Local
 
 Command = Callable[..., tuple[int, str, str]]
@@ -243,26 +244,26 @@ def test_what_does_not_go_together(
 
 
 def test_the_lanes_that_need_servers_get_them(tmp_path: Path) -> None:
-    course = Course(["train.py"], tmp_path, 7, servers=3, replicas=0)
+    course = RaceConfig(["train.py"], tmp_path, 7, servers=3, replicas=0)
     needs, other = Entry("local", 2, needs_servers=True), Entry("allreduce", 2)
     assert shlex.join(course.arguments(needs)) == (
         "run -n 2 --sync local --servers 3 --replicas 0 --seed 7 train.py"
     )
     assert shlex.join(course.arguments(other)) == "run -n 2 --sync allreduce --seed 7 train.py"
-    unsaid = Course(["train.py"], tmp_path, 7)
+    unsaid = RaceConfig(["train.py"], tmp_path, 7)
     assert shlex.join(unsaid.arguments(needs)) == "run -n 2 --sync local --seed 7 train.py"
 
 
 def test_a_race_knows_which_lanes_need_servers(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[tuple[Course, Entry]] = []
+    started: list[tuple[RaceConfig, Entry]] = []
 
-    def run_lane(course: Course, entry: Entry, number: int) -> Iterator[Any]:
+    def run_lane(course: RaceConfig, entry: Entry, number: int) -> Iterator[Any]:
         started.append((course, entry))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("farandole.launch.race.run_lane", run_lane)
+    monkeypatch.setattr("farandole.race.runner.run_lane", run_lane)
     before = signal.getsignal(signal.SIGTERM)
     code, _, _ = command("race", "-n", "2", "--servers", "2", "--sync", "local", "train.py")
     signal.signal(signal.SIGTERM, before)

@@ -14,9 +14,10 @@ import pytest
 
 from farandole.cli import main
 from farandole.comm.meter import ring_bytes
-from farandole.launch import local, tracing
-from farandole.launch.failure import Failure
-from farandole.launch.timeline import Part, read_part
+from farandole.launch.backends import local
+from farandole.trace import merge as tracing
+from farandole.trace.chrome import TraceFile, read_part
+from farandole.worker.failure import Failure
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -196,13 +197,13 @@ def test_a_job_that_goes_well(sandbox: Sandbox) -> None:
     meet(spans, 2, slack_ns=0)
 
 
-def start_stuck(sandbox: Sandbox, *trace: str, **variables: str) -> tuple[Any, Part]:
+def start_stuck(sandbox: Sandbox, *trace: str, **variables: str) -> tuple[Any, TraceFile]:
     """A job whose rank 1 waits in `save` for rank 0, which sleeps; and what rank 1 has written."""
     script = sandbox.script("train.py", TRAINING)
     job = sandbox.start_farandole("run", "-n", "2", *trace, script, "--stuck", **variables)
     parts = sandbox.folder / "out.json.parts"
 
-    def part(rank: int) -> Part | None:
+    def part(rank: int) -> TraceFile | None:
         path = tracing.part_file(parts, rank)
         return read_part(path) if path.exists() else None
 

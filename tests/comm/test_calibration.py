@@ -23,7 +23,7 @@ from farandole.comm.calibration import (
     measure,
     parse_link,
 )
-from farandole.comm.transport import TYPICAL_LINK, Message
+from farandole.comm.transports.base import TYPICAL_LINK, Message
 from farandole.errors import UserError
 from farandole.schedule import Link
 from farandole.topology import Topology

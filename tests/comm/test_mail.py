@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 
 from farandole.comm import Group
-from farandole.comm.links import Label
-from farandole.comm.mail import Mail
-from farandole.comm.parcel import Description, describe
+from farandole.comm.p2p.links import Label
+from farandole.comm.p2p.mail import Mail
+from farandole.comm.p2p.payload import Description, describe
 from farandole.errors import CommError, UserError
 from farandole.testing import run_world
 

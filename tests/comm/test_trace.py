@@ -19,19 +19,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from farandole.comm import Exchange, Group, InProcess, recorder
-from farandole.comm.clock import best_of, offset_over_group, offset_over_store
+from farandole.comm import Exchange, Group, InProcess
 from farandole.comm.meter import GradientWait, Meter, ring_bytes
-from farandole.comm.recorder import Recorder
-from farandole.comm.trace import NO_TRACE
-from farandole.launch.timeline import HostClock, Part, read_part
 from farandole.topology import Topology
+from farandole.trace import recorder
+from farandole.trace.chrome import HostClock, TraceFile, read_part
+from farandole.trace.clock import best_of, offset_over_group, offset_over_store
+from farandole.trace.recorder import Recorder
+from farandole.trace.spans import NO_TRACE
 
 HEADER = {"rank": 3, "size": 4, "host": "here", "pid": 17}
 TWO_HOSTS = Topology.from_names(["left", "left", "right", "right"])
 
 
-def part_of(path: Path) -> Part:
+def part_of(path: Path) -> TraceFile:
     part = read_part(path)
     assert part is not None
     assert (part.rank, part.size, part.host, part.pid, part.damaged_lines) == (3, 4, "here", 17, 0)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.comm import Exchange, Group, InProcess
-from farandole.comm.transport import (
+from farandole.comm.transports.base import (
     CLAIM_BYTES,
     Message,
     PeerLost,

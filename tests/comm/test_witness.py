@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore, PrefixStore
 
-from farandole.comm import witness
-from farandole.comm.transports.segment import Statements
-from farandole.comm.witness import StoreBoard, trail_ends, who_is_missing
+from farandole.comm import failure_evidence as witness
+from farandole.comm.failure_evidence import StoreBoard, trail_ends, who_is_missing
+from farandole.comm.transports.shm.segment import Statements
 
 RANKS = st.integers(0, 7)
 

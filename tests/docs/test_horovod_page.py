@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import farandole.horovod.torch as hvd
-from farandole.cli.horovodrun import horovodrun
-from farandole.cli.horovodrun.variables import NO_EFFECT
-from farandole.horovod.requests import ALLREDUCE, Request
+from farandole.horovod.cli import horovodrun
+from farandole.horovod.cli.variables import NO_EFFECT
+from farandole.horovod.engine.requests import ALLREDUCE, Request
+from farandole.horovod.engine.stall import StallWatch
+from farandole.horovod.engine.table import NOTHING, Announcement, Item, Table, problem_with
 from farandole.horovod.settings import Settings
-from farandole.horovod.stall import StallWatch
-from farandole.horovod.table import NOTHING, Announcement, Item, Table, problem_with
 from farandole.testing import run_world
 from farandole.testing.horovod import run_horovod
 from farandole.train import Run

@@ -18,7 +18,7 @@ import farandole
 from farandole.errors import UserError
 from farandole.layout import parse_layout
 from farandole.layout.teams import Teams, describe_teams
-from farandole.layout.tiles.table import functions
+from farandole.layout.tiles.core.table import functions
 from farandole.testing import run_world
 from farandole.train import Run
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.comm import Exchange, InProcess
-from farandole.horovod.adasum import adasum_, coefficients
+from farandole.horovod.engine.adasum import adasum_, coefficients
 
 
 def pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

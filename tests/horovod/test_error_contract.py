@@ -397,8 +397,8 @@ def test_two_joins_of_a_rank_are_a_wrong_call() -> None:
     def body() -> None:
         if hvd.rank() == 0:
             engine = current().engine(hvd.global_process_set)
-            from farandole.horovod.requests import Request
-            from farandole.horovod.work import Work
+            from farandole.horovod.engine.requests import Request
+            from farandole.horovod.engine.work import Work
 
             first = Work(Request("join", "join"), [])
             engine.join(first)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farandole.cli import main
-from farandole.cli.horovodrun import elastic, start
-from farandole.cli.horovodrun.mpi import mpi_words
-from farandole.cli.horovodrun.variables import NO_EFFECT
-from farandole.launch.elastic import ElasticJob
+from farandole.horovod.cli import elastic, start
+from farandole.horovod.cli.mpi import mpi_words
+from farandole.horovod.cli.variables import NO_EFFECT
+from farandole.launch.backends.ssh.start import Ssh
 from farandole.launch.job import Job, Outcome
-from farandole.launch.remote import Ssh
+from farandole.launch.policies.elastic.job import ElasticJob
 from farandole.topology import Topology
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import farandole.horovod.torch as hvd
-from farandole.horovod import sparse_tensors
 from farandole.horovod.common import util
+from farandole.horovod.engine import sparse_tensors
 from farandole.horovod.runner.util.threads import (
     execute_function_multithreaded,
     in_thread,

@@ -24,7 +24,7 @@ from torch import nn
 
 from farandole.errors import UserError
 from farandole.horovod.common.exceptions import HorovodInternalError
-from farandole.horovod.objects import dump, dump_refusal, load
+from farandole.horovod.engine.objects import dump, dump_refusal, load
 
 
 class Colour(enum.Enum):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farandole.launch.attendant import END, ERRORS, OUTPUT, Order, read_frame
-from farandole.testing.cluster import Cluster
+from farandole.emulate.cluster import Cluster
+from farandole.launch.backends.ssh.agent import END, ERRORS, OUTPUT, Order, read_frame
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -171,7 +171,7 @@ def test_an_attendant_passes_everything_on_and_leaves_nothing(sandbox: Sandbox) 
     variables |= {"MASTER_ADDR": "127.0.0.1", "FARANDOLE_TEST": sandbox.mark}
     order = Order((sys.executable, "-c", program), str(sandbox.folder), variables)
     attendant = subprocess.Popen(
-        [sys.executable, "-m", "farandole.launch.attendant"],
+        [sys.executable, "-m", "farandole.launch.backends.ssh.agent"],
         env=sandbox.environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

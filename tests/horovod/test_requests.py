@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from farandole.comm.tensors import kind_of
-from farandole.horovod.requests import ALLREDUCE, ALLTOALL, BROADCAST, Request, dtype_bytes
+from farandole.horovod.engine.requests import ALLREDUCE, ALLTOALL, BROADCAST, Request, dtype_bytes
 
 
 @pytest.mark.parametrize(

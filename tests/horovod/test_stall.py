@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from farandole.horovod.requests import ALLREDUCE, Request
-from farandole.horovod.stall import StallWatch
-from farandole.horovod.table import NOTHING, Announcement, Table
+from farandole.horovod.engine.requests import ALLREDUCE, Request
+from farandole.horovod.engine.stall import StallWatch
+from farandole.horovod.engine.table import NOTHING, Announcement, Table
 
 
 def table_with(*names: str, size: int = 3) -> Table:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.horovod.requests import (
+from farandole.horovod.engine.requests import (
     ADD_SET,
     ALLGATHER,
     ALLREDUCE,
@@ -16,7 +16,7 @@ from farandole.horovod.requests import (
     REDUCESCATTER,
     Request,
 )
-from farandole.horovod.table import NOTHING, Announcement, Response, Table, problem_with
+from farandole.horovod.engine.table import NOTHING, Announcement, Response, Table, problem_with
 
 DTYPES = ("float32", "float64", "int64", "bool")
 

@@ -9,9 +9,9 @@ import torch
 
 import farandole.horovod.torch as hvd
 from farandole.errors import UserError
+from farandole.horovod.engine.tuning import CHOICES, Tuned, Tuner
 from farandole.horovod.session import current
 from farandole.horovod.settings import Settings
-from farandole.horovod.tuning import CHOICES, Tuned, Tuner
 from farandole.testing.horovod import run_horovod
 
 BEST = CHOICES[5]

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.comm import Exchange, InProcess
-from farandole.comm.transport import CLAIM_BYTES
-from farandole.horovod.requests import ALLREDUCE, Request
-from farandole.horovod.table import NOTHING, Announcement
-from farandole.horovod.wire import OFFER, Listener, Speaker, exchange
+from farandole.comm.transports.base import CLAIM_BYTES
+from farandole.horovod.engine.requests import ALLREDUCE, Request
+from farandole.horovod.engine.table import NOTHING, Announcement
+from farandole.horovod.engine.wire import OFFER, Listener, Speaker, exchange
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), max_size=2).map(tuple)
 REQUESTS = st.builds(

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from farandole.errors import JoinError
-from farandole.launch.environment import Seat
-from farandole.launch.join import join
+from farandole.worker.environment import Seat
+from farandole.worker.join import join
 
 RANK_1 = Seat("openmpi", rank=1, size=2, local_rank=1, local_size=2, job="17")
 STALE = "stale.socket"  # nobody listens there

@@ -7,8 +7,9 @@ import os
 import pytest
 import torch
 
-from farandole.launch import cores, threads
-from farandole.launch.environment import Seat
+from farandole.system import cores
+from farandole.worker import threads
+from farandole.worker.environment import Seat
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from farandole.launch.environment import Seat
 from farandole.train.start import pick_device
+from farandole.worker.environment import Seat
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farandole.errors import LaunchError, UserError
-from farandole.launch.elastic import ElasticJob, launch_elastic
+from farandole.launch.policies.elastic.job import ElasticJob, launch_elastic
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -23,7 +23,7 @@ LAUNCHER = """
 import sys
 import tempfile
 from pathlib import Path
-from farandole.launch.elastic import ElasticJob, launch_elastic
+from farandole.launch.policies.elastic.job import ElasticJob, launch_elastic
 
 def discover():
     pairs = (line.split(":") for line in Path("hosts").read_text().split())

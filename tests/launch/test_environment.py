@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.errors import JoinError
-from farandole.launch.environment import Seat, detect, first_host, is_loopback, tasks_per_node
+from farandole.worker.environment import Seat, detect, first_host, is_loopback, tasks_per_node
 
 PARENT = 4711
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farandole.cli.ends import tell_end
 from farandole.errors import UserError
 from farandole.launch import exit_watch
-from farandole.launch.local import Job, Outcome, launch
+from farandole.launch.backends.local import Job, Outcome, launch
+from farandole.launch.ends import tell_end
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -105,7 +105,7 @@ if rank:
 # Rank 0 says that rank 1 was lost, which is killed from outside: which end is seen first is chance.
 LOST = """
 from farandole.errors import CommError
-from farandole.launch.failure import record_uncaught
+from farandole.worker.failure import record_uncaught
 
 def wait_for(name):
     while not Path(name).exists():

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from farandole.errors import CommError, JoinError
-from farandole.launch.failure import (
+from farandole.worker.failure import (
     Failure,
     Kind,
     first_cause,

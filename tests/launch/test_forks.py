@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from farandole.launch.forks import Forked, ForkError, Forks
-from farandole.launch.leftovers import IDENTITY, kill_leftovers
+from farandole.system.job_processes import IDENTITY, kill_leftovers
 
 SCRIPT = Path(__file__).parent / "scripts" / "like_fresh.py"
 VARIABLES = {

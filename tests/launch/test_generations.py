@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.launch.generations import Member, places, plan_generation
+from farandole.launch.policies.elastic.generations import Member, places, plan_generation
 
 HOSTS = st.sampled_from(["a", "b", "c", "d"])
 SLOTS = st.dictionaries(HOSTS, st.integers(1, 3), max_size=4)

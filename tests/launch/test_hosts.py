@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import LaunchError, UserError
-from farandole.launch.host_script import discover_by_script
+from farandole.launch.backends.ssh.start import Ssh, exported
 from farandole.launch.hosts import gathered, parse_hosts, read_hostfile, seat_workers
-from farandole.launch.network import address_for, interface_towards
-from farandole.launch.remote import Ssh, exported
+from farandole.launch.policies.elastic.host_script import discover_by_script
 from farandole.launch.seats import horovod_seat, seat_variables
-from farandole.launch.store.address import StoreAddress, told
+from farandole.worker.network import address_for, interface_towards
+from farandole.worker.store.address import StoreAddress, told
 
 
 def test_a_list_of_hosts_keeps_its_order_and_adds_up() -> None:

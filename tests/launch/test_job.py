@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farandole.launch.environment import is_loopback
+from farandole.worker.environment import is_loopback
 
 if TYPE_CHECKING:
     from conftest import Sandbox

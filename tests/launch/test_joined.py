@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farandole.cli.ends import tell_end
-from farandole.launch.failure import Failure
+from farandole.launch.ends import tell_end
 from farandole.launch.job import Outcome
-from farandole.launch.joined import any_joined, record_joined
+from farandole.worker.failure import Failure
+from farandole.worker.joined import any_joined, record_joined
 
 if TYPE_CHECKING:
     from conftest import Sandbox

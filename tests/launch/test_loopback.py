@@ -8,7 +8,7 @@ from datetime import timedelta
 import psutil
 import pytest
 
-from farandole.launch.loopback import reachable, serve_tcp_store, stay_on_loopback
+from farandole.worker.loopback import reachable, serve_tcp_store, stay_on_loopback
 
 
 def test_pytorchs_store_listens_where_it_is_told_alone(free_port: str) -> None:

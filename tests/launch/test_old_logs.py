@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from farandole.launch.job import Job
+from farandole.launch.job_directory import JobDirectory
 from farandole.launch.old_logs import LOGS, remove_old_folders
-from farandole.launch.workplace import Workplace
-from farandole.owned_folders import OwnedFolder
+from farandole.system.owned_folders import OwnedFolder
 
 WEEK = 7 * 86400.0
 
@@ -79,7 +79,7 @@ def test_what_is_not_ours_is_left_alone(temporary: Path, monkeypatch: pytest.Mon
 def test_the_next_job_removes_them(temporary: Path) -> None:
     old = kept_logs()
     age(old, WEEK + 60)
-    place = Workplace(Job(1, ("train.py",)))
+    place = JobDirectory(Job(1, ("train.py",)))
     assert not old.exists()
     place.close(keep_logs=False)
     assert list(temporary.iterdir()) == []

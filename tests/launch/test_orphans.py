@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from farandole.orphans import LAUNCHER, tied_to_this_process
+from farandole.system.orphans import LAUNCHER, tied_to_this_process
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WORKER = """
 import os, time
 from pathlib import Path
-from farandole.orphans import end_with_launcher
+from farandole.system.orphans import end_with_launcher
 
 end_with_launcher(os.environ)
 Path("half").write_text(str(os.getpid()))

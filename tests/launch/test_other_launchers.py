@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farandole.launch.environment import is_loopback
+from farandole.worker.environment import is_loopback
 
 if TYPE_CHECKING:
     from conftest import Sandbox

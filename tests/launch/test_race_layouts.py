@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from farandole.cli import main
-from farandole.cli.race_checks import check_entries
 from farandole.errors import UserError
-from farandole.launch.race import Course, Entry, folder_name, run_lane
+from farandole.race.checks import check_entries
+from farandole.race.runner import Entry, RaceConfig, folder_name, run_lane
 from farandole.report import Lane
 
 Race = Callable[..., list[str]]
@@ -35,7 +35,7 @@ def race(
     (tmp_path / "train.py").touch()
     commands: list[str] = []
 
-    def only_note(course: Course, entry: Entry, number: int) -> Iterator[Lane]:
+    def only_note(course: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
         commands.append(shlex.join(course.arguments(entry)))
         yield replace(course.lane(entry), outcome="ok")
 
@@ -46,7 +46,7 @@ def race(
         assert end.value.code == 0, capsys.readouterr().err
         return commands
 
-    monkeypatch.setattr("farandole.launch.race.run_lane", only_note)
+    monkeypatch.setattr("farandole.race.runner.run_lane", only_note)
     # By its name in `farandole.cli` one finds the command, which is called as its module is.
     monkeypatch.setattr(sys.modules["farandole.cli.race"], "_finish", lambda *_: None)
     before = signal.getsignal(signal.SIGTERM)
@@ -89,7 +89,7 @@ def test_servers_are_for_the_lanes_that_need_them(race: Race) -> None:
 def test_a_lane_is_called_what_was_typed(race: Race, typed: str) -> None:
     """Also where a default is spelled out, or one of two ways to say the same."""
     assert race("-n", "2", "--sync", typed) == [f"run -n 2 --sync {typed} --seed 0 train.py"]
-    assert Course(["train.py"], Path(), 0).lane(Entry(typed, 2)).name == typed
+    assert RaceConfig(["train.py"], Path(), 0).lane(Entry(typed, 2)).name == typed
 
 
 def test_without_layouts_the_script_keeps_its_own(race: Race) -> None:
@@ -189,14 +189,16 @@ def refused(
     ],
 )
 def test_lanes_have_readable_names(tmp_path: Path, entry: Entry, name: str, folder: str) -> None:
-    lane = Course(["train.py"], tmp_path, 0).lane(entry)
+    lane = RaceConfig(["train.py"], tmp_path, 0).lane(entry)
     assert lane.name == name
     assert folder_name(7, lane) == folder
 
 
 def test_a_long_list_of_cuts_is_no_long_name_of_a_folder(tmp_path: Path) -> None:
     cuts = "+".join(f"body.layer{number}" for number in range(40))
-    lane = Course(["train.py"], tmp_path, 0).lane(Entry(None, 4, layout=f"stages=4,cuts={cuts}"))
+    lane = RaceConfig(["train.py"], tmp_path, 0).lane(
+        Entry(None, 4, layout=f"stages=4,cuts={cuts}")
+    )
     (tmp_path / folder_name(2, lane)).mkdir()
     assert len(folder_name(2, lane)) <= 100
 
@@ -206,7 +208,7 @@ def test_the_ranks_of_a_lane_are_told_its_layout(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "says.py").write_text(SAYS_ITS_LAYOUT)
-    course = Course(["says.py"], tmp_path / "runs", 0)
+    course = RaceConfig(["says.py"], tmp_path / "runs", 0)
     for _ in run_lane(course, Entry(None, 2, layout="stages=2,microbatches=4"), 1):
         pass
     output = (tmp_path / "runs" / "1-stages-2-microbatches-4" / "output.log").read_text()

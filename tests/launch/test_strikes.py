@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from farandole.launch.strikes import Incident, Strikes
+from farandole.launch.policies.elastic.host_blocklist import HostBlocklist, Incident
 
 HOSTS = {"a": 2, "b": 1}
 
 
 def test_the_third_incident_is_one_too_many() -> None:
-    strikes = Strikes()
+    strikes = HostBlocklist()
     assert not strikes.note("a", Incident(0))
     assert not strikes.note("a", Incident(0))  # died together with the one before
     assert not strikes.note("a", Incident(1))
@@ -19,7 +19,7 @@ def test_the_third_incident_is_one_too_many() -> None:
 
 
 def test_a_commit_forgives_what_was_before_its_generation() -> None:
-    strikes = Strikes()
+    strikes = HostBlocklist()
     strikes.note("a", Incident(0))
     strikes.note("a", Incident(1))
     strikes.forgive(1)  # of the incidents only that of generation 1 is left
@@ -31,7 +31,7 @@ def test_a_commit_forgives_what_was_before_its_generation() -> None:
 
 
 def test_a_host_that_goes_and_comes_back_gets_another_chance() -> None:
-    strikes = Strikes()
+    strikes = HostBlocklist()
     for generation in range(3):
         strikes.note("a", Incident(generation))
     assert strikes.usable({"b": 1}) == {"b": 1}

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farandole.errors import LaunchError, UserError
-from farandole.launch import exit_watch, supervisor
-from farandole.launch.local import Job, Outcome
-from farandole.launch.supervisor import supervise
+from farandole.launch import exit_watch
+from farandole.launch.backends.local import Job, Outcome
+from farandole.launch.policies import tolerant as supervisor
+from farandole.launch.policies.tolerant import supervise
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -288,14 +289,16 @@ say("zero")
 
 def test_the_workers_variables_are_those_of_any_job(sandbox: Sandbox) -> None:
     """Only the numbers that every job has of its own differ."""
-    script = sandbox.script("variables.py", "import json, os\nprint(json.dumps(dict(os.environ)))")
+    script = sandbox.script(
+        "environment.py", "import json, os\nprint(json.dumps(dict(os.environ)))"
+    )
     own = re.compile(
         r"MASTER_PORT|FARANDOLE_(JOB|LAUNCHER|STORE)|TORCHELASTIC_(RUN_ID|ERROR_FILE|SIGNALS_TO_HANDLE)"
     )
     found = []
     for tolerant in (True, False):
         start = f"""
-from farandole.launch.local import Job, launch
+from farandole.launch.backends.local import Job, launch
 
 launch(Job(2, [{str(script)!r}], {{"FARANDOLE_NAME": "try"}}, tolerant={tolerant}))
 """

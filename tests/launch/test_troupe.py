@@ -15,27 +15,28 @@ from pathlib import Path
 
 import pytest
 
+from farandole.environment import ELASTIC_WORKER
 from farandole.errors import LaunchError
-from farandole.launch import exit_watch, troupe
-from farandole.launch.discovery import Discovery
-from farandole.launch.elastic import ElasticJob
-from farandole.launch.environment import Seat
+from farandole.launch import exit_watch
+from farandole.launch.backends.ssh.start import Ssh
 from farandole.launch.job import Job
+from farandole.launch.job_directory import JobDirectory
 from farandole.launch.output import Relay
-from farandole.launch.reception import Reception
-from farandole.launch.rejoining import (
+from farandole.launch.policies.elastic import supervisor as troupe
+from farandole.launch.policies.elastic.discovery import Discovery
+from farandole.launch.policies.elastic.job import ElasticJob
+from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
+from farandole.launch.policies.elastic.starting import Running, Starter
+from farandole.launch.policies.elastic.supervisor import ElasticSupervisor
+from farandole.worker.elastic import (
     HostChanges,
     LauncherLostError,
     generation,
     next_seat,
     note_state,
 )
-from farandole.launch.remote import Ssh
-from farandole.launch.starting import Running, Starter
-from farandole.launch.store.hosted import JobStore
-from farandole.launch.troupe import Troupe
-from farandole.launch.workplace import Workplace
-from farandole.variables import ELASTIC_WORKER
+from farandole.worker.environment import Seat
+from farandole.worker.store.hosted import JobStore
 
 PATIENCE = timedelta(seconds=60)
 
@@ -57,9 +58,9 @@ class Rehearsal:
         settings = {"min_workers": 1, "max_workers": None, **options}
         words = ("sh", "-c", command)
         job = ElasticJob(words, discover=dict, whole_command=True, **settings)  # type: ignore[arg-type]
-        self.place = Workplace(Job(1, words), ELASTIC_WORKER)
+        self.place = JobDirectory(Job(1, words), ELASTIC_WORKER)
         self.store = JobStore(self.place.folder)
-        self.reception = Reception(self.store)
+        self.reception = RendezvousServer(self.store)
         self.discovery = Discovery(dict)
         self.discovery.hosts = hosts
         starter = Everywhere(
@@ -72,7 +73,9 @@ class Rehearsal:
             alone=True,
             ssh=Ssh(),
         )
-        self.troupe = Troupe(job, self.place, Relay(()), self.reception, starter, self.discovery)
+        self.troupe = ElasticSupervisor(
+            job, self.place, Relay(()), self.reception, starter, self.discovery
+        )
         self.voices = ThreadPoolExecutor(16)
         self.environments: dict[int, dict[str, str]] = {}
 
@@ -474,7 +477,7 @@ def test_one_that_never_got_the_state_does_not_become_rank_0(
 
 def test_a_launcher_without_a_pulse(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
-    reception = Reception(store)
+    reception = RendezvousServer(store)
     reception.expect(5)
     environ = {ELASTIC_WORKER: "5", **store.here().variables()}
     with pytest.raises(

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from farandole import Layout
 from farandole.layout import parse_layout
 from farandole.layout.arguments import arguments_of, call
-from farandole.layout.blocks import blocks_of
-from farandole.layout.part import Part
+from farandole.layout.partition.blocks import blocks_of
+from farandole.layout.partition.part import StageModule
 from farandole.sync import Strategy
 from farandole.testing import run_world
 from farandole.topology import Topology
@@ -261,13 +261,13 @@ def dropping() -> nn.Module:
 
 def draw_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """For models that draw: as threads ranks have one random state, as processes one each."""
-    lock, drawing = threading.Lock(), Part._drawing
+    lock, drawing = threading.Lock(), StageModule._drawing
 
-    def locked(self: Part, *arguments: Any) -> Any:
+    def locked(self: StageModule, *arguments: Any) -> Any:
         with lock:
             return drawing(self, *arguments)
 
-    monkeypatch.setattr(Part, "_drawing", locked)
+    monkeypatch.setattr(StageModule, "_drawing", locked)
 
 
 class Outcome(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from farandole import UserError, models
-from farandole.layout.blocks import Block, blocks_of
+from farandole.layout.partition.blocks import Block, blocks_of
 
 SMALL: dict[str, dict[str, Any]] = {
     "alexnet": {"image_size": 63},

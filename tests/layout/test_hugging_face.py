@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from farandole.errors import StageError
 from farandole.layout import parse_layout
 from farandole.layout.arguments import arguments_of
-from farandole.layout.blocks import Sample, blocks_of
+from farandole.layout.partition.blocks import Sample, blocks_of
 from farandole.testing import run_world
 from farandole.train import Run
 from tests.layout.models import Recorder, assert_close, sgd, tensors_of

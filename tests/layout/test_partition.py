@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole import UserError
-from farandole.layout.partition import cut_by_hand, find_cut
-from farandole.layout.partition_cost import BlockProfile
-from farandole.layout.partition_network import Component, Network
-from farandole.layout.partition_text import describe, suggestion, unevenness
+from farandole.layout.partition.cost import BlockProfile
+from farandole.layout.partition.network import Component, Network
+from farandole.layout.partition.search import cut_by_hand, find_cut
+from farandole.layout.partition.text import describe, suggestion, unevenness
 
 small = st.integers(0, 20)
 profiles_of_blocks = st.lists(

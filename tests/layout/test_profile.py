@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from farandole import UserError
-from farandole.layout.blocks import Block, blocks_of
-from farandole.layout.profile import parameters_only, profile_blocks
+from farandole.layout.partition.blocks import Block, blocks_of
+from farandole.layout.partition.profile import parameters_only, profile_blocks
 
 BATCH = 8
 FLOAT = 4

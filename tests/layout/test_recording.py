@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from farandole import UserError
 from farandole.layout.arguments import arguments_of, call
-from farandole.layout.blocks import Block, Sample, blocks_of
+from farandole.layout.partition.blocks import Block, Sample, blocks_of
 from tests.layout.gpt import GPT, WORDS
 
 SHAPES = [(3, 5, 4), (2, 5, 4), (1, 7, 4)]  # of the sample, and of other batches

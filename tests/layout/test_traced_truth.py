@@ -20,7 +20,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from farandole import InexactError, StageError, UserError
-from farandole.layout.blocks import blocks_of
+from farandole.layout.partition.blocks import blocks_of
 from farandole.testing import run_world
 from farandole.train import Run
 from tests.layout.models import (

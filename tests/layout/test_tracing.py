@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from farandole import UserError, models
-from farandole.layout.blocks import Block, blocks_of
+from farandole.layout.partition.blocks import Block, blocks_of
 
 
 def in_order(blocks: list[Block], value: Any) -> Any:

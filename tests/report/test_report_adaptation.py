@@ -17,10 +17,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from farandole.report import Lane, Results, adaptation, plots, read_history, render
+from farandole.report import Lane, Results, read_history
 from farandole.report.decisions import decisions
 from farandole.report.metrics import MetricsLog
 from farandole.report.page import page, write_report
+from farandole.report.plots import adaptation, render
+from farandole.report.plots import curves as plots
 from farandole.report.summary import MOST_NOTES, summary_json
 
 MakeLane = Callable[..., Lane]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from farandole.report import History, Lane, Results, headline, plain, table
-from farandole.report.drawing import LONGEST_LABEL, short_labels
 from farandole.report.lane import labels
+from farandole.report.plots.drawing import LONGEST_LABEL, short_labels
 from farandole.report.sections import how_it_was_run
 from farandole.report.summary import summary_json
 

@@ -21,9 +21,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from farandole.errors import FarandoleError
-from farandole.report import Lane, Results, Target, palette, plots, render
-from farandole.report.files import write_whole
+from farandole.files import write_whole
+from farandole.report import Lane, Results, Target
 from farandole.report.page import page, write_report
+from farandole.report.plots import curves as plots
+from farandole.report.plots import palette, render
 from farandole.report.sections import MOST_RAW_ROWS, raw_numbers, warnings
 
 MakeLane = Callable[..., Lane]

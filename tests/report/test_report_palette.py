@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from farandole.report.palette import DASHES, LANES, SET, dash, mark, shade
+from farandole.report.plots.palette import DASHES, LANES, SET, dash, mark, shade
 from farandole.report.style import sheet
 
 Colour = tuple[float, float, float]

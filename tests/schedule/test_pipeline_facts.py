@@ -13,7 +13,7 @@ from farandole.errors import UserError
 from farandole.schedule.pipelines import (
     Costs,
     Pipeline,
-    Timeline,
+    PipelineTimeline,
     backward,
     build,
     facts,
@@ -28,7 +28,7 @@ from farandole.schedule.pipelines import (
 SIZES = list(product((1, 2, 3, 4, 8), (1, 2, 3, 4, 6, 8, 16)))
 
 
-def played(pipeline: Pipeline) -> Timeline:
+def played(pipeline: Pipeline) -> PipelineTimeline:
     """A backward costs two forwards."""
     return simulate(pipeline, Costs.even(pipeline.stages, 1.0, 2.0))
 

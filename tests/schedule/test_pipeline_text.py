@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.errors import FarandoleError, UserError
-from farandole.report import render
-from farandole.report.timeline import draw_timeline, figure
-from farandole.schedule.pipelines import Costs, Pipeline, Timeline, build, simulate, stream
+from farandole.report.plots import render
+from farandole.report.plots.timeline import draw_timeline, figure
+from farandole.schedule.pipelines import Costs, Pipeline, PipelineTimeline, build, simulate, stream
 
 
-def played(pipeline: Pipeline, forward: float = 1.0, backward: float = 2.0) -> Timeline:
+def played(pipeline: Pipeline, forward: float = 1.0, backward: float = 2.0) -> PipelineTimeline:
     return simulate(pipeline, Costs.even(pipeline.stages, forward, backward))
 
 

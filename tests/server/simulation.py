@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from farandole.server.dialogue import Dialogue
-from farandole.server.messages import Command, Kind, Read
-from farandole.server.node import REGISTRAR, Node
-from farandole.server.registrar import Registrar
+from farandole.server.client.pending import PendingRequests
+from farandole.server.node.node import REGISTRAR, Node
+from farandole.server.protocol.messages import Command, Kind, Read
+from farandole.server.protocol.views import Reshape, Reshaped, View
+from farandole.server.registrar.registrar import Registrar
 from farandole.server.rules import parse_rule
 from farandole.server.rules.questions import parse_question
 from farandole.server.tables import Table
-from farandole.server.views import Reshape, Reshaped, View
 
 
 class Cluster:
@@ -30,7 +30,7 @@ class Cluster:
         self.random = random.Random(seed)
         self.registrar = Registrar(servers, replicas, ranges)
         self.nodes: dict[int, Node] = {}
-        self.clients: dict[bytes, Dialogue] = {}
+        self.clients: dict[bytes, PendingRequests] = {}
         self.channels: dict[tuple[Hashable, Hashable], deque[Any]] = {}
         self.undetected: list[int] = []
         self.sent_view = 0
@@ -39,7 +39,7 @@ class Cluster:
         # Those who begin together come in one view, as the registrar's desk sees to.
         for _ in range(workers):
             number = self.registrar.add_worker()
-            self.clients[f"client {number}".encode()] = Dialogue(number)
+            self.clients[f"client {number}".encode()] = PendingRequests(number)
         self.settle(REGISTRAR)
 
     def add_server(self) -> int:

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.server.arena import Arena, NotShared, Spans
+from farandole.server.protocol.arena import Arena, NotShared, Spans
 
 LENGTH = 64 * 100
 
@@ -172,7 +172,7 @@ def test_another_file_of_the_same_process_is_refused(arena: Arena, tmp_path: Pat
 
 def test_memory_does_not_outlive_its_process() -> None:
     script = (
-        "import json, sys; from farandole.server.arena import Arena;"
+        "import json, sys; from farandole.server.protocol.arena import Arena;"
         "print(json.dumps(Arena.make(64).describe()), flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

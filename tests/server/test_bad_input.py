@@ -15,9 +15,9 @@ import torch
 import zmq
 
 from farandole.server import Cluster, connect
-from farandole.server.admission import credentials
 from farandole.server.channels import Line
-from farandole.server.messages import (
+from farandole.server.node.admission import credentials
+from farandole.server.protocol.messages import (
     Command,
     Done,
     Forward,
@@ -28,7 +28,7 @@ from farandole.server.messages import (
     Refused,
     Snapshot,
 )
-from farandole.server.seal import make_key, read_key
+from farandole.server.protocol.seal import make_key, read_key
 from farandole.server.tables import Table
 
 ROWS = 1000

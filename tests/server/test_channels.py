@@ -19,11 +19,11 @@ import torch
 import zmq
 
 from farandole.errors import UserError
-from farandole.server.admission import Admission, credentials
-from farandole.server.arena import Arena
 from farandole.server.channels import Line, Port
-from farandole.server.handshake import VERSION, Hello, Welcome
-from farandole.server.messages import Ack, Command, Data, Kind, Message, Read
+from farandole.server.node.admission import Admission, credentials
+from farandole.server.protocol.arena import Arena
+from farandole.server.protocol.handshake import VERSION, Hello, Welcome
+from farandole.server.protocol.messages import Ack, Command, Data, Kind, Message, Read
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 PATIENCE_SECONDS = 300.0
@@ -641,7 +641,9 @@ def test_malformed_messages_with_a_good_seal_are_dropped(
     line = ends.line()
     ends.until(lambda: line.ready, "the Welcome")
     with monkeypatch.context() as patch:
-        patch.setattr("farandole.server.line.pages", lambda messages, arena, *_: [[b"nonsense"]])
+        patch.setattr(
+            "farandole.server.client.line.pages", lambda messages, arena, *_: [[b"nonsense"]]
+        )
         line.send([push(1)])
     line.send([push(2)])
     ends.until(lambda: ends.heard, "the good one")

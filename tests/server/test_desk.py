@@ -24,7 +24,7 @@ def test_a_pause_of_its_own_is_nobodys_silence(monkeypatch):
     passed = 0.0
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed)
     with Cluster(servers=1, in_threads=True, worker_patience=5) as cluster:
-        monkeypatch.setattr("farandole.server.desk.time", clock)
+        monkeypatch.setattr("farandole.server.registrar.service.time", clock)
         with connect(cluster.address, cluster.key_file, rank=0) as store:
             store.create("t", 3)
             passed = 1000.0

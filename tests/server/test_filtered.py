@@ -11,11 +11,11 @@ import torch
 from farandole.comm.codecs import CODECS
 from farandole.errors import DivergedError, UserError
 from farandole.server import Cluster, Store, Table, connect
-from farandole.server.filtered import Filtered
+from farandole.server.client.filtered import Filtered
 from farandole.server.filters import coded_bytes, encode, parse_codec
-from farandole.server.messages import Command, Kind, Problem
+from farandole.server.node.table_shard import TableShard
+from farandole.server.protocol.messages import Command, Kind, Problem
 from farandole.server.rules import parse_rule
-from farandole.server.shelf import Shelf
 
 CODED = ["fp16", "bf16", "int8:block=64", "sign", "topk:ratio=0.1"]
 
@@ -284,7 +284,7 @@ def test_codecs_of_a_table() -> None:
 @pytest.mark.parametrize("text", CODED)
 def test_a_shelf_takes_what_was_coded_for_it(text: str) -> None:
     table = Table.dense("t", 3000, ranges=1, codec=text)
-    shelf = Shelf(table, table.used_ranges[0], parse_rule("add"))
+    shelf = TableShard(table, table.used_ranges[0], parse_rule("add"))
     good = encode(parse_codec(text), torch.randn(3000))
 
     def problem(kind: Kind, values: torch.Tensor) -> Problem | None:

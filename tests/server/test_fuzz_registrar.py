@@ -12,11 +12,11 @@ import zmq
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from farandole.server.control import ControlLine
-from farandole.server.desk import Desk
-from farandole.server.payload import Malformed
-from farandole.server.registrar import Registrar
-from farandole.server.registrar_messages import kind_of
+from farandole.server.protocol.control import ControlLine
+from farandole.server.protocol.payload import Malformed
+from farandole.server.registrar.messages import kind_of
+from farandole.server.registrar.registrar import Registrar
+from farandole.server.registrar.service import RegistrarService
 
 KEY = b"k" * 32
 SAID = ["hello", "facts", "confirmed", "reshaped", "meet", "missing", "mark", "enter", "bye"]
@@ -62,7 +62,7 @@ class Meeting:
 
     def __init__(self) -> None:
         self.registrar = Registrar(1, 0)
-        self.desk = Desk(self.registrar, KEY)
+        self.desk = RegistrarService(self.registrar, KEY)
         self.context: zmq.Context[Any] = zmq.Context()
         self.line = ControlLine(self.context, KEY, self.desk.address)
         self.line.send({"hello": "guest"})

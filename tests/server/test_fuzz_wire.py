@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from farandole.errors import CommError, FarandoleError, UserError
-from farandole.server.handshake import Hello, NotWelcome, Welcome, client_seal, server_seal
-from farandole.server.messages import (
+from farandole.server.node.node import Node
+from farandole.server.protocol.handshake import Hello, NotWelcome, Welcome, client_seal, server_seal
+from farandole.server.protocol.messages import (
     Ack,
     Behind,
     Cause,
@@ -31,14 +32,13 @@ from farandole.server.messages import (
     Refused,
     Snapshot,
 )
-from farandole.server.node import Node
-from farandole.server.payload import Malformed
+from farandole.server.protocol.payload import Malformed
+from farandole.server.protocol.seal import BadSeal
+from farandole.server.protocol.sockets import FRAME_BYTES, cut, joined
+from farandole.server.protocol.views import Chain, Reshape, View
+from farandole.server.protocol.wire import decode, encode
 from farandole.server.rules import parse_question, parse_rule
-from farandole.server.seal import BadSeal
-from farandole.server.sockets import FRAME_BYTES, cut, joined
 from farandole.server.tables import Table
-from farandole.server.views import Chain, Reshape, View
-from farandole.server.wire import decode, encode
 
 KEY = b"k" * 32
 ME, BEFORE, AFTER = 2, 1, 3

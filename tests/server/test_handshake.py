@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.server.handshake import (
+from farandole.server.protocol.handshake import (
     VERSION,
     Hello,
     NotWelcome,
@@ -14,7 +14,7 @@ from farandole.server.handshake import (
     client_seal,
     server_seal,
 )
-from farandole.server.seal import BadSeal
+from farandole.server.protocol.seal import BadSeal
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 ARENA = {"pid": 1, "token": "00ff"}

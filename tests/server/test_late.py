@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from farandole.comm import Group
-from farandole.comm.transport import NEVER
+from farandole.comm.transports.base import NEVER
 from farandole.errors import CommError
 from farandole.server import Cluster, Store
-from farandole.server.roll import Roll
+from farandole.server.registrar.transport import RegistrarTransport
 
 PATIENCE = timedelta(seconds=20)
 
 
 def join(cluster: Cluster, rank: int, *, late: bool = False) -> Group:
     store = Store(cluster.address, cluster.key_file, rank=rank, timeout=20, late=late)
-    return Group(Roll(store, rank, 2, PATIENCE, late=late))
+    return Group(RegistrarTransport(store, rank, 2, PATIENCE, late=late))
 
 
 def count_heads(group: Group) -> float:
@@ -76,7 +76,7 @@ def test_one_who_comes_when_all_have_left_finds_the_servers_and_is_told_when_the
         first.close()
         second.close()
         again = join(cluster, 1, late=True)
-        assert isinstance(again.transport, Roll)
+        assert isinstance(again.transport, RegistrarTransport)
         store = again.transport.store
         store.create("t", 3)  # as its script does before the loop
         assert again.transport.begin_epoch(0) == NEVER

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.server.meetings import Meetings
+from farandole.server.registrar.meetings import Meetings
 
 
 def test_it_is_over_when_all_have_given():

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from farandole.server.messages import (
+from farandole.server.node.node import REGISTRAR, Node, Peer
+from farandole.server.node.range import Range
+from farandole.server.node.table_shard import TableShard
+from farandole.server.protocol.messages import (
     Ack,
     Command,
     Data,
@@ -21,12 +24,9 @@ from farandole.server.messages import (
     Refused,
     Snapshot,
 )
-from farandole.server.node import REGISTRAR, Node, Peer
-from farandole.server.range import Range
+from farandole.server.protocol.views import Chain, Reshape, Reshaped, View
 from farandole.server.rules import parse_question, parse_rule
-from farandole.server.shelf import Shelf
 from farandole.server.tables import Table
-from farandole.server.views import Chain, Reshape, Reshaped, View
 
 TABLE = Table("t", 4, 1, "float64", "add", 4, 1)
 ROUNDS = Table("r", 4, 1, "float64", "add", 4, 1, rounds=True)
@@ -132,7 +132,7 @@ def test_only_memory_of_the_table_itself_is_lent():
     server.node.receive(CLIENT, Read(0, 9, 2, table=TABLE.id, stop=4))
     server.node.receive(CLIENT, Read(0, 9, 2, table=TABLE.id, rows=torch.tensor([1, 3])))
     run, rows = list(server.node.take_outbox())
-    assert isinstance(run.lender, Shelf)
+    assert isinstance(run.lender, TableShard)
     assert rows.lender is None  # it got a copy
 
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from farandole.server.messages import Command, Kind
+from farandole.server.node.table_shard import TableShard
+from farandole.server.protocol.messages import Command, Kind
 from farandole.server.rules import parse_rule
 from farandole.server.rules.pieces import GRAIN, VECTORS, evenly_shared, pieces
-from farandole.server.shelf import Shelf
 from farandole.server.tables import Table
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -148,7 +148,7 @@ def test_pieces_are_all_of_it_once(shape: tuple[int, int]) -> None:
 def test_a_round_in_half_precision_loses_nobody(dtype: str) -> None:
     """A sum of 256 in bfloat16 would swallow every further 1."""
     table = Table.dense("t", 4, ranges=1, dtype=dtype, rounds=True)
-    shelf = Shelf(table, 0, parse_rule(table.rule))
+    shelf = TableShard(table, 0, parse_rule(table.rule))
     members = range(1, 5000)
     for member in members:
         values = torch.ones(4, dtype=table.torch_dtype)

@@ -13,9 +13,9 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from farandole.server.clocks import RESTING
-from farandole.server.messages import Command, Kind, Read
-from farandole.server.range import Range
+from farandole.server.node.clocks import RESTING
+from farandole.server.node.range import Range
+from farandole.server.protocol.messages import Command, Kind, Read
 from farandole.server.rules import parse_rule
 from farandole.server.tables import Table
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from farandole.server.messages import Command, Kind
+from farandole.server.protocol.messages import Command, Kind
 from farandole.server.tables import Table
 from tests.server.simulation import Cluster
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.errors import UserError
-from farandole.server.registrar import Registrar
-from farandole.server.ring import place
-from farandole.server.views import Reshape, Reshaped, View
+from farandole.server.protocol.views import Reshape, Reshaped, View
+from farandole.server.registrar.registrar import Registrar
+from farandole.server.registrar.ring import place
 
 RANGES = 12
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.server.registrar import RANGES
-from farandole.server.ring import place
+from farandole.server.registrar.registrar import RANGES
+from farandole.server.registrar.ring import place
 
 crowds = st.sets(st.integers(1, 1000), min_size=1, max_size=12).map(sorted)
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from farandole.comm import Group
 from farandole.errors import CommError, UserError
+from farandole.server.client.store import Store
 from farandole.server.cluster import Cluster
-from farandole.server.roll import Roll
-from farandole.server.store import Store
+from farandole.server.registrar.transport import RegistrarTransport
 from farandole.sync import Downpour, Server, Strategy
 from farandole.topology import Topology
 from farandole.train import Run
@@ -37,7 +37,7 @@ def meet(
         try:
             store = Store(cluster.address, cluster.key_file, rank=rank, timeout=SECONDS)
             stores.append(store)
-            roll = Roll(store, rank, size, timedelta(seconds=SECONDS))
+            roll = RegistrarTransport(store, rank, size, timedelta(seconds=SECONDS))
             ends[rank] = body(Group(roll), cluster)
         except Exception as error:
             ends[rank] = error

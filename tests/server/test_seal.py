@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import UserError
-from farandole.server.seal import BadSeal, Gap, Seal, make_key, read_key
+from farandole.server.protocol.seal import BadSeal, Gap, Seal, make_key, read_key
 
 A, B = b"a" * 32, b"b" * 32
 FRAMES = [b"header", b"first tensor", b"second tensor"]

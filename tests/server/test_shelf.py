@@ -8,17 +8,17 @@ import re
 import pytest
 import torch
 
-from farandole.server.messages import Command, Kind, Read
+from farandole.server.node.table_shard import TableShard
+from farandole.server.protocol.messages import Command, Kind, Read
 from farandole.server.rules import parse_rule
-from farandole.server.shelf import Shelf
 from farandole.server.tables import Table
 
 ROWS, WIDTH = 6, 2
 
 
-def shelf(rule: str = "add", dtype: str = "float64", **more: object) -> Shelf:
+def shelf(rule: str = "add", dtype: str = "float64", **more: object) -> TableShard:
     table = Table("t", ROWS, WIDTH, dtype, rule, ROWS, 1, **more)
-    return Shelf(table, 0, parse_rule(rule))
+    return TableShard(table, 0, parse_rule(rule))
 
 
 def values(rows: int, first: float = 1.0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -35,11 +35,11 @@ def listed(kind: Kind, rows: list[int], tensor: torch.Tensor, **more: object) ->
     return Command(kind, 0, values=tensor, rows=torch.tensor(rows), **more)
 
 
-def whole(of: Shelf, slot: int = 0) -> torch.Tensor:
+def whole(of: TableShard, slot: int = 0) -> torch.Tensor:
     return of.read(Read(0, stop=ROWS, slot=slot))
 
 
-def do(on: Shelf, command: Command) -> None:
+def do(on: TableShard, command: Command) -> None:
     assert on.problem_with(command) is None
     {Kind.PUT: on.put, Kind.PUSH: on.push}[command.kind](command)
 

@@ -17,8 +17,8 @@ import torch
 
 from farandole.errors import CommError, DivergedError, JoinError, UserError
 from farandole.server import Cluster, Store, connect
-from farandole.server.arena import Arena
-from farandole.server.seal import make_key
+from farandole.server.protocol.arena import Arena
+from farandole.server.protocol.seal import make_key
 
 ROWS = 40_000
 
@@ -165,7 +165,7 @@ def test_many_under_way_at_once_are_seen_in_their_order(store, names):
 
 def test_a_table_larger_than_the_shared_memory(cluster, names, monkeypatch):
     monkeypatch.setattr(
-        "farandole.server.requests._ARENA_BYTES", 1 << 18
+        "farandole.server.client.requests._ARENA_BYTES", 1 << 18
     )  # some ranges fit, not all
     name = next(names)
     with connect(cluster.address, cluster.key_file) as small:

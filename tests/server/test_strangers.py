@@ -13,7 +13,7 @@ import psutil
 import pytest
 import zmq
 
-from farandole.server.sockets import HANDSHAKE_SECONDS
+from farandole.server.protocol.sockets import HANDSHAKE_SECONDS
 from tests.server.test_bad_input import World, context, wait_until, world
 
 __all__ = ["context", "world"]  # fixtures

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from farandole.errors import UserError
 from farandole.server import Cluster, connect
-from farandole.server.tasks import Tasks
+from farandole.server.client.tasks import Tasks
 
 
 class Fake:

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.errors import UserError
-from farandole.server import payload, wire
-from farandole.server.arena import Arena
 from farandole.server.filters.key_cache import KeyReceiver, KeySender
-from farandole.server.messages import (
+from farandole.server.protocol import payload, wire
+from farandole.server.protocol.arena import Arena
+from farandole.server.protocol.messages import (
     Ack,
     Behind,
     Cause,
@@ -36,8 +36,8 @@ from farandole.server.messages import (
     Refused,
     Snapshot,
 )
-from farandole.server.payload import Malformed, UnknownKeys
-from farandole.server.wire import decode, encode, pages
+from farandole.server.protocol.payload import Malformed, UnknownKeys
+from farandole.server.protocol.wire import decode, encode, pages
 
 TYPES = typing.get_args(Message)
 DTYPES = (

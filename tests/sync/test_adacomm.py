@@ -21,16 +21,16 @@ from torch.utils.data import TensorDataset
 from farandole.errors import UserError
 from farandole.optim.scheduler import RateScheduler
 from farandole.sync import AdaComm, Local, Strategy
-from farandole.sync.adacomm import FallingPeriod, defer_rates
-from farandole.sync.meeting import Word
+from farandole.sync.periodic.adacomm import FallingPeriod, defer_rates
+from farandole.sync.periodic.meeting import RankStatus
 from farandole.testing import run_world
 from farandole.train import Run
 
 
-def word(**values: float) -> Word:
+def word(**values: float) -> RankStatus:
     """Of a rank that has taken steps since the last meeting, at rate 0.1."""
     defaults = {"logged": math.nan, "pending": 1.0, "rate": 0.1}
-    return Word(**{**dict.fromkeys(Word._fields, 0.0), **defaults, **values})
+    return RankStatus(**{**dict.fromkeys(RankStatus._fields, 0.0), **defaults, **values})
 
 
 class Meetings:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from farandole.sync import AllReduce
-from farandole.sync.batchnorm import SharedBatchNorm, synchronise_batchnorm
+from farandole.sync.common.batchnorm import SharedBatchNorm, synchronise_batchnorm
 from farandole.testing import run_world
 from farandole.train import Run
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.sync import Daso
-from farandole.sync.cycle import Cycle
+from farandole.sync.daso.cycle import Cycle
 
 
 def periods(daso: Daso, losses: list[float]) -> list[tuple[int, int]]:

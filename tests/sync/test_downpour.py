@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 from farandole.errors import CommError, DivergedError, UserError
 from farandole.sync import Downpour, parse
-from farandole.sync.served import Part
+from farandole.sync.server.table import ParameterTable
 from farandole.testing import run_world
 from farandole.train import Run
 
@@ -74,14 +74,14 @@ def test_the_servers_get_what_was_accrued(
 def test_how_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """7 steps: pushes after 2, 4 and 6, and of the rest; fetches after 3 and 6."""
     reads: Counter[str] = Counter()
-    start_read = Part.start_read
+    start_read = ParameterTable.start_read
 
-    def counted(part: Part, **needs: Any) -> Any:
+    def counted(part: ParameterTable, **needs: Any) -> Any:
         reads[step[0]] += 1
         return start_read(part, **needs)
 
     step = ["before"]
-    monkeypatch.setattr(Part, "start_read", counted)
+    monkeypatch.setattr(ParameterTable, "start_read", counted)
 
     def body(run: Run) -> int:
         def before(number: int) -> None:

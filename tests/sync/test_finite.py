@@ -21,8 +21,8 @@ from torch.utils.data import TensorDataset
 import farandole as fd
 from farandole.errors import CommError, DivergedError
 from farandole.sync import STRATEGIES, parse
-from farandole.sync.buckets import pack
-from farandole.sync.device_check import DeviceCheck
+from farandole.sync.allreduce.buckets import pack
+from farandole.sync.common.device_check import DeviceCheck
 from farandole.testing import run_world
 from farandole.topology import Topology
 from farandole.train import Run

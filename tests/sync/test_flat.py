@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 
 from farandole.comm.codecs import parse
 from farandole.sync import Local
-from farandole.sync.average import ModelAverage
-from farandole.sync.flat import Flat, is_finite, moments_of, statistics_of, weights_of
-from farandole.sync.outer import Outer, OuterRule
+from farandole.sync.common.flat import Flat, is_finite, moments_of, statistics_of, weights_of
+from farandole.sync.periodic.average import ModelAverage
+from farandole.sync.periodic.outer import Outer, OuterRule
 from farandole.testing import run_world
 from farandole.train import Run
 

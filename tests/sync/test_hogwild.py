@@ -23,12 +23,12 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
 from farandole.comm import Exchange, Group, InProcess
-from farandole.comm.transports.segment import Segment
+from farandole.comm.transports.shm.segment import Segment
 from farandole.data import Shares
 from farandole.data.order import shuffled
 from farandole.errors import CommError, DivergedError, UserError
 from farandole.sync import AllReduce, Hogwild, Strategy, parse
-from farandole.sync.commons import Commons
+from farandole.sync.hogwild.shared_parameters import SharedParameters
 from farandole.testing import run_world
 from farandole.topology import Topology
 from farandole.train import Run
@@ -593,7 +593,7 @@ def test_ranks_that_cannot_reach_the_memory_say_so_on_all(
 
     def body(run: Run) -> str:
         with pytest.raises(CommError) as raised:
-            Commons(nn.Linear(2, 2), run.group)
+            SharedParameters(nn.Linear(2, 2), run.group)
         return str(raised.value)
 
     for message in run_world(2, body, folder=tmp_path):

@@ -19,10 +19,10 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
 from farandole.sync import Local, parse
-from farandole.sync.periodic import Periodic
+from farandole.sync.periodic.base import Periodic
 from farandole.testing import run_world
 from farandole.train import Run
-from farandole.train.checkpoint import newest, read
+from farandole.train.checkpoint.checkpoint import newest, read
 
 EPOCHS, STEPS = 3, 4
 

@@ -23,8 +23,8 @@ from torch.utils.data import TensorDataset
 
 from farandole.errors import DivergedError, UserError
 from farandole.sync import AdaComm, DiLoCo, Federated, Local, PostLocal, Strategy
-from farandole.sync.losses import Losses
-from farandole.sync.meeting import Word, loss_of
+from farandole.sync.periodic.losses import Losses
+from farandole.sync.periodic.meeting import RankStatus, loss_of
 from farandole.testing import run_world
 from farandole.train import Run
 
@@ -260,8 +260,8 @@ def test_what_is_not_finite_stops_all_and_reaches_none(
 # What ranks tell each other
 
 
-def word(**values: float) -> Word:
-    return Word(**{**dict.fromkeys(Word._fields, 0.0), "logged": math.nan, **values})
+def word(**values: float) -> RankStatus:
+    return RankStatus(**{**dict.fromkeys(RankStatus._fields, 0.0), "logged": math.nan, **values})
 
 
 def test_the_loss_is_the_mean_of_all_batches() -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from farandole.errors import UserError
 from farandole.optim import Lars
 from farandole.sync import parse
-from farandole.sync.downpour_rule import ServerStep, server_step
+from farandole.sync.server.downpour_rule import ServerStep, server_step
 from farandole.testing import run_world
 from farandole.train import Run
 

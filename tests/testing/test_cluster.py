@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from farandole.emulate import namespaces
+from farandole.emulate.cluster import NETWORK, Cluster, refuse_collision
+from farandole.emulate.link import Link
 from farandole.errors import LaunchError, UserError
-from farandole.testing import namespaces
-from farandole.testing.cluster import NETWORK, Cluster, refuse_collision
-from farandole.testing.link import Link
 
 REPOSITORY = Path(__file__).parents[2]
 FORKED = REPOSITORY / "tests" / "scripts" / "forked.py"
@@ -275,7 +275,7 @@ def test_leaving_removes_hosts_and_every_process(root: None) -> None:
 
 
 def test_a_start_that_fails_leaves_nothing(root: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farandole.testing.cluster._INIT", "echo out of order; exit 3")
+    monkeypatch.setattr("farandole.emulate.cluster._INIT", "echo out of order; exit 3")
     cluster = Cluster(hosts=2)
     with pytest.raises(LaunchError, match="emulated-0 did not start: out of order"), cluster:
         pass

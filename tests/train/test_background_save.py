@@ -12,8 +12,9 @@ from torch import nn
 
 from farandole.errors import CheckpointError
 from farandole.testing import run_world
-from farandole.train import Run, checkpoint
-from farandole.train.background_writer import BackgroundWriter
+from farandole.train import Run
+from farandole.train.checkpoint import checkpoint
+from farandole.train.checkpoint.background_writer import BackgroundWriter
 
 SCRIPT = Path(__file__).parent / "scripts" / "background_fails.py"
 

@@ -20,7 +20,8 @@ from torch import nn
 import farandole
 from farandole.errors import CheckpointError
 from farandole.testing import run_world
-from farandole.train import Run, checkpoint, manifest
+from farandole.train import Run
+from farandole.train.checkpoint import checkpoint, manifest
 
 
 def save_some(folder: Path, size: int = 2, saves: int = 1, **options: Any) -> list[Path]:

@@ -14,7 +14,8 @@ import torch
 from farandole.errors import CheckpointError, FarandoleError
 from farandole.report import read_history
 from farandole.testing import run_world
-from farandole.train import Run, checkpoint
+from farandole.train import Run
+from farandole.train.checkpoint import checkpoint
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

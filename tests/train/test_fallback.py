@@ -14,7 +14,8 @@ from torch import nn
 import farandole as fd
 from farandole.errors import CheckpointError
 from farandole.testing import run_world
-from farandole.train import Run, checkpoint
+from farandole.train import Run
+from farandole.train.checkpoint import checkpoint
 from farandole.train.settings import Settings
 
 

@@ -24,8 +24,9 @@ from torch import nn
 import farandole as fd
 from farandole.errors import CheckpointError
 from farandole.testing import run_world
-from farandole.train import Run, checkpoint
-from farandole.train.folder_lock import NAME, lock
+from farandole.train import Run
+from farandole.train.checkpoint import checkpoint
+from farandole.train.checkpoint.folder_lock import NAME, lock
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TWO_SAVERS = Path(__file__).parents[2] / "benchmarks" / "two_savers.py"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from farandole.errors import CheckpointError
-from farandole.train.packing import pack, unpack
+from farandole.serialization import pack, unpack
 
 
 def there_and_back(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farandole.train import checkpoint
+from farandole.train.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from conftest import Sandbox

@@ -16,11 +16,17 @@ from torch.optim import Optimizer
 
 from farandole.errors import CheckpointError
 from farandole.sync import Strategy, parse
-from farandole.sync.served import OptimizerState
+from farandole.sync.server.table import OptimizerState
 from farandole.testing import run_world
-from farandole.train import Run, checkpoint
-from farandole.train.optimizer_state import merged, names_of, numbered_state, state_by_name
-from farandole.train.same_optimizer import OtherOptimizer, kind_of, require_same_kind
+from farandole.train import Run
+from farandole.train.checkpoint import checkpoint
+from farandole.train.checkpoint.optimizer_state import (
+    merged,
+    names_of,
+    numbered_state,
+    state_by_name,
+)
+from farandole.train.checkpoint.same_optimizer import OtherOptimizer, kind_of, require_same_kind
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 

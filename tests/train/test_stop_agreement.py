@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from farandole.errors import UserError
-from farandole.launch.grace import Grace, grace_seconds
 from farandole.testing import run_world
 from farandole.train.run import Run
-from farandole.train.stop_agreement import MeetingAgreement, StoreAgreement
+from farandole.train.stopping.agreement import MeetingAgreement, StoreAgreement
+from farandole.worker.grace import Grace, grace_seconds
 
 
 @given(size=st.integers(1, 6), seed=st.integers(0, 2**32))

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from farandole.comm import Exchange, Group, InProcess
-from farandole.comm.trace import NO_TRACE, Trace
 from farandole.data import Loader
 from farandole.errors import UserError
 from farandole.testing import run_world
+from farandole.trace.spans import NO_TRACE, Trace
 from farandole.train import Run
 from farandole.train.settings import Settings
 from farandole.train.tracing import start_tracing

@@ -23,7 +23,8 @@ from torch import nn
 
 from farandole.errors import CheckpointError
 from farandole.testing import run_world
-from farandole.train import Run, checkpoint
+from farandole.train import Run
+from farandole.train.checkpoint import checkpoint
 
 
 def seal(body: str) -> str:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from farandole import FarandoleError, InexactError, StageError, UserError
 from farandole.layout import parse_layout
 from farandole.layout.arguments import arguments_of, call
-from farandole.layout.micro import cut_batch
+from farandole.layout.pipeline.micro import cut_batch
 from farandole.layout.self_check.draws import ExpectedDraws
 from farandole.testing import run_world
 from farandole.train import Run

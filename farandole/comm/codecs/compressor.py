@@ -30,7 +30,7 @@ LEFT = "left"
 
 
 @dataclass(frozen=True)
-class Part:
+class Contribution:
     """This rank's contribution to one average."""
 
     values: torch.Tensor  # a copy: flat, over the number of ranks, what was left over added
@@ -99,14 +99,14 @@ class Compressor(ABC):
 
     @abstractmethod
     def _sum(
-        self, parts: Mapping[str, Part], raw: Sequence[torch.Tensor], group: Group
+        self, parts: Mapping[str, Contribution], raw: Sequence[torch.Tensor], group: Group
     ) -> tuple[dict[str, Outcome], list[torch.Tensor]]:
         """Adds up each part over all ranks, and each of `raw`, which travel along as they are.
 
         Like `_sum_raw` it adds in rank order, so that no sum depends on what else is added up.
         """
 
-    def _part(self, name: str, tensor: torch.Tensor, size: int) -> Part:
+    def _part(self, name: str, tensor: torch.Tensor, size: int) -> Contribution:
         memory = {
             what: value.to(tensor.device) if isinstance(value, torch.Tensor) else value
             for what, value in self._memories.get(name, {}).items()
@@ -116,7 +116,7 @@ class Compressor(ABC):
             values = torch.add(memory[LEFT], mine, alpha=1 / size)
         else:
             values = mine * (1 / size)
-        return Part(values, tensor.shape, memory)
+        return Contribution(values, tensor.shape, memory)
 
     def _sum_raw(self, tensors: Sequence[torch.Tensor], group: Group) -> list[torch.Tensor]:
         """The sums over all ranks, uncompressed; those of one dtype travel together.

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from farandole.comm.codecs.codec import Codec, check_at_least
-from farandole.comm.codecs.compressor import LEFT, Compressor, Outcome, Part
+from farandole.comm.codecs.compressor import LEFT, Compressor, Contribution, Outcome
 from farandole.comm.codecs.shared_random import shared_random
 from farandole.comm.group import Group
 from farandole.comm.meter import ring_bytes
@@ -60,7 +60,7 @@ class _PowerSgdAtWork(Compressor):
     codec: PowerSgd
 
     def _sum(
-        self, parts: Mapping[str, Part], raw: Sequence[torch.Tensor], group: Group
+        self, parts: Mapping[str, Contribution], raw: Sequence[torch.Tensor], group: Group
     ) -> tuple[dict[str, Outcome], list[torch.Tensor]]:
         warm = {
             name: part
@@ -92,7 +92,7 @@ class _PowerSgdAtWork(Compressor):
             outcomes[name] = Outcome(_product(p, q).view(-1), memory)
         return outcomes, sums[len(parts) :]
 
-    def _start(self, name: str, part: Part) -> torch.Tensor:
+    def _start(self, name: str, part: Contribution) -> torch.Tensor:
         """The Q of the last call, or a random one that is the same on every rank."""
         if _Q in part.memory:
             q: torch.Tensor = part.memory[_Q]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from farandole.comm.codecs.codec import Codec, check_ratio
-from farandole.comm.codecs.compressor import LEFT, Compressor, Outcome, Part
+from farandole.comm.codecs.compressor import LEFT, Compressor, Contribution, Outcome
 from farandole.comm.codecs.shared_random import shared_random
 from farandole.comm.group import Group
 from farandole.comm.meter import ring_bytes
@@ -47,7 +47,7 @@ class _RandKAtWork(Compressor):
     codec: RandK
 
     def _sum(
-        self, parts: Mapping[str, Part], raw: Sequence[torch.Tensor], group: Group
+        self, parts: Mapping[str, Contribution], raw: Sequence[torch.Tensor], group: Group
     ) -> tuple[dict[str, Outcome], list[torch.Tensor]]:
         drawn = {name: self._draw(name, part) for name, part in parts.items()}
         mine = []
@@ -69,7 +69,7 @@ class _RandKAtWork(Compressor):
             )
         return outcomes, sums[len(parts) :]
 
-    def _draw(self, name: str, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+    def _draw(self, name: str, part: Contribution) -> tuple[torch.Tensor, torch.Tensor]:
         """Places, and how many elements each stands for: one out of each of `kept` equal stretches.
 
         Every element is as likely as any other, and drawing costs as much as what is drawn.
@@ -87,5 +87,5 @@ class _RandKAtWork(Compressor):
         )
 
 
-def _nothing(part: Part, places: torch.Tensor) -> torch.Tensor:
+def _nothing(part: Contribution, places: torch.Tensor) -> torch.Tensor:
     return torch.full_like(part.values[places], math.nan)

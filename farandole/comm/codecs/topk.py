@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from farandole.comm.codecs.codec import Codec, check_ratio
-from farandole.comm.codecs.compressor import LEFT, Compressor, Outcome, Part
+from farandole.comm.codecs.compressor import LEFT, Compressor, Contribution, Outcome
 from farandole.comm.codecs.wire import Column, pack, packed_bytes, unpack
 from farandole.comm.group import Group
 
@@ -51,11 +51,11 @@ class _TopKAtWork(Compressor):
     codec: TopK
 
     def _sum(
-        self, parts: Mapping[str, Part], raw: Sequence[torch.Tensor], group: Group
+        self, parts: Mapping[str, Contribution], raw: Sequence[torch.Tensor], group: Group
     ) -> tuple[dict[str, Outcome], list[torch.Tensor]]:
         return self._exchange(parts, group) if parts else {}, self._sum_raw(raw, group)
 
-    def _exchange(self, parts: Mapping[str, Part], group: Group) -> dict[str, Outcome]:
+    def _exchange(self, parts: Mapping[str, Contribution], group: Group) -> dict[str, Outcome]:
         chosen = {
             name: largest_places(part.values.abs(), self.codec.kept(part.values.numel()))
             for name, part in parts.items()

@@ -27,8 +27,8 @@ from farandole.comm.codecs.codec import Codec
 from farandole.comm.codecs.compressor import (
     LEFT,
     Compressor,
+    Contribution,
     Outcome,
-    Part,
     join,
     split,
     to_precise,
@@ -104,7 +104,7 @@ class TwoPhase(Compressor):
         self._feedback = feedback
 
     def _sum(
-        self, parts: Mapping[str, Part], raw: Sequence[torch.Tensor], group: Group
+        self, parts: Mapping[str, Contribution], raw: Sequence[torch.Tensor], group: Group
     ) -> tuple[dict[str, Outcome], list[torch.Tensor]]:
         as_it_is = join(raw)
         streams = [

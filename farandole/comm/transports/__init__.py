@@ -2,8 +2,8 @@
 
 from farandole.comm.transports.by_device import ByDevice
 from farandole.comm.transports.c10d import C10d
-from farandole.comm.transports.hosts import Hosts, over_hosts
 from farandole.comm.transports.inprocess import Exchange, InProcess
-from farandole.comm.transports.shm import SharedMemory
+from farandole.comm.transports.multihost import Hosts, over_hosts
+from farandole.comm.transports.shm.transport import SharedMemory
 
 __all__ = ["ByDevice", "C10d", "Exchange", "Hosts", "InProcess", "SharedMemory", "over_hosts"]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from farandole.comm.arithmetic import Op
-from farandole.comm.transport import Message, PeerLost, Transport
+from farandole.comm.transports.base import Message, PeerLost, Transport
 from farandole.comm.transports.c10d import C10d
 from farandole.topology import Topology
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import DistError, Store
 
-from farandole.comm.transport import Message, PeerLost, Transport
+from farandole.comm.transports.base import Message, PeerLost, Transport
 from farandole.comm.transports.subset import Subset
 
 

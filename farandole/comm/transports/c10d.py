@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from farandole.comm.arithmetic import Op, divide_
-from farandole.comm.transport import Message, PeerLost, Transport
-from farandole.comm.witness import StoreBoard, who_is_missing
+from farandole.comm.failure_evidence import StoreBoard, who_is_missing
+from farandole.comm.transports.base import Message, PeerLost, Transport
 from farandole.topology import Topology
 
 _GLOO_THREADS = 2  # that may still hold a tensor of a collective that has ended

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from farandole.comm.arithmetic import Op, reduce_into
-from farandole.comm.transport import Message, PeerLost, Transport
+from farandole.comm.transports.base import Message, PeerLost, Transport
 from farandole.topology import Topology
 
 

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from farandole.comm.arithmetic import Op, divide_
-from farandole.comm.transport import Message, PeerLost, Transport
-from farandole.comm.witness import who_is_missing
+from farandole.comm.failure_evidence import who_is_missing
+from farandole.comm.transports.base import Message, PeerLost, Transport
 from farandole.topology import Topology
 
 if TYPE_CHECKING:

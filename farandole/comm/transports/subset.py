@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farandole.comm.transport import Message, PeerLost, Transport
+from farandole.comm.transports.base import Message, PeerLost, Transport
 
 
 class Subset(Transport):

@@ -23,7 +23,7 @@ from enum import IntFlag
 from typing import Any, TypeVar
 
 from farandole.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from farandole.launch import rejoining
+from farandole.worker import elastic as rejoining
 
 Result = TypeVar("Result")
 

@@ -19,11 +19,11 @@ from farandole.errors import LaunchError, UserError
 from farandole.horovod.aliases import shim_variables
 from farandole.horovod.runner.parcels import read_parcel, write_parcel
 from farandole.horovod.runner.reference import Reference, refuse_inside_a_worker
+from farandole.launch.backends.ssh.job import launch_on_hosts
+from farandole.launch.backends.ssh.start import Ssh
 from farandole.launch.hosts import HERE, gathered, parse_hosts, read_hostfile, seat_workers
 from farandole.launch.job import Job, Outcome
-from farandole.launch.remote import Ssh
 from farandole.launch.seats import horovod_seat
-from farandole.launch.spread import launch_on_hosts
 from farandole.topology import Topology
 
 __all__ = ["run"]

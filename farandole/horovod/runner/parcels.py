@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from farandole.errors import CheckpointError, UserError
-from farandole.train.packing import pack, unpack
+from farandole.serialization import pack, unpack
 
 
 def write_parcel(path: Path, value: Any, what: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from farandole.horovod.runner.parcels import read_parcel, write_parcel
 from farandole.horovod.runner.reference import Reference
-from farandole.launch.failure import record_uncaught
-from farandole.orphans import end_with_launcher
+from farandole.system.orphans import end_with_launcher
+from farandole.worker.failure import record_uncaught
 
 
 def perform(folder: Path) -> None:

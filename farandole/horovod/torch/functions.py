@@ -1,7 +1,7 @@
 """What a training script sends around at its start: parameters, the optimizer's state, objects.
 
 Parameters and state travel many at once, because each collective takes its time. Objects travel as
-bytes (`farandole.horovod.objects`): first how many, then the bytes.
+bytes (`farandole.horovod.engine.objects`): first how many, then the bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from farandole.comm.tensors import batches
 from farandole.errors import UserError
 from farandole.horovod.common.exceptions import HorovodInternalError
 from farandole.horovod.common.process_sets import ProcessSet, global_process_set
-from farandole.horovod.objects import dump, dump_refusal, load
+from farandole.horovod.engine.objects import dump, dump_refusal, load
 from farandole.horovod.torch.handles import Handle
 from farandole.horovod.torch.mpi_ops import (
     allgather,

@@ -11,9 +11,9 @@ from farandole.comm.tensors import kind_of
 from farandole.errors import UserError
 from farandole.horovod import session
 from farandole.horovod.common.process_sets import ProcessSet
-from farandole.horovod.engine import Engine
-from farandole.horovod.requests import Request
-from farandole.horovod.work import Work
+from farandole.horovod.engine.engine import Engine
+from farandole.horovod.engine.requests import Request
+from farandole.horovod.engine.work import Work
 
 Finish = Callable[[list[torch.Tensor]], Any]
 

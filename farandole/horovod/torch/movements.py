@@ -10,7 +10,8 @@ import torch
 from farandole.errors import UserError
 from farandole.horovod import session
 from farandole.horovod.common.process_sets import ProcessSet, global_process_set
-from farandole.horovod.requests import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, Request
+from farandole.horovod.engine.requests import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, Request
+from farandole.horovod.engine.work import Work
 from farandole.horovod.torch.handles import (
     Finish,
     Handle,
@@ -21,7 +22,6 @@ from farandole.horovod.torch.handles import (
 )
 from farandole.horovod.torch.operations import Average, with_gradient
 from farandole.horovod.torch.reductions import allreduce, grouped_allreduce
-from farandole.horovod.work import Work
 
 # All-gather
 

@@ -10,7 +10,7 @@ import torch
 from farandole.errors import UserError
 from farandole.horovod.common.exceptions import HorovodInternalError
 from farandole.horovod.common.process_sets import ProcessSet, global_process_set
-from farandole.horovod.requests import REDUCESCATTER
+from farandole.horovod.engine.requests import REDUCESCATTER
 from farandole.horovod.torch.compression import Compression, Compressor
 from farandole.horovod.torch.handles import Handle, first, tensors_or_error
 from farandole.horovod.torch.movements import grouped_allgather

@@ -9,7 +9,7 @@ import torch
 
 from farandole.errors import UserError
 from farandole.horovod.common.process_sets import ProcessSet, global_process_set
-from farandole.horovod.requests import ALLREDUCE
+from farandole.horovod.engine.requests import ALLREDUCE
 from farandole.horovod.torch.compression import Compression, Compressor
 from farandole.horovod.torch.handles import Handle, first, tensor_or_error, tensors_or_error
 from farandole.horovod.torch.operations import (

@@ -8,7 +8,7 @@ import torch
 
 from farandole.errors import UserError
 from farandole.horovod.common.process_sets import ProcessSet, global_process_set
-from farandole.horovod.sparse_tensors import checked_sparse
+from farandole.horovod.engine.sparse_tensors import checked_sparse
 from farandole.horovod.torch.handles import synchronize, tensor_or_error
 from farandole.horovod.torch.movements import allgather_async
 from farandole.horovod.torch.operations import LINEAR, Average, ReduceOp, chosen_op

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from farandole.horovod import session
 from farandole.horovod.common.process_sets import ProcessSet, global_process_set
 from farandole.horovod.torch.mpi_ops import Sum, allreduce_
-from farandole.sync.batchnorm import Part, SummedBatchNorm, replace_batchnorm
+from farandole.sync.common.batchnorm import Part, SummedBatchNorm, replace_batchnorm
 
 
 class SyncBatchNorm(SummedBatchNorm):

@@ -24,9 +24,9 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from farandole.errors import FarandoleError, InexactError
-from farandole.layout.micro import Micro, batch_rows, first_rows
 from farandole.layout.objective import Objective
-from farandole.layout.pipelined import Pipelined
+from farandole.layout.pipeline.micro import Micro, batch_rows, first_rows
+from farandole.layout.pipeline.pipelined import Pipelined
 from farandole.layout.self_check.compare import (
     Difference,
     Held,
@@ -49,7 +49,7 @@ from farandole.layout.self_check.passed import Passed
 from farandole.layout.self_check.plain import CannotCheckError, Computed, PlainModel
 from farandole.layout.self_check.swapped import swapped
 from farandole.layout.teams import Teams
-from farandole.layout.tiles.tile import Tile
+from farandole.layout.tiles.core.tile import Tile
 
 _PASSES = 2
 _ROWS_PER_MICRO = 2  # BatchNorm refuses one value per channel

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from farandole.comm import Group
-from farandole.layout.pipelined import Pipelined
+from farandole.layout.pipeline.pipelined import Pipelined
 from farandole.layout.self_check.plain import Computed
 from farandole.layout.self_check.swapped import tensors_of
-from farandole.layout.tiles.tiling import Tiling
+from farandole.layout.tiles.core.tiling import Tiling
 
 
 class Held(NamedTuple):

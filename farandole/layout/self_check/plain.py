@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from farandole.layout.arguments import call
-from farandole.layout.micro import Micro
 from farandole.layout.objective import Objective, one_number
-from farandole.layout.saved_tensors import saved_tensors_noted
+from farandole.layout.pipeline.micro import Micro
+from farandole.layout.recording.saved_tensors import saved_tensors_noted
+from farandole.layout.recording.surroundings import drawn_elsewhere
 from farandole.layout.self_check.draws import ExpectedDraws, UnknownDrawError
 from farandole.layout.self_check.swapped import swapped, tensors_of
-from farandole.layout.surroundings import drawn_elsewhere
 
 _SHARE_OF_MEMORY = 0.4  # of what is free, for the activations of a micro-batch
 

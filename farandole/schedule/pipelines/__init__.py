@@ -16,7 +16,7 @@ from farandole.schedule.pipelines.catalog import SCHEMES, STREAMS, build, stream
 from farandole.schedule.pipelines.checker import check
 from farandole.schedule.pipelines.facts import Facts, facts, peak_bytes
 from farandole.schedule.pipelines.player import Costs, Span
-from farandole.schedule.pipelines.simulator import Timeline, simulate
+from farandole.schedule.pipelines.simulator import PipelineTimeline, simulate
 from farandole.schedule.pipelines.streams import Stream
 
 __all__ = [
@@ -27,9 +27,9 @@ __all__ = [
     "Facts",
     "Kind",
     "Pipeline",
+    "PipelineTimeline",
     "Span",
     "Stream",
-    "Timeline",
     "backward",
     "build",
     "check",

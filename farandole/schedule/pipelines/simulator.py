@@ -10,7 +10,7 @@ from farandole.schedule.pipelines.text import draw
 
 
 @dataclass(frozen=True)
-class Timeline:
+class PipelineTimeline:
     """A pipeline that was played, with the time of every action."""
 
     pipeline: Pipeline
@@ -41,9 +41,9 @@ class Timeline:
         return draw(self.pipeline, self.spans, width)
 
 
-def simulate(pipeline: Pipeline, costs: Costs) -> Timeline:
+def simulate(pipeline: Pipeline, costs: Costs) -> PipelineTimeline:
     """Raises `ScheduleError` for a pipeline in which ranks wait for each other for ever."""
     spans: list[list[Span]] = [[] for _ in range(pipeline.ranks)]
     for span in play(pipeline, costs):
         spans[span.rank].append(span)
-    return Timeline(pipeline, tuple(span for rank in spans for span in rank))
+    return PipelineTimeline(pipeline, tuple(span for rank in spans for span in rank))

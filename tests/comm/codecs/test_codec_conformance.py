@@ -16,7 +16,7 @@ from farandole.comm import Group
 from farandole.comm.codecs import CODECS, Codec, parse
 from farandole.comm.codecs.codec import SMALL_ELEMENTS
 from farandole.errors import UserError
-from farandole.train.packing import pack, unpack
+from farandole.serialization import pack, unpack
 
 OnRanks = Callable[[int, Callable[[Group], Any]], list[Any]]
 Tensors = dict[str, torch.Tensor]

@@ -8,9 +8,9 @@ from datetime import timedelta
 import torch
 from worlds import run_world
 
-from farandole.cli.bench_comm.sides import listening
+from farandole.bench.comm.sides import listening
 from farandole.comm import Group
-from farandole.launch.join import choose_transport
+from farandole.worker.join import choose_transport
 
 
 def body(world: Group) -> None:

@@ -11,8 +11,8 @@ from worlds import run_world
 
 from farandole.comm import Group
 from farandole.comm.transports import mpi
-from farandole.launch.environment import is_loopback
 from farandole.testing.conformance import CHECKS, movement, run_checks
+from farandole.worker.environment import is_loopback
 
 
 def body(transport: str, group: Group) -> None:

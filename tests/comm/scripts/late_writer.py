@@ -17,7 +17,7 @@ from worlds import run_world
 
 from farandole.comm import Group
 from farandole.comm.arithmetic import Op
-from farandole.comm.transports import in_place
+from farandole.comm.transports.shm import in_place
 from farandole.errors import CommError
 
 FOLDER = Path(sys.argv[1])

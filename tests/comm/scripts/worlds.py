@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from farandole.comm import ByDevice, C10d, Group, SharedMemory, Transport, over_hosts
 from farandole.comm.transports.mpi_world import mpi_world
-from farandole.launch.loopback import serve_tcp_store, stay_on_loopback
-from farandole.launch.store.hosted import LOOPBACK
 from farandole.topology import Topology
+from farandole.worker.loopback import serve_tcp_store, stay_on_loopback
+from farandole.worker.store.hosted import LOOPBACK
 
 Body = Callable[[Group], None]
 PATIENCE = timedelta(seconds=60)  # until all have started

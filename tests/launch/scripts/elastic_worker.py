@@ -13,8 +13,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from farandole.launch.rejoining import hosts_changed, is_elastic, next_seat, note_state
-from farandole.variables import ELASTIC_WORKER
+from farandole.environment import ELASTIC_WORKER
+from farandole.worker.elastic import hosts_changed, is_elastic, next_seat, note_state
 
 assert is_elastic(os.environ)
 child = subprocess.Popen(["sleep", "600"])  # as a data loader has them

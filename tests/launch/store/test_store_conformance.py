@@ -15,10 +15,10 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from farandole.launch.loopback import serve_tcp_store
-from farandole.launch.store.address import StoreAddress
-from farandole.launch.store.client import StoreClient
-from farandole.launch.store.server import StoreServer
+from farandole.worker.loopback import serve_tcp_store
+from farandole.worker.store.address import StoreAddress
+from farandole.worker.store.client import StoreClient
+from farandole.worker.store.server import StoreServer
 
 PATIENCE = timedelta(seconds=30)
 SOON = timedelta(seconds=0.1)
@@ -26,7 +26,7 @@ TOKEN = b"t" * 32
 SERVER = f"""
 import sys
 from pathlib import Path
-from farandole.launch.store.server import StoreServer
+from farandole.worker.store.server import StoreServer
 server = StoreServer(Path(sys.argv[1]), host="127.0.0.1", token={TOKEN}, torch_clients=True)
 print(server.port, flush=True)
 sys.stdin.read()

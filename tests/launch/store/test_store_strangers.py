@@ -19,16 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import FarandoleError, JoinError, UserError
-from farandole.launch.store import peer_user, protocol
-from farandole.launch.store.address import StoreAddress, new_token, told, users_token
-from farandole.launch.store.client import StoreClient
-from farandole.launch.store.handshake import ClientGreeting, ServerGreeting, Tags
-from farandole.launch.store.hosted import JobStore
-from farandole.launch.store.native import Native
-from farandole.launch.store.peer import Peer
-from farandole.launch.store.server import StoreServer
-from farandole.launch.store.table import Table
-from farandole.launch.store.torch_protocol import TorchProtocol
+from farandole.worker.store import peer_user, protocol
+from farandole.worker.store.address import StoreAddress, new_token, told, users_token
+from farandole.worker.store.client import StoreClient
+from farandole.worker.store.handshake import ClientGreeting, ServerGreeting, Tags
+from farandole.worker.store.hosted import JobStore
+from farandole.worker.store.native import Native
+from farandole.worker.store.peer import Peer
+from farandole.worker.store.server import StoreServer
+from farandole.worker.store.table import Table
+from farandole.worker.store.torch_protocol import TorchProtocol
 
 PATIENCE = timedelta(seconds=30)
 NOBODY = 65534  # a user id that owns nothing here

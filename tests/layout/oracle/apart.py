@@ -19,12 +19,12 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from farandole.layout.tiles.grid import Grid
-from farandole.layout.tiles.row_table import row_functions
-from farandole.layout.tiles.rows import Rows, Share, share_of
-from farandole.layout.tiles.snapshot import plain
-from farandole.layout.tiles.tile import Flow
-from farandole.layout.tiles.whole import computed_whole
+from farandole.layout.shards.rows import Rows, Share, share_of
+from farandole.layout.shards.table import row_functions
+from farandole.layout.tiles.core.grid import Grid
+from farandole.layout.tiles.core.snapshot import plain
+from farandole.layout.tiles.core.tile import Flow
+from farandole.layout.tiles.core.whole import computed_whole
 from tests.layout.oracle.calls import Found, arguments_of, gradients_for
 from tests.layout.oracle.database import Given, is_batch
 from tests.layout.tiles.checks import SEED, TABLE, ApartLanes, Mailboxes

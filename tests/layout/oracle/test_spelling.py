@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from farandole.errors import UserError
-from farandole.layout.tiles.tile import cut
+from farandole.layout.tiles.core.tile import cut
 from tests.layout.oracle.database import Given
 from tests.layout.oracle.verdicts import expected, verdict
 from tests.layout.oracle.ways import WAYS

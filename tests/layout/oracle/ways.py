@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from farandole.layout.tiles.grid import Axes
-from farandole.layout.tiles.tile import Flow, Tile, cut
+from farandole.layout.tiles.core.grid import Axes
+from farandole.layout.tiles.core.tile import Flow, Tile, cut
 from tests.layout.oracle.apart import Shares
 from tests.layout.oracle.calls import Found, run
 from tests.layout.oracle.database import Given, is_batch

@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 import farandole as fd
 from farandole.layout import parse_layout
-from farandole.layout.part import Moment
-from farandole.layout.random_states import set_seed
+from farandole.layout.partition.part import Moment
+from farandole.layout.recording.random_states import set_seed
 from farandole.train.settings import Settings
 
 Inside = Callable[["Net", Tensor], Tensor]

@@ -18,13 +18,13 @@ import torch.utils._pytree as pytree
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from farandole.layout.tiles.grid import Axes, Grid
-from farandole.layout.tiles.handoff import hand_off
-from farandole.layout.tiles.lanes import Lanes, LocalLanes
-from farandole.layout.tiles.rows import Rows, Share, share_of
-from farandole.layout.tiles.table import functions
-from farandole.layout.tiles.tile import Flow, Handler, Tile, cut
-from farandole.layout.tiles.tiling import Tiling
+from farandole.layout.shards.rows import Rows, Share, share_of
+from farandole.layout.tiles.core.grid import Axes, Grid
+from farandole.layout.tiles.core.handoff import hand_off
+from farandole.layout.tiles.core.lanes import Lanes, LocalLanes
+from farandole.layout.tiles.core.table import functions
+from farandole.layout.tiles.core.tile import Flow, Handler, Tile, cut
+from farandole.layout.tiles.core.tiling import Tiling
 
 TOLERANCE = 1e-10
 TABLE = functions()

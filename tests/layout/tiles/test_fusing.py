@@ -20,8 +20,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from farandole.errors import UserError
-from farandole.layout.tiles.exchange import slices
-from farandole.layout.tiles.fusing import (
+from farandole.layout.tiles.core.grid import Axes, Box, Grid
+from farandole.layout.tiles.core.intervals import Window
+from farandole.layout.tiles.core.lanes import Lanes, LocalLanes
+from farandole.layout.tiles.core.table import functions
+from farandole.layout.tiles.core.tile import Flow, Tile, Windowed, cut
+from farandole.layout.tiles.halo.exchange import slices
+from farandole.layout.tiles.halo.fusing import (
     Groups,
     choose_groups,
     cost_seconds,
@@ -30,11 +35,6 @@ from farandole.layout.tiles.fusing import (
     margins_for,
     plain,
 )
-from farandole.layout.tiles.grid import Axes, Box, Grid
-from farandole.layout.tiles.intervals import Window
-from farandole.layout.tiles.lanes import Lanes, LocalLanes
-from farandole.layout.tiles.table import functions
-from farandole.layout.tiles.tile import Flow, Tile, Windowed, cut
 from farandole.schedule import Link
 
 SLOW = Link(1e-3, 1e-9)

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.layout.tiles.grid import Grid, copies, needed_shape
-from farandole.layout.tiles.intervals import (
+from farandole.layout.tiles.core.grid import Grid, copies, needed_shape
+from farandole.layout.tiles.core.intervals import (
     Cells,
     Interval,
     Spread,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from farandole.errors import UserError
-from farandole.layout.tiles.tile import cut
+from farandole.layout.tiles.core.tile import cut
 from tests.layout.tiles.checks import (
     TABLE,
     channel_parts,

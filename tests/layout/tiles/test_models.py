@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from farandole import models
-from farandole.layout.tiles.grid import Grid
-from farandole.layout.tiles.tile import Flow, cut
+from farandole.layout.tiles.core.grid import Grid
+from farandole.layout.tiles.core.tile import Flow, cut
 from farandole.models.pieces import Branches, sequence
 from tests.layout.tiles.checks import flow_of, numbers, whole
 

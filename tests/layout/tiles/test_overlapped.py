@@ -17,15 +17,15 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from farandole.layout.tiles import borders
-from farandole.layout.tiles.borders import Bit, around, interior, slab_of
-from farandole.layout.tiles.convolution import conv
-from farandole.layout.tiles.exchange import slices
-from farandole.layout.tiles.grid import Box, Grid, Margin
-from farandole.layout.tiles.intervals import Interval, Window, share
-from farandole.layout.tiles.kernels import Kernel
-from farandole.layout.tiles.lanes import Lanes, LocalLanes
-from farandole.layout.tiles.tile import Flow, Tile
+from farandole.layout.tiles.core.grid import Box, Grid, Margin
+from farandole.layout.tiles.core.intervals import Interval, Window, share
+from farandole.layout.tiles.core.lanes import Lanes, LocalLanes
+from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.halo import borders
+from farandole.layout.tiles.halo.borders import Bit, around, interior, slab_of
+from farandole.layout.tiles.halo.exchange import slices
+from farandole.layout.tiles.ops.convolution import conv
+from farandole.layout.tiles.ops.kernels import Kernel
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 HANDLERS = {F.conv2d: partial(conv, 2)}

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from farandole.errors import UserError
-from farandole.layout.tiles.tile import Tile, cut
+from farandole.layout.tiles.core.tile import Tile, cut
 from tests.layout.tiles.checks import check, flow_of, made, numbers
 
 SHAPE = (3, 4, 7, 5)

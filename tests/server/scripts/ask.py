@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 import zmq
 
-from farandole.server.arena import Arena
 from farandole.server.channels import Line
-from farandole.server.messages import Command, Kind, Read
-from farandole.server.seal import read_key
+from farandole.server.protocol.arena import Arena
+from farandole.server.protocol.messages import Command, Kind, Read
+from farandole.server.protocol.seal import read_key
 
 key, address = sys.argv[1:]
 arena = Arena.make(2**20)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import farandole as fd
-from farandole.train import checkpoint
+from farandole.train.checkpoint import checkpoint
 
 
 def save_for_ever(folder: str, tell: int, *, background: bool) -> None:

@@ -25,7 +25,7 @@ from farandole.horovod.torch.elastic.sampler import ElasticSampler
 from farandole.horovod.torch.elastic.state import TorchState
 from farandole.horovod.torch.functions import broadcast_object
 from farandole.horovod.torch.mpi_ops import allgather, init, rank, shutdown
-from farandole.launch import rejoining
+from farandole.worker import elastic as rejoining
 
 __all__ = [
     "ElasticSampler",

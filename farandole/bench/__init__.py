@@ -1,0 +1,1 @@
+"""Benchmarks behind `farandole bench`: communication and synthetic training."""

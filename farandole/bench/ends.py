@@ -1,0 +1,48 @@
+"""What benchmarks share: files found writable before they start, and how to say that one failed."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from farandole.errors import LaunchError, UserError
+
+if TYPE_CHECKING:
+    from farandole.launch.backends.local import Outcome
+
+
+def check_output(option: str, path: Path) -> Path:
+    """The file to write, found writable now rather than after minutes of measuring."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise UserError(f"{option} {path} is not a file. Give the name of a file to write.")
+    try:
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{option} {path} cannot be written: {target.parent}: {error.strerror}. "
+            "Give a file in a folder that exists and that you can write to."
+        ) from error
+    return target
+
+
+def finish(outcome: Outcome) -> None:
+    """The workers have said everything themselves; here is how it ended."""
+    if outcome.stopped_by is not None:
+        stopped(outcome.stopped_by)
+    if outcome.failure is not None:
+        raise LaunchError(
+            f"the benchmark failed: {outcome.failure}\nEvery rank's output is in {outcome.logs}."
+        )
+
+
+def stopped(signal_name: str) -> None:
+    from farandole.worker.signals import exit_code_of
+
+    click.echo(f"farandole: stopped by {signal_name}; no worker is left", err=True)
+    sys.exit(exit_code_of(signal_name))

@@ -1,0 +1,160 @@
+"""`farandole bench comm`: all-reduces by size, against gloo and MPI in the same processes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from farandole.bench.ends import check_output, finish, stopped
+from farandole.errors import LaunchError, UserError
+
+if TYPE_CHECKING:
+    from farandole.bench.comm.plan import BenchPlan
+
+
+@click.command()
+@click.option("-n", "--workers", type=int, help="Ranks on this host, 2 or more.")
+@click.option(
+    "--sizes",
+    default="4KiB:64MiB",
+    show_default=True,
+    metavar="SIZES",
+    help="Bytes on each rank: a range, in steps of four times, or a comma list.",
+)
+@click.option(
+    "--algorithms",
+    default="auto",
+    show_default=True,
+    metavar="NAMES",
+    help="Ours, a comma list: auto, native, ring, halving_doubling, …",
+)
+@click.option(
+    "--against",
+    default="gloo",
+    show_default=True,
+    metavar="NAMES",
+    help="gloo, mpi, or both; empty for none. With mpi the ranks are started by mpirun.",
+)
+@click.option("--dtype", default="float32", show_default=True, metavar="NAME", help="What is sent.")
+@click.option(
+    "--memory",
+    default="registered",
+    show_default=True,
+    metavar="KIND",
+    help="Ours: registered with the group, as gradients are, or plain.",
+)
+@click.option("--repeats", type=int, default=20, show_default=True, help="Turns of each side.")
+@click.option(
+    "--timeout",
+    "timeout_seconds",
+    type=float,
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a rank waits for another.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write every row to FILE.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw times and ratios into FILE, a PNG.",
+)
+@click.option(
+    "--here", is_flag=True, help="Be a rank of a job that another launcher has started; no -n."
+)
+@click.option("--command", "started_as", hidden=True, help="What to write down as the command.")
+def comm(
+    workers: int | None,
+    sizes: str,
+    algorithms: str,
+    against: str,
+    dtype: str,
+    memory: str,
+    repeats: int,
+    timeout_seconds: float,
+    json_path: Path | None,
+    plot_path: Path | None,
+    here: bool,
+    started_as: str | None,
+) -> None:
+    """Time all-reduces of many sizes on CPU ranks, beside gloo and MPI in the same processes.
+
+    Sides take turns; the median of the slowest rank's times counts. Every result is checked.
+
+    \b
+      farandole bench comm -n 4
+      farandole bench comm -n 4 --sizes 4KiB:64MiB --against gloo,mpi --algorithms auto,ring \\
+        --json comm.json --plot comm.png
+      torchrun --nproc-per-node 4 -m farandole bench comm --here
+    """
+    if here and workers is not None:
+        raise UserError(f"--here: the launcher says how many ranks there are; leave -n {workers}.")
+    if not here and workers is None:
+        raise UserError("how many ranks? Give -n, such as -n 4.")
+    if workers is not None and workers < 2:
+        raise UserError(f"-n {workers}: an all-reduce needs at least 2 ranks.")
+    if plot_path is not None and plot_path.suffix != ".png":
+        raise UserError(f"--plot {plot_path}: the picture is a PNG; give a name ending in .png.")
+
+    from farandole.bench.comm.plan import BenchPlan, names
+    from farandole.bench.comm.sizes import parse_sizes
+    from farandole.worker.environment import detect
+
+    plan = BenchPlan(
+        sizes=parse_sizes(sizes),
+        algorithms=names(algorithms),
+        against=names(against),
+        dtype=dtype,
+        memory=memory,
+        repeats=repeats,
+        timeout_seconds=timeout_seconds,
+    )
+    writes = not here or detect(os.environ).rank == 0  # other hosts may not have the folder
+    json_file = check_output("--json", json_path) if json_path and writes else None
+    plot_file = check_output("--plot", plot_path) if plot_path and writes else None
+    command = started_as or shlex.join(["farandole", *sys.argv[1:]])
+    if workers is None:
+        from farandole.bench.comm.rank import take_part
+
+        take_part(plan, command, json_file, plot_file)
+        return
+    words = ["-m", "farandole", "bench", "comm", "--here", *plan.arguments(), "--command", command]
+    words += ["--json", str(json_file)] if json_file else []
+    words += ["--plot", str(plot_file)] if plot_file else []
+    _start(plan, workers, words)
+
+
+def _start(plan: BenchPlan, workers: int, words: list[str]) -> None:
+    from farandole.train import settings
+
+    environment = {settings.SCRIPT: "bench comm"}
+    if "mpi" in plan.against:
+        from farandole.launch import mpirun
+        from farandole.launch.one_host_mpi import one_host_variables
+
+        environment |= one_host_variables()
+        found = mpirun.require()
+        end = mpirun.run(mpirun.command(found, workers, [sys.executable, *words]), environment)
+        if end.stopped_by is not None:
+            stopped(end.stopped_by)
+        if end.exit_code:
+            raise LaunchError(f"the benchmark failed: mpirun ended with exit code {end.exit_code}.")
+        return
+
+    from farandole.launch.backends.local import Job, launch
+
+    # Only rank 0 prints, so its lines need no prefix.
+    finish(launch(Job(workers, words, environment, rank0_owns_terminal=True)))

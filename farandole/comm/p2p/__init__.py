@@ -1,0 +1,1 @@
+"""Messages between two ranks: labelled mail, the links that carry it, and its payload."""

@@ -1,0 +1,254 @@
+"""One direction of a connection between two ranks, for `Mail`: what a message looks like.
+
+    header    number of the description, bytes of its text, whether the rest is in this frame, label
+    text      of the description, the first time that it is used
+    tensors   one after the other
+
+Over a wire each of these is a message of its own, because a receiver must know how long the next
+one is. In shared memory all of it is one frame in one slot if it fits, and a message costs no more
+than two copies and two semaphores; the latency of that is what a pipeline waits for.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from farandole.comm.group import Group
+from farandole.comm.p2p.payload import Description
+from farandole.comm.queue import Queue
+from farandole.comm.tensors import flat_view
+from farandole.comm.transports.base import Transport
+from farandole.comm.transports.shm.frames import Frames
+
+Label = tuple[int, int, int, int]
+"""What a message is, in small numbers."""
+_NO_LABEL = (0, 0, 0, 0)
+_FAILED = -1
+_HEADER = struct.Struct("<7q")
+_MOST_TEXT_BYTES = 2**16  # of a description; more would only be slower
+_ALIGNED_BYTES = 64
+_SENDER, _RECEIVER = 0, 1  # the ranks of a link
+
+
+class Sender(ABC):
+    """The end that sends. Descriptions are numbered in the order in which they are first used."""
+
+    def __init__(self, transport: Transport, group: Group) -> None:
+        self.transport = transport
+        self.queue = Queue(group.meter)
+        self._group = group
+        self._numbers: dict[Hashable, tuple[int, bytes]] = {}
+        self._told = 0  # descriptions that the other end knows
+
+    def number(self, description: Description) -> tuple[int, bytes]:
+        known = self._numbers.get(description)
+        if known is None:
+            known = (len(self._numbers), description.text())
+            self._numbers[description] = known
+        return known
+
+    def send(self, label: Label, number: int, text: bytes, flats: list[torch.Tensor]) -> None:
+        """May wait for the other end. `number` and `text` are what `number` returned; flat tensors,
+        of any kind."""
+        news = text if number == self._told else b""
+        self._told += bool(news)
+        sent_bytes = sum(flat.nbytes for flat in flats)
+        with self._group.trace.span("send", "comm", bytes=sent_bytes, by=self.transport.name):
+            self._put(number, label, news, [flat for flat in flats if flat.numel()])
+        self._group.meter.add_bytes(sent_bytes)
+
+    def fail(self, reason: str) -> None:
+        self._put(_FAILED, _NO_LABEL, reason.encode()[:_MOST_TEXT_BYTES], [])
+
+    @abstractmethod
+    def goes_at_once(self, flats: list[torch.Tensor]) -> bool:
+        """Whether `send` would return without having waited."""
+
+    @abstractmethod
+    def _put(self, number: int, label: Label, text: bytes, flats: list[torch.Tensor]) -> None: ...
+
+
+class Receiver(ABC):
+    """The end that receives. `lies_ready`: there is nothing to gain by fetching ahead of use."""
+
+    lies_ready: bool
+
+    def __init__(self, transport: Transport, group: Group, device: torch.device) -> None:
+        self.transport = transport
+        self.queue = Queue(group.meter)
+        self._group = group
+        self._device = device
+        self._known: list[Description] = []
+
+    @abstractmethod
+    def receive(self) -> tuple[Label | None, Any]:
+        """The next message; without a label it is why there will be none any more."""
+
+    def _described(self, number: int, text: bytes) -> Description:
+        if text:
+            self._known.append(Description.read(text))
+        return self._known[number]
+
+    def _empty(self, description: Description) -> list[torch.Tensor]:
+        return [
+            torch.empty(slot.shape, dtype=slot.dtype, device=self._device)
+            for slot in description.slots
+        ]
+
+    def _filled(self, description: Description, tensors: list[torch.Tensor]) -> Any:
+        for tensor, slot in zip(tensors, description.slots, strict=True):
+            if slot.differentiable:
+                tensor.requires_grad_()
+        return description.fill(tensors)
+
+    def _exchange(self, flats: list[torch.Tensor]) -> None:
+        wanted = [(_SENDER, flat) for flat in flats if flat.numel()]
+        if not wanted:
+            return
+        received_bytes = sum(flat.nbytes for _, flat in wanted)
+        with self._group.trace.span(
+            "receive", "comm", bytes=received_bytes, by=self.transport.name
+        ):
+            self.transport.exchange([], wanted)
+
+
+class WireSender(Sender):
+    """Over anything that can exchange messages."""
+
+    def goes_at_once(self, flats: list[torch.Tensor]) -> bool:
+        return self.transport.never_waits and self.queue.idle
+
+    def _put(self, number: int, label: Label, text: bytes, flats: list[torch.Tensor]) -> None:
+        header = _bytes(_HEADER.pack(number, len(text), 0, *label))
+        words = [_bytes(text)] if text else []
+        self.transport.exchange([(_RECEIVER, part) for part in (header, *words, *flats)], [])
+
+
+class WireReceiver(Receiver):
+    """Over anything that can exchange messages."""
+
+    @property
+    def lies_ready(self) -> bool:  # type: ignore[override]
+        return self.transport.never_waits
+
+    def receive(self) -> tuple[Label | None, Any]:
+        header = self._fetch(_HEADER.size)
+        number, text_bytes, _, *label = _HEADER.unpack(header)
+        text = self._fetch(text_bytes) if text_bytes else b""
+        if number == _FAILED:
+            return None, text.decode(errors="replace")
+        description = self._described(number, text)
+        tensors = self._empty(description)
+        self._exchange([flat_view(tensor) for tensor in tensors])
+        return (label[0], *label[1:]), self._filled(description, tensors)
+
+    def _fetch(self, count: int) -> bytes:
+        into = torch.empty(count, dtype=torch.uint8)
+        self.transport.exchange([], [(_SENDER, into)])
+        return into.numpy().tobytes()
+
+
+class FrameSender(Sender):
+    """Through shared memory, one frame for one message if it fits."""
+
+    def __init__(self, transport: Transport, group: Group, frames: Frames) -> None:
+        super().__init__(transport, group)
+        self._frames = frames
+
+    def goes_at_once(self, flats: list[torch.Tensor]) -> bool:
+        if not self.queue.idle:
+            return False
+        fits = _frame_bytes(_MOST_TEXT_BYTES, flats) <= self._frames.slot_bytes
+        return self._frames.has_room([] if fits else [_MOST_TEXT_BYTES, *_sizes(flats)])
+
+    def _put(self, number: int, label: Label, text: bytes, flats: list[torch.Tensor]) -> None:
+        fits = _frame_bytes(len(text), flats) <= self._frames.slot_bytes
+        header = _HEADER.pack(number, len(text), fits, *label)
+        if fits:
+            self._frames.put(header + text, _places(len(text), flats))
+            return
+        self._frames.put(header, [])
+        words = [_bytes(text)] if text else []
+        self.transport.exchange([(_RECEIVER, part) for part in (*words, *flats)], [])
+
+
+class FrameReceiver(Receiver):
+    """Through shared memory."""
+
+    lies_ready = True
+
+    def __init__(
+        self, transport: Transport, group: Group, device: torch.device, frames: Frames
+    ) -> None:
+        super().__init__(transport, group, device)
+        self._frames = frames
+
+    def receive(self) -> tuple[Label | None, Any]:
+        frame = self._frames.get()
+        number, text_bytes, whole, *rest = _HEADER.unpack_from(frame.memory)
+        label = (rest[0], *rest[1:])
+        text = b""
+        if whole and text_bytes:
+            text = bytes(frame.memory[_HEADER.size : _HEADER.size + text_bytes])
+        if not whole:
+            self._frames.done()
+            text = self._text(text_bytes)
+        if number == _FAILED:
+            return None, text.decode(errors="replace")
+        description = self._described(number, text)
+        tensors = self._empty(description)
+        flats = [flat_view(tensor) for tensor in tensors if tensor.numel()]
+        if whole:
+            for flat, (begin, _) in zip(flats, _places(text_bytes, flats), strict=True):
+                flat.view(torch.uint8).copy_(frame.tensor[begin : begin + flat.nbytes])
+            self._frames.done()
+        else:
+            self._exchange(flats)
+        return label, self._filled(description, tensors)
+
+    def _text(self, count: int) -> bytes:
+        if not count:
+            return b""
+        into = torch.empty(count, dtype=torch.uint8)
+        self.transport.exchange([], [(_SENDER, into)])
+        return into.numpy().tobytes()
+
+
+def _places(text_bytes: int, flats: list[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
+    """Where each tensor lies in a frame."""
+    begin, places = _HEADER.size + text_bytes, []
+    for flat in flats:
+        begin = -(-begin // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        places.append((begin, flat))
+        begin += flat.nbytes
+    return places
+
+
+def _frame_bytes(text_bytes: int, flats: list[torch.Tensor]) -> int:
+    padding = _ALIGNED_BYTES * len(flats)
+    return _HEADER.size + text_bytes + padding + sum(_sizes(flats))
+
+
+def _sizes(flats: list[torch.Tensor]) -> list[int]:
+    return [flat.nbytes for flat in flats]
+
+
+def _bytes(text: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def sender_of(transport: Transport, group: Group) -> Sender:
+    frames = transport.frames(_RECEIVER)
+    return WireSender(transport, group) if frames is None else FrameSender(transport, group, frames)
+
+
+def receiver_of(transport: Transport, group: Group, device: torch.device) -> Receiver:
+    frames = transport.frames(_SENDER)
+    if frames is None:
+        return WireReceiver(transport, group, device)
+    return FrameReceiver(transport, group, device, frames)

@@ -1,0 +1,219 @@
+"""Messages between ranks, each known by its label, sent and received behind the caller's back.
+
+A pipeline's ranks do not call collectives together: each goes through a list of its own, and what
+it needs comes when it comes. So each link between two ranks, in each direction, has a thread on
+both ends. The sender's works off what was posted; the receiver's fetches as many messages as were
+said to come, in the order they were sent, and files each under its label.
+
+    rank 0   post(1, F0) post(1, F1) …            take(B0)
+                │                                    ▲
+    thread      ╰─▶ header, tensors ─▶ thread        │
+    rank 1                               ╰─▶ filed: take(F0) … post(0, B0)
+
+Waking a thread takes longer than copying a small message. So where memory carries the messages, the
+caller does both itself: what is posted goes at once if there is room for it, and what is taken is
+fetched when it is needed, for it lies ready. A thread is left with what would have to wait.
+
+A header can also say that its sender has failed, and why: then whoever waits here is woken with
+that reason, passes it on to its own peers, and so all ranks end with the same words and nobody
+hangs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import torch
+
+from farandole.comm.group import Group
+from farandole.comm.p2p.links import Label, Receiver, Sender, receiver_of, sender_of
+from farandole.comm.p2p.payload import describe
+from farandole.comm.tensors import flat_view
+from farandole.comm.transports.base import PeerLost
+from farandole.errors import CommError
+
+_PATIENCE_SECONDS = 1.0
+
+
+class Mail:
+    """One rank's ends of all links of a group. `routes` are the pairs (from, to) that are used."""
+
+    def __init__(
+        self,
+        group: Group,
+        routes: Collection[tuple[int, int]],
+        device: torch.device,
+        name_of: Callable[[int], str] = "rank {}".format,
+    ) -> None:
+        self.rank = group.rank
+        self._group = group
+        self._name_of = name_of
+        self.device = device  # where what arrives is put
+        self._changed = threading.Condition()
+        self._arrived: dict[Label, Any] = {}
+        self._failure: str | None = None
+        self._told = False
+        self._coming: Counter[int] = Counter()  # messages that a thread is to receive, by source
+        self._ahead: Counter[int] = Counter()  # messages that came before they were expected
+        self._outgoing: dict[int, Sender] = {}
+        self._incoming: dict[int, Receiver] = {}
+        # In one order on all ranks, so that no two wait for each other in a circle.
+        for source, to in sorted(set(routes)):
+            if self.rank not in (source, to) or source == to:
+                continue
+            transport = group.transport.channel([source, to])
+            if self.rank == source:
+                self._outgoing[to] = sender_of(transport, group)
+            else:
+                self._incoming[source] = receiver_of(transport, group, device)
+
+    def post(self, to: int, label: Label, value: Any) -> None:
+        """Sends `value` and returns at once. Its tensors must not be changed any more.
+
+        Raises `UserError` for what cannot travel. What goes wrong on the way is raised by `take`.
+        """
+        description, tensors = describe(value)
+        if to == self.rank:
+            self._file(label, description.fill([_own(tensor) for tensor in tensors]))
+            return
+        sender = self._outgoing[to]
+        number, text = sender.number(description)
+        flats = [flat_view(tensor) for tensor in tensors]
+        work = partial(self._guarded, to, partial(sender.send, label, number, text, flats))
+        if sender.goes_at_once(flats):
+            work()
+        else:
+            sender.queue.start(work)
+
+    def expect(self, source: int, count: int = 1) -> None:
+        """So many messages more will come from there."""
+        if source == self.rank:
+            return
+        receiver = self._incoming[source]
+        if receiver.lies_ready:
+            return
+        for _ in range(count):
+            if self._ahead[source]:  # it has come already
+                self._ahead[source] -= 1
+                continue
+            with self._changed:
+                self._coming[source] += 1
+            receiver.queue.start(partial(self._receive_expected, source, receiver))
+
+    def take(self, source: int, label: Label) -> Any:
+        """Waits for the message with this label. Tensors that can have a gradient are leaves.
+
+        Raises `CommError` when a rank has died, took too long or has said that it failed.
+        """
+        receiver = self._incoming.get(source)
+
+        def over() -> bool:
+            return label in self._arrived or self._failure is not None
+
+        # No time limit here: what is expected arrives or fails within the transport's own.
+        with self._group.meter.waiting():
+            if receiver is not None and receiver.lies_ready:
+                while not over():
+                    self._guarded(source, partial(self._receive, receiver))
+            else:
+                with self._changed:
+                    self._changed.wait_for(over)
+        if label in self._arrived:
+            return self._arrived.pop(label)
+        raise CommError(self._failure)
+
+    def fetch(self, source: int, label: Label) -> Any:
+        """As `take`, where messages may be posted in another order than they are taken, and need
+        not be expected: what is not, the caller receives itself, until this one has come.
+
+        To expect a message is to let it come while the caller does something else.
+        """
+        receiver = self._incoming[source]
+
+        def over() -> bool:
+            return label in self._arrived or self._failure is not None
+
+        with self._group.meter.waiting():
+            while not over():
+                with self._changed:
+                    if self._coming[source]:
+                        self._changed.wait_for(lambda: over() or not self._coming[source])
+                        continue
+                if not receiver.lies_ready:
+                    self._ahead[source] += 1
+                self._guarded(source, partial(self._receive, receiver))
+        if label in self._arrived:
+            return self._arrived.pop(label)
+        raise CommError(self._failure)
+
+    def fail(self, reason: str) -> None:
+        """Tells all peers, once, that nothing more will come from here, and why."""
+        with self._changed:
+            self._failure = self._failure or reason
+            if self._told:
+                return
+            self._told = True
+            self._changed.notify_all()
+        for to, sender in self._outgoing.items():
+            sender.queue.start(partial(self._guarded, to, partial(sender.fail, reason)))
+
+    def settle(self, seconds: float) -> None:
+        """Waits until everything posted is on its way, but no longer than so many seconds."""
+        for sender in self._outgoing.values():
+            sender.queue.settle(seconds)
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
+
+    def close(self) -> None:
+        links: list[Sender | Receiver] = [*self._outgoing.values(), *self._incoming.values()]
+        for link in links:
+            link.queue.settle(_PATIENCE_SECONDS)
+            link.transport.close()
+        self._outgoing.clear()
+        self._incoming.clear()
+
+    def _receive_expected(self, source: int, receiver: Receiver) -> None:
+        try:
+            self._guarded(source, partial(self._receive, receiver))
+        finally:
+            with self._changed:
+                self._coming[source] -= 1
+                self._changed.notify_all()
+
+    def _receive(self, receiver: Receiver) -> None:
+        if self._failure is not None:
+            return
+        label, value = receiver.receive()
+        if label is None:
+            self._broken(value)
+        else:
+            self._file(label, value)
+
+    def _file(self, label: Label, value: Any) -> None:
+        with self._changed:
+            self._arrived[label] = value
+            self._changed.notify_all()
+
+    def _broken(self, reason: str) -> None:
+        with self._changed:
+            self._failure = self._failure or reason
+            self._changed.notify_all()
+
+    def _guarded(self, peer: int, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except PeerLost as lost:
+            self._broken(f"{self._name_of(peer)} {lost.reason}.")
+        except Exception as error:
+            self._broken(f"the link with {self._name_of(peer)} broke: {error}")
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """As if it had come from elsewhere: a leaf, of which nobody knows how it was computed."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -1,0 +1,1 @@
+"""Shared memory between the ranks of one host."""

@@ -1,0 +1,1 @@
+"""Matches the collectives that ranks request by name, and carries them out."""

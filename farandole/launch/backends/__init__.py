@@ -1,0 +1,1 @@
+"""Where workers are started: on this host, or on others by ssh."""

@@ -1,0 +1,152 @@
+"""Carries out a schedule: what one rank does, action by action.
+
+The schedule says all there is to say: which stage, which micro-batch, with which weights. What must
+be there before is taken from the mail, what comes of it is posted to where the schedule says that
+its next user lives. A gradient travels with the loss of its micro-batch, so every rank knows that
+without another message.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+
+from farandole.comm.p2p.links import Label
+from farandole.comm.p2p.mail import Mail
+from farandole.layout.partition.part import Moment
+from farandole.layout.pipeline.micro import Micro
+from farandole.layout.pipeline.stage import Gradients, Stage
+from farandole.layout.teams import Teams
+from farandole.schedule.pipelines import Action, Pipeline
+from farandole.trace.spans import Trace
+
+_FORWARD, _BACKWARD = 0, 1
+
+
+class Feed(NamedTuple):
+    """A micro-batch on its way through the stages."""
+
+    micro: Micro
+    moment: Moment
+
+
+class Interpreter:
+    """One rank at work. `update` is called for every `U`, with the version that it makes."""
+
+    def __init__(
+        self,
+        places: Pipeline,
+        stages: Mapping[int, Stage],
+        mail: Mail,
+        update: Callable[[int], None],
+        trace: Trace,
+        teams: Teams,
+        rank: int,
+    ) -> None:
+        self.places = places
+        self._teams = teams
+        self._lane = teams.lane(rank)
+        self._stages = stages
+        self._mail = mail
+        self._update = update
+        self._trace = trace
+        self.feeds: dict[int, Feed] = {}
+        self.losses: dict[int, torch.Tensor] = {}
+        """Of each micro-batch that this rank has computed the backward of, weighed."""
+        self.done: list[int] = []
+        """The micro-batches that this rank is done with, for the caller to take away."""
+        self.loss_scale = 1.0
+        self.current: Action | None = None  # for whoever must say where it failed
+
+    def run(self, actions: Sequence[Action]) -> None:
+        """Does them in order. Everything in `feeds` that they need must be there."""
+        for source, count in self._senders(actions).items():
+            self._mail.expect(source, count)
+        for action in actions:
+            self.current = action
+            if action.kind == "U":
+                with self._trace.span("update", "stage"):
+                    self._update(action.version)
+                continue
+            self._do(action)
+        self.current = None
+
+    def _do(self, action: Action) -> None:
+        stage = self._stages[action.stage]
+        key = (action.replica, action.micro)
+        if action.kind == "F":
+            self._forward(action, stage, key)
+        elif action.kind == "W":
+            with self._working(action):
+                stage.backward_weight(key)
+        else:
+            gradients = self._gradients(action)
+            with self._working(action):
+                whole = action.kind == "B"
+                result = (stage.backward if whole else stage.backward_input)(key, gradients)
+            self.done.append(action.micro)
+            if action.stage > 0:
+                self._post(action, -1, _BACKWARD, (result, self.losses[action.micro]))
+
+    def _working(self, action: Action) -> AbstractContextManager[None]:
+        return self._trace.span(f"{action} stage {action.stage}", "stage")
+
+    def _forward(self, action: Action, stage: Stage, key: tuple[int, int]) -> None:
+        feed = self.feeds[action.micro]
+        last = action.stage == self.places.stages - 1
+        value = feed.micro.inputs
+        if action.stage > 0:
+            value = self._take(action, -1, _FORWARD)
+        target = feed.micro.targets if last else None
+        with self._working(action):
+            result = stage.forward(key, value, feed.moment, action.version, target, feed.micro.rows)
+        if last:
+            self.losses[action.micro] = result.detach() * feed.micro.weight
+        else:
+            self._post(action, 1, _FORWARD, result)
+
+    def _gradients(self, action: Action) -> Gradients:
+        if action.stage == self.places.stages - 1:
+            weight = self.feeds[action.micro].micro.weight * self.loss_scale
+            return [torch.full_like(self.losses[action.micro], weight)]
+        if self._home(action, 1) is None:  # this lane ended here, and what it gave on is another's
+            self.losses[action.micro] = torch.zeros(())
+            return self._stages[action.stage].no_gradients((action.replica, action.micro))
+        gradients, self.losses[action.micro] = self._take(action, 1, _BACKWARD)
+        return list(gradients)
+
+    def _take(self, action: Action, step: int, kind: int) -> Any:
+        source = self._home(action, step)
+        assert source is not None
+        with self._trace.span(f"waiting for stage {action.stage + step}", "wait"):
+            return self._mail.take(source, _label(kind, action))
+
+    def _post(self, action: Action, step: int, kind: int, value: Any) -> None:
+        to = self._home(action, step)
+        goal = action._replace(stage=action.stage + step)
+        if to is not None:
+            self._mail.post(to, _label(kind, goal), value)
+
+    def _home(self, action: Action, step: int) -> int | None:
+        """The rank of this lane at the stage before or after; None: the lane does not go there."""
+        place = self.places.home(action.stage + step, action.micro, action.replica)
+        return self._teams.rank(place, self._lane)
+
+    def _senders(self, actions: Sequence[Action]) -> Counter[int]:
+        """How many messages come from each rank."""
+        senders: Counter[int] = Counter()
+        for action in actions:
+            neighbour = action.stage - 1 if action.kind == "F" else action.stage + 1
+            if action.kind in "FBI" and 0 <= neighbour < self.places.stages:
+                source = self._home(action, neighbour - action.stage)
+                if source is not None:
+                    senders[source] += 1
+        return senders
+
+
+def _label(kind: int, action: Action) -> Label:
+    return kind, action.stage, action.micro, action.replica

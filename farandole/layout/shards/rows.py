@@ -1,0 +1,174 @@
+"""`Rows`: a tensor of which every lane has other samples, and which looks whole to the model.
+
+Behind the tiles the samples of a batch are divided among the lanes. What a lane has of them is a
+type of its own, so that nothing has to be guessed: a plain tensor is whole, and the same on every
+lane, be it a weight, a constant or a number.
+
+    samples   a b c │ d e      lane 0 has a b c, lane 1 has d e
+    rows      a₀ a₁ b₀ b₁ c₀ c₁ │ d₀ d₁ e₀ e₁      after view(-1, …): `factor` rows for each sample
+
+Every function of torch that is called with such a tensor is looked up in a table of those that
+treat samples one by one. For any other, all lanes put the samples together and compute it whole.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from farandole.layout.recording.custom_functions import is_under_transform
+from farandole.layout.tiles.core.tile import (
+    ABOUT,
+    Divided,
+    Flow,
+    Spoiled,
+    divided_leaves,
+    refuse_below,
+)
+from farandole.schedule import piece
+
+
+class Share(NamedTuple):
+    """Which samples a lane has behind the tiles. A spare lane's count for nothing."""
+
+    rows: range
+    spare: bool
+
+
+def share_of(lane: int, lanes: int, samples: int, gathers: bool = False) -> Share:
+    """A lane that no sample is left for has the first one too, and it counts zero times.
+
+    `gathers`: the first lane has all samples, and the others none at all.
+    """
+    if gathers:
+        return Share(range(0), spare=True) if lane else Share(range(samples), spare=False)
+    rows = piece(lane, lanes, samples)
+    return Share(rows, spare=False) if rows else Share(range(min(1, samples)), spare=True)
+
+
+class Spans(NamedTuple):
+    """Where the lanes' rows are among all; `lane` is the one here."""
+
+    lane: int
+    lanes: int
+    samples: int
+    factor: int
+
+    @property
+    def share(self) -> Share:
+        return self.share_of(self.lane)
+
+    def share_of(self, lane: int) -> Share:
+        return share_of(lane, self.lanes, self.samples)
+
+    def span(self, lane: int) -> slice:
+        rows = self.share_of(lane).rows
+        return slice(rows.start * self.factor, rows.stop * self.factor)
+
+    def here(self, whole: torch.Tensor) -> torch.Tensor:
+        """This lane's rows of a tensor that every lane has whole."""
+        return whole[self.span(self.lane)]
+
+
+class Rows(Divided):
+    """This lane's samples, `own`, of a tensor of so many; `factor` rows belong to each."""
+
+    own: torch.Tensor
+    samples: int
+    factor: int
+    source: weakref.ref[Divided] | None
+    """What it is a copy of, where the plain model has one memory for both."""
+
+    @staticmethod
+    def __new__(cls, flow: Flow, own: torch.Tensor, samples: int, factor: int = 1) -> Rows:
+        made: Rows = torch.Tensor._make_wrapper_subclass(
+            cls, (samples * factor, *own.shape[1:]), dtype=own.dtype, device=own.device
+        )
+        made.flow, made.own, made.samples, made.factor = flow, own, samples, factor
+        made.source = None
+        return made
+
+    @property
+    def count(self) -> int:
+        """How many rows all lanes have together."""
+        return self.samples * self.factor
+
+    @property
+    def spans(self) -> Spans:
+        lanes = self.flow.lanes
+        return Spans(lanes.mine[0], lanes.grid.lanes, self.samples, self.factor)
+
+    def like(self, own: torch.Tensor, factor: int | None = None) -> Rows:
+        """Other values for the same samples."""
+        return Rows(self.flow, own, self.samples, self.factor if factor is None else factor)
+
+    def viewed(self, own: torch.Tensor, factor: int | None = None) -> Rows:
+        """The same values in another shape, in the same memory if torch has left them there."""
+        made = self.like(own, factor)
+        if same_memory(own, self.own):
+            made.source = self.source
+        return made
+
+    def goes_with(self, other: Rows) -> bool:
+        """Whether every lane has the same rows of both."""
+        return self.samples == other.samples and self.factor == other.factor
+
+    def changed(self, function: Any) -> None:
+        """It was changed in place: so would be, in the plain model, what it is a copy of."""
+        if self.source is not None:
+            spoil(self.source(), function)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in ABOUT:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        divided = divided_leaves((args, kwargs))
+        flow = divided[0].flow
+        if is_under_transform():
+            raise refuse_below(flow, func)
+        handler = flow.row_handlers.get(func)
+        if handler is not None and all(isinstance(leaf, Rows) for leaf in divided):
+            result = handler(divided[0], func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return flow.otherwise(flow, func, args, kwargs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        with torch._C.DisableTorchFunctionSubclass():
+            return f"Rows({tuple(self.shape)} of {self.samples} samples)"
+
+
+def spoil(value: Divided | None, function: Any) -> None:
+    """The plain model would have changed this too: whoever uses it from now on is told so."""
+    if value is None or isinstance(value.flow, Spoiled):
+        return
+    value.flow = Spoiled(value.flow, function)  # type: ignore[assignment]
+    if isinstance(value, Rows) and value.source is not None:
+        spoil(value.source(), function)
+
+
+def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        return False
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """A number that changes with every change in place."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+RowHandler = Callable[[Rows, Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Computes a function for this lane's samples: called with the first of the shares among the
+arguments, the function, and its arguments. Returns NotImplemented for what it does not know."""

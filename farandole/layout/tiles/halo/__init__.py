@@ -1,0 +1,1 @@
+"""What tiles need of their neighbours: borders, exchanges, and fusing them."""

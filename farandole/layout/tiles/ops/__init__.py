@@ -1,0 +1,1 @@
+"""How each family of functions is computed on tiles."""

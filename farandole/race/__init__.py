@@ -1,0 +1,1 @@
+"""Races: the same script under several schemes, one lane after another."""

@@ -1,0 +1,217 @@
+"""Runs the same script under each scheme, one after another, and follows what they log.
+
+Each lane is a `farandole run` of its own, in a fresh process, with the same seed and arguments, so
+nothing carries over from one to the next. The race only reads the metrics that the lanes write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from farandole.environment import STARTED
+from farandole.launch.forks import Forked, ForkError, Forks
+from farandole.launch.job_directory import worker_defaults
+from farandole.report import Follower, History, Lane, outcome_of
+from farandole.report.metrics import FILE_NAME
+from farandole.system.orphans import tied_to_this_process
+
+LaneProcess = Forked | subprocess.Popen[bytes]
+
+_POLL_SECONDS = 0.25
+_PATIENCE_SECONDS = 40.0  # how long a lane that was told to stop may take
+_LONGEST_NAME = 100  # of a folder: a file system takes 255 bytes, and a list of cuts may be longer
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One scheme in the race, in the user's own words. None is left to the script."""
+
+    sync: str | None
+    workers: int
+    needs_servers: bool = False
+    layout: str | None = None
+
+    @property
+    def serial(self) -> bool:
+        """Neither a strategy nor a layout: the plain script on one worker."""
+        return self.sync is None and self.layout is None
+
+    @property
+    def place(self) -> str | None:
+        """Where the model lives. On one worker no layout of the script's own would fit."""
+        return "whole" if self.serial else self.layout
+
+    @property
+    def name(self) -> str:
+        """As the user typed it."""
+        words = ("serial",) if self.serial else (self.layout, self.sync)
+        return " · ".join(filter(None, words))
+
+
+@dataclass(frozen=True)
+class RaceConfig:
+    """What every lane runs, and where it leaves its traces."""
+
+    command: Sequence[str]  # the script and its arguments
+    folder: Path
+    seed: int
+    hosts: str | None = None  # as the workers are said to sit
+    servers: int | None = None  # for the entries that need them
+    replicas: int | None = None
+    warm: WarmProcesses = field(default_factory=lambda: WarmProcesses(), compare=False)
+
+    def arguments(self, entry: Entry) -> list[str]:
+        """What to type after `farandole` to run one entry alone."""
+        sync = ["--sync", entry.sync] if entry.sync else []
+        layout = ["--layout", entry.place] if entry.place else []
+        hosts = ["--hosts", self.hosts] if self.hosts and not entry.serial else []
+        servers: list[str] = []
+        if entry.needs_servers:
+            given = {"--servers": self.servers, "--replicas": self.replicas}
+            for option, value in given.items():
+                servers += [option, str(value)] if value is not None else []
+        run = ["run", "-n", str(entry.workers), *hosts, *layout, *sync, *servers]
+        return [*run, "--seed", str(self.seed), *self.command]
+
+    def lane(self, entry: Entry) -> Lane:
+        """The lane before it has started."""
+        text = shlex.join(["farandole", *self.arguments(entry)])
+        return Lane(
+            "serial" if entry.serial else entry.sync or "",
+            entry.workers,
+            "waiting",
+            History(),
+            command=text,
+            layout=entry.layout or "",
+        )
+
+
+class WarmProcesses:
+    """Processes that have imported torch, from which all lanes are forked.
+
+    One for each number of workers: the cores are divided by it, and libraries of threads read their
+    share when they are loaded.
+    """
+
+    def __init__(self) -> None:
+        self._servers: dict[int, Forks] = {}
+
+    def prepare(self, workers: Collection[int]) -> bool:
+        """Starts them side by side, and waits until they are ready. False: lanes start afresh."""
+        for count in workers:
+            server = Forks.begin({**os.environ, **worker_defaults(count, alone=True)})
+            if server is not None:
+                self._servers[count] = server
+        for count, server in list(self._servers.items()):
+            if not server.wait():
+                self._servers.pop(count).close()
+        return bool(self._servers)
+
+    def start(self, command: Sequence[str], workers: int, sink: BinaryIO) -> LaneProcess:
+        """A lane, in a session of its own: Ctrl-C reaches the race alone, which then stops it."""
+        variables = {**os.environ, STARTED: repr(time.monotonic())}
+        if workers in self._servers:
+            with Path(os.devnull).open("rb") as nothing, contextlib.suppress(ForkError):
+                streams = [nothing.fileno(), sink.fileno(), sink.fileno()]
+                return self._servers[workers].start(
+                    command, variables, streams=streams, serves=True
+                )
+        return subprocess.Popen(
+            command,
+            env=variables,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=tied_to_this_process(),
+        )
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()
+
+
+def run_lane(course: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
+    """Runs one entry; yields the lane as it stands, about four times a second, then at its end.
+
+    Closing the iterator early, or an exception in the loop that consumes it, stops the workers.
+    """
+    lane = course.lane(entry)
+    name = folder_name(number, lane)
+    place = course.folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    output = place / "output.log"
+    _, *rest = course.arguments(entry)
+    command = [sys.executable, "-m", "farandole", "run", "--name", name]
+    joined = place / ".joined"
+    command += ["--runs", str(course.folder), "--joined-file", str(joined), *rest]
+    follower = Follower(place / FILE_NAME)
+    with output.open("wb") as sink:
+        process = course.warm.start(command, entry.workers, sink)
+    try:
+        while True:
+            try:
+                code: int | None = process.wait(_POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                code = None
+            history = follower.poll()
+            lane = replace(lane, history=history, outcome=outcome_of(history, code))
+            if code is not None:
+                break
+            yield lane
+        problem = "" if lane.outcome == "ok" else _problem(output, code, joined.exists())
+        yield replace(lane, problem=problem)
+    finally:
+        joined.unlink(missing_ok=True)
+        if process.poll() is None:
+            _stop(process)
+
+
+def folder_name(number: int, lane: Lane) -> str:
+    """`2-stages-4-microbatches-8-daso`: distinct by its number, readable by the rest."""
+    return re.sub(r"[\W_]+", "-", f"{number}-{lane.name}")[:_LONGEST_NAME].strip("-")
+
+
+def interrupted(lane: Lane) -> Lane:
+    """A lane that was running when the race was stopped."""
+    return replace(lane, outcome="unfinished", problem="stopped before its end")
+
+
+def output_of(course: RaceConfig, number: int) -> Path | None:
+    """Where the lane with this number wrote its output."""
+    return next(course.folder.glob(f"{number}-*/output.log"), None)
+
+
+def _stop(process: LaneProcess) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _problem(output: Path, code: int, joined: bool) -> str:
+    """One line on why a lane failed: the last line of the cause's traceback."""
+    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("farandole: every rank", "(the sys"))]
+    if code == 0 and not joined:
+        return (
+            "the script never called fd.init(), so nothing was distributed or measured: write "
+            "`run = fd.init()` at its top, and run.log(…) where it evaluates"
+        )
+    if code == 0:
+        return "the script ended without closing its metrics; did it call run.log(…)?"
+    return telling[-1].strip() if telling else f"exit code {code}, and no output"

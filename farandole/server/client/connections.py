@@ -1,0 +1,202 @@
+"""A client at its sockets: the dialogue, a line to each server, and the liaison for views.
+
+There is no thread here. Bytes are sent and received by zmq's own threads while the script computes;
+what has come is taken in whenever the script asks or waits for something.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import zmq
+
+from farandole.comm.activity import NO_ACTIVITY, Activity
+from farandole.errors import CommError
+from farandole.server.channels import Line
+from farandole.server.client.pending import Answer, PendingRequests
+from farandole.server.client.registrar_client import RegistrarClient
+from farandole.server.protocol.arena import Arena
+from farandole.server.protocol.messages import Command, Message, Read
+from farandole.server.protocol.process import keep_freed_memory
+
+_POLL_SECONDS = 0.05
+_PATIENCE_SECONDS = 2.0  # without any answer, before everything open is sent again
+
+
+class Connections:
+    """Asks, and waits for answers. For one thread."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        key: bytes,
+        liaison: RegistrarClient,
+        number: int,
+        arena: Arena | None,
+        timeout: float,
+    ) -> None:
+        self.timeout = timeout
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.waited_seconds = 0.0
+        self.activity: Activity = NO_ACTIVITY  # is told of waits
+        self._context = context
+        self._key = key
+        self._liaison = liaison
+        self._arena = arena
+        self._dialogue = PendingRequests(number)
+        self._lines: dict[int, Line] = {}
+        self._saved_before = 0  # by lines that are closed
+        self._poller = zmq.Poller()
+        self._heard = time.monotonic()
+        self._take_view()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self._dialogue.view.members
+
+    @property
+    def ranges(self) -> int:
+        return len(self._dialogue.view.chains)
+
+    @property
+    def saved_key_bytes(self) -> int:
+        """Of lists of rows that the servers knew already."""
+        return self._saved_before + sum(line.keys.saved_bytes for line in self._lines.values())
+
+    def ask(self, messages: Iterable[Command | Read]) -> list[int]:
+        """Sends them; returns the tickets of their answers."""
+        tickets = [self._dialogue.ask(message) for message in messages]
+        self._send_out()
+        return tickets
+
+    def answered(self, tickets: Iterable[int]) -> bool:
+        """Whether all have an answer. Takes in what has come; does not wait."""
+        self._progress(0)
+        return all(ticket in self._dialogue.answers for ticket in tickets)
+
+    def wait(self, tickets: Iterable[int]) -> list[Answer]:
+        """The answers, when all are there. Raises `CommError` naming those that did not answer."""
+        left = {ticket for ticket in tickets if ticket not in self._dialogue.answers}
+        began = time.monotonic()
+        self.activity.begin_wait()
+        try:
+            while left:
+                self._progress(_POLL_SECONDS)
+                left = {ticket for ticket in left if ticket not in self._dialogue.answers}
+                if left:
+                    self._check(began)
+        finally:
+            self.activity.end_wait()
+        self.waited_seconds += time.monotonic() - began
+        return [self._dialogue.answers.pop(ticket) for ticket in tickets]
+
+    def forget(self, tickets: Iterable[int]) -> None:
+        for ticket in tickets:
+            self._dialogue.forget(ticket)
+
+    def _progress(self, seconds: float) -> None:
+        self._take_view()
+        if self._lines:
+            self._poller.poll(int(seconds * 1000))
+        else:
+            time.sleep(seconds)
+        for number, line in list(self._lines.items()):
+            before = line.sessions
+            messages = line.receive()
+            for message in messages:
+                self._dialogue.receive(number, message)
+                self.bytes_received += _nbytes(message)
+            if messages:
+                self._heard = time.monotonic()
+            if line.sessions > before and line.unshared:
+                keep_freed_memory()  # all that is read comes in frames
+            if line.sessions > max(before, 1):
+                self._dialogue.send_again(number)
+        now = time.monotonic()
+        if self._dialogue.open_tickets and now - self._heard > _PATIENCE_SECONDS:
+            self._heard = now
+            self._dialogue.send_again()
+        self._send_out()
+
+    def _take_view(self) -> None:
+        view = self._liaison.view
+        if view is not None and view.number > self._dialogue.view.number:
+            self._dialogue.take_view(view)
+            for number in [number for number in self._lines if number not in view.addresses]:
+                line = self._lines.pop(number)
+                self._saved_before += line.keys.saved_bytes
+                self._poller.unregister(line.socket)
+                line.close()
+
+    def _send_out(self) -> None:
+        batches: defaultdict[int, list[Message]] = defaultdict(list)
+        for server, message in self._dialogue.take_outbox():
+            batches[server].append(message)
+            self.bytes_sent += _nbytes(message)
+        for server, batch in batches.items():
+            self._line(server).send(batch)
+
+    def _line(self, server: int) -> Line:
+        line = self._lines.get(server)
+        if line is None:
+            address = self._dialogue.view.addresses[server]
+            line = self._lines[server] = Line(self._context, self._key, address, self._arena)
+            self._poller.register(line.socket, zmq.POLLIN)
+        return line
+
+    def _check(self, began: float) -> None:
+        """Raises when waiting longer makes no sense."""
+        if self._liaison.given_up:
+            raise CommError(
+                "this worker was given up: the registrar had not heard of it. What it pushed since "
+                "is not taken; start it again."
+            )
+        if self._liaison.job_is_over and self._liaison.others_are_done:
+            raise CommError(
+                "this worker was started again too late: the others have finished, and the "
+                "parameter servers have ended with the job. Nothing of the job is lost."
+            )
+        if self._liaison.job_is_over:
+            raise CommError(
+                "the parameter servers have been closed, by the process that started them. If that "
+                "was rank 0 or a launcher, see how it ended."
+            )
+        lost = [n for n, chain in enumerate(self._dialogue.view.chains) if not chain.servers]
+        wanted = {range_ for ranges in self._dialogue.waited_for().values() for range_ in ranges}
+        if wanted & set(lost):
+            raise CommError(self._dialogue.view.lost_because)
+        if time.monotonic() - began > self.timeout:
+            raise CommError(self._complaint())
+
+    def _complaint(self) -> str:
+        who = []
+        for server, ranges in self._dialogue.waited_for().items():
+            address = self._dialogue.view.addresses.get(server or 0, "")
+            line = self._lines.get(server or 0)
+            why = f" ({line.refused})" if line is not None and line.refused else ""
+            name = f"server {server} at {address}{why}" if server else "no server"
+            who.append(f"{name} for {len(ranges)} range(s)")
+        clocks = self._dialogue.awaited_clock()
+        waits = (
+            f" It waits until the slowest of {len(self.members)} workers has reached clock "
+            f"{clocks}: one of them may have stopped."
+            if clocks is not None
+            else ""
+        )
+        return (
+            f"no answer within {self.timeout:g} s from {', '.join(who) or 'anyone'}.{waits} A "
+            "larger timeout waits longer."
+        )
+
+    def close(self) -> None:
+        for line in self._lines.values():
+            line.close()
+
+
+def _nbytes(message: object) -> int:
+    values, rows = getattr(message, "values", None), getattr(message, "rows", None)
+    return sum(tensor.nbytes for tensor in (values, rows) if tensor is not None)

@@ -1,0 +1,1 @@
+"""One parameter server: the ranges it holds, and the sockets it serves."""

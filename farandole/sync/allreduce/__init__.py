@@ -1,0 +1,1 @@
+"""Averaging gradients in every step, at once or one step late."""

@@ -1,0 +1,308 @@
+"""Averages gradients while the backward pass goes on, by hooks on the parameters themselves.
+
+    backward      ∂w₄ ─ ∂w₃ ─ ∂w₂ ─ ∂w₁ ─┐
+    bucket 0       └─────┴─▶ reduce ─────┤
+    bucket 1                   └─────┴─▶ reduce ─▶ the pass ends: all are awaited
+
+It does not matter what is called: the model, a submodule, a method of the script's own. Whatever
+adds to a parameter's gradient runs its hook. The model stays the script's own object, with nothing
+around it and nothing on it that a copy or a pickle would take along.
+
+Ranks agree on what travels because they hold the same parameters: buckets are reduced in their
+order, all of them in every pass. The first pass shows in which order gradients arrive on rank 0,
+and the buckets are packed anew by that order.
+
+A backward pass inside of another (a reentrant checkpoint) ends before the other does. There is no
+way to ask for the end of the outer one, so then the pass is over when every parameter has its
+gradient, and a parameter that never gets one is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import BackwardCFunction
+from torch.futures import Future
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from farandole.comm import Group
+from farandole.errors import UserError
+from farandole.sync.allreduce.buckets import Bucket, pack
+from farandole.sync.allreduce.reductions import Reduction
+from farandole.sync.common.alignment import check_same_model
+
+_SHOWN = 5
+
+
+class GradientReducer:
+    """Keeps the gradients of one model's trained parameters averaged. Lives as long as its owner
+    keeps it: the parameters' hooks do not."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        group: Group,
+        reduction: Reduction,
+        *,
+        optimizer: Optimizer | None = None,
+        bucket_mib: float | None = None,
+        spread_buffers: bool = True,
+    ) -> None:
+        self._model = model
+        self._group = group
+        self._reduction = reduction
+        self._bucket_mib = bucket_mib
+        self._spread_buffers = spread_buffers
+        self._lock = threading.RLock()  # parameters on several devices arrive on several threads
+        self.is_on = True
+        self.notes_culprits = True
+        """Whether each rank notes in its buckets that its gradients are not finite."""
+        self.handed_out: list[Bucket] = []
+        """The buckets whose averages are the parameters' gradients now."""
+        self._handles: list[RemovableHandle] = []
+        self._follow()
+        self._before_step: RemovableHandle | None = None
+        if optimizer is not None:
+            me = weakref.ref(self)
+            self._before_step = optimizer.register_step_pre_hook(
+                lambda *_: _still(me, GradientReducer.require_whole)
+            )
+        weakref.finalize(self, reduction.close)
+
+    # What is followed
+
+    def _follow(self) -> None:
+        """Every parameter that is trained now, in the order in which a backward may reach them."""
+        for handle in self._handles:
+            handle.remove()
+        self._all = list(self._model.parameters())
+        trained = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
+        self._names: dict[torch.Tensor, str] = {p: name for name, p in trained}
+        self._trained = dict(trained)
+        me = weakref.ref(self)
+
+        def arrived(parameter: torch.Tensor) -> None:
+            _still(me, GradientReducer._arrived, parameter)
+
+        self._handles = [p.register_post_accumulate_grad_hook(arrived) for _, p in trained]
+        self._settle(self._pack(trained[::-1], final=False), learns_order=True)
+
+    def _pack(self, parameters: list[tuple[str, nn.Parameter]], *, final: bool) -> list[Bucket]:
+        return pack(parameters, self._bucket_mib, ranks=self._group.size, final=final)
+
+    def _settle(self, buckets: list[Bucket], *, learns_order: bool) -> None:
+        self.buckets = buckets
+        self._home: dict[torch.Tensor, int] = {
+            parameter: bucket.index for bucket in buckets for parameter in bucket.parameters
+        }
+        self._learns_order = learns_order
+        self._close_pass()
+
+    def _close_pass(self) -> None:
+        self._pass: int | None = None  # the engine's number of the one under way
+        self._seen: dict[torch.Tensor, None] = {}  # who has arrived in it, in order
+        self._missing = [len(bucket.parameters) for bucket in self.buckets]
+        self._next = 0  # the bucket to be reduced next
+        self._under_way: list[Future[torch.Tensor]] = []
+        self._end_is_known = False
+
+    def _abandon_pass(self) -> None:
+        """What is under way still uses the buckets."""
+        for future in self._under_way:
+            with contextlib.suppress(Exception):  # the pass has failed already
+                future.wait()
+        self._close_pass()
+
+    def follow_changes(self) -> None:
+        """*Together.* Between passes over the data: parameters may have been frozen, thawed, added,
+        replaced. Those that are thawed in between are noticed at the end of a backward pass."""
+        here = list(self._model.parameters())
+        same = len(here) == len(self._all) and all(map(operator.is_, here, self._all))
+        if not same or any(p.requires_grad != (p in self._names) for p in here) or self._misfits():
+            check_same_model(self._model, self._group)
+            self._follow()
+
+    def _misfits(self) -> bool:
+        """After `model.half()` or `.to(device)` the buckets are of another kind."""
+        return any(
+            (parameter.dtype, parameter.device, parameter.shape)
+            != (view.dtype, view.device, view.shape)
+            for bucket in self.buckets
+            for parameter, view in zip(bucket.parameters, bucket.gradients, strict=True)
+        )
+
+    def remove(self) -> None:
+        """From now on gradients stay as they are computed."""
+        for handle in self._handles:
+            handle.remove()
+        if self._before_step is not None:
+            self._before_step.remove()
+        self._reduction.close()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients accumulate here; the next pass outside averages what has come together."""
+        before, self.is_on = self.is_on, False
+        try:
+            yield
+        finally:
+            self.is_on = before
+
+    # A pass
+
+    def _arrived(self, parameter: torch.Tensor) -> None:
+        if not self.is_on:
+            return
+        with self._lock:
+            if self._pass != torch._C._current_graph_task_id():
+                self._enter_pass()
+            self._require_reducible(parameter)
+            self._seen[parameter] = None
+            self._missing[self._home[parameter]] -= 1
+            while self._next < len(self.buckets) and not self._missing[self._next]:
+                self._reduce_next()
+            if not self._end_is_known and self._next == len(self.buckets):
+                self._await_end()
+
+    def _enter_pass(self) -> None:
+        """The first gradient of a pass; or the first outside, or inside, of a checkpoint in it."""
+        is_inner = _inside_of_a_backward()
+        if is_inner and self._pass is not None:
+            return
+        if self._end_is_known:  # there was another pass, and it has failed half-way
+            self._abandon_pass()
+        self._pass = torch._C._current_graph_task_id()
+        self.handed_out = []
+        if not is_inner:
+            self._await_end()
+
+    def _await_end(self) -> None:
+        """Of the innermost backward pass that runs now."""
+        me = weakref.ref(self)
+        self._end_is_known = True
+        torch.autograd.Variable._execution_engine.queue_callback(
+            lambda: _still(me, GradientReducer._end_pass)
+        )
+
+    def _require_reducible(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        if parameter in self._seen:
+            raise UserError(
+                f"the gradient of {self._name(parameter)!r} arrived twice in one backward pass: it "
+                "is used in several reentrant checkpoints. Write "
+                "torch.utils.checkpoint.checkpoint(…, use_reentrant=False)."
+            )
+        if gradient.layout is not torch.strided:
+            raise UserError(
+                f"the gradient of {self._name(parameter)!r} is sparse, and gradients are averaged "
+                "as dense ones here. Build the layer with sparse=False, or train by `hogwild` or "
+                "on parameter servers, which take it."
+            )
+        if gradient.requires_grad:
+            raise UserError(
+                f"backward(create_graph=True) has made a gradient of {self._name(parameter)!r} "
+                "that can be differentiated again, and an average over ranks cannot. Compute it "
+                "with torch.autograd.grad(loss, parameters, create_graph=True), or under "
+                "run.no_sync(model)."
+            )
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        return next((n for n, p in self._model.named_parameters() if p is parameter), "a parameter")
+
+    def _reduce_next(self) -> None:
+        bucket = self.buckets[self._next]
+        self._next += 1
+        self._under_way.append(self._start(bucket))
+
+    def _start(self, bucket: Bucket) -> Future[torch.Tensor]:
+        with torch.no_grad():
+            bucket.fill()
+            if self.notes_culprits:
+                bucket.note(self._group.rank)
+            return self._reduction.reduce(bucket)
+
+    def _end_pass(self) -> None:
+        """The backward pass has reached all that it will reach."""
+        if self._pass is None:
+            return  # somebody else's pass has ended, or this one's end was seen already
+        while self._next < len(self.buckets):
+            self._reduce_next()
+        for future in self._under_way:
+            future.wait()
+        for bucket in self.buckets:
+            bucket.hand_out()
+        self.handed_out = self.buckets
+        seen = list(self._seen)
+        self._close_pass()
+        if any(p.requires_grad and p not in self._names for p in self._all):
+            self._include_thawed()
+        if self._spread_buffers:
+            self._group.broadcast_all(list(self._model.buffers()))
+        if self._learns_order:
+            self._learn_order([self._names[p] for p in seen if p in self._names])
+
+    def _include_thawed(self) -> None:
+        """Parameters that were thawed in the middle of a batch had no hooks in its pass."""
+        known = self._names
+        self._follow()
+        thawed = [item for item in self._trained.items() if item[1] not in known]
+        buckets = self._pack(thawed, final=False)
+        futures = [self._start(bucket) for bucket in buckets]
+        for bucket, future in zip(buckets, futures, strict=True):
+            future.wait()
+            bucket.hand_out()
+        self.handed_out = [*self.handed_out, *buckets]
+
+    def _learn_order(self, names: list[str]) -> None:
+        """Rank 0's counts: arrival may differ where threads or branches do."""
+        first = self._group.broadcast_json(names)
+        rest = [name for name in reversed(self._trained) if name not in first]
+        order = [(name, self._trained[name]) for name in [*first, *rest]]
+        self._settle(self._pack(order, final=True), learns_order=False)
+
+    def require_whole(self) -> None:
+        """Before a step: raises if a gradient that it would apply is not an average."""
+        if not self._seen:
+            return
+        lacking = [name for parameter, name in self._names.items() if parameter not in self._seen]
+        failed = self._end_is_known
+        self._abandon_pass()
+        if failed:
+            raise UserError(
+                "the last backward pass has failed, and its gradients are not averages. Call "
+                "zero_grad() and compute them again before the step."
+            )
+        shown = ", ".join(lacking[:_SHOWN]) + (", …" if len(lacking) > _SHOWN else "")
+        raise UserError(
+            f"no gradient reached {shown} through the model's reentrant checkpoints, and without "
+            "it the others are not averaged. Write "
+            "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), or freeze what is not used."
+        )
+
+
+def _still(me: weakref.ref[GradientReducer], method: Callable[..., None], *args: Any) -> None:
+    reducer = me()
+    if reducer is not None:
+        method(reducer, *args)
+
+
+def _inside_of_a_backward() -> bool:
+    """Whether this backward pass was begun by a function's `backward` in another one."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is BackwardCFunction.apply.__code__:
+            return True
+        frame = frame.f_back
+    return False

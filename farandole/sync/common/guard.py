@@ -1,0 +1,250 @@
+"""Stops before gradients that are not finite are applied, and names the rank they came from.
+
+One rule for all strategies: no optimizer's step is taken with a NaN or an infinity in a gradient.
+What is looked at is what the step would apply, after averages, accumulation and the script's own
+clipping.
+
+After an average all ranks hold the same NaN, find it in the same step, and need not talk to each
+other about it. Whose it was is in the notes of the buckets. A rank that trains alone for a while
+must not stop alone, for the others would wait for it: there the strategy says what happens (`act`).
+
+A GPU is not waited for: see `device_check`. A gradient scaler finds infinities on purpose, and then
+skips the step: what it skips is not seen here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from farandole.comm import Group
+from farandole.comm.tensors import is_finite
+from farandole.errors import DivergedError
+from farandole.sync.allreduce.buckets import Bucket
+from farandole.sync.allreduce.reducer import GradientReducer
+from farandole.sync.common.closures import with_gradients
+from farandole.sync.common.device_check import DeviceCheck
+
+UNTOUCHED = "No parameter has been changed by it."
+SKIPPED = "Its step was taken with zeros instead of gradients."
+KEPT_BACK = "Nothing of it has reached the other ranks."
+
+_SHOWN = 3
+
+
+class Culprit(NamedTuple):
+    """What is not finite, and where it was found."""
+
+    rank: int
+    step: int
+    what: str
+    outcome: str = UNTOUCHED
+
+    @property
+    def error(self) -> DivergedError:
+        return diverged(*self)
+
+
+class GradientGuard:
+    """Looks at the gradients of one model before each step of its optimizer.
+
+    `reducer` is what averages them, if anything does. `act` is told of what is not finite, and
+    raises unless a strategy knows better. With `by_hand` the strategy calls `look` itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        group: Group,
+        reducer: GradientReducer | None = None,
+        act: Callable[[Culprit], None] | None = None,
+        *,
+        by_hand: bool = False,
+    ) -> None:
+        self.is_on = True
+        self.reducer = reducer
+        self.ranks: Sequence[int] = range(group.size)
+        """The numbers of the group's ranks in the world."""
+        self.peers: Group | None = None
+        """Further ranks that take each step together with this one: the stages of a pipeline."""
+        self.count: Callable[[], int] | None = None
+        """The number of the step, where somebody knows it; None, or 0: it is counted here."""
+        self.name_of: Callable[[str], str] = str
+        """The name of a parameter, where it is known by another one outside."""
+        self._model = model
+        self._optimizer = optimizer
+        self._group = group
+        self._act = act or stop
+        self._steps = 0
+        self._started: _Started | None = None
+        if optimizer is not None and not by_hand:
+            me = weakref.ref(self)
+            hook = torch.compiler.disable(_before)  # it runs beside a compiled step
+            optimizer.register_step_pre_hook(lambda _, args, kwargs: hook(me, args, kwargs))
+
+    @property
+    def rank(self) -> int:
+        return self.ranks[self._group.rank]
+
+    def before_step(self, args: Any, kwargs: Any) -> Any:
+        """Returns what a hook before an optimizer's step must return."""
+        if not self.is_on:
+            return None
+        self._steps += 1
+        return with_gradients(args, kwargs, self.look)
+
+    def look(self) -> None:
+        """Acts on a gradient that is not finite; with peers, on that of any of them."""
+        self._decide(None if _has_scaler(self._optimizer) else self._find())
+
+    def settle(self) -> None:
+        """*Together.* Acts on what a GPU has found in the last step."""
+        if self.is_on:
+            self._decide(self._read())
+
+    def _decide(self, found: Culprit | None) -> None:
+        if self.peers is not None:
+            found = _first_of(self.peers, found)
+        if found is not None:
+            self._act(found)
+
+    def withhold(self) -> None:
+        """The step that is about to be taken changes nothing."""
+        for parameter in self._parameters():
+            parameter.grad = None
+
+    # One look
+
+    def _find(self) -> Culprit | None:
+        found = self._read()
+        if found is not None:
+            return found
+        here = {
+            p: numbers
+            for p in self._parameters()
+            if p.grad is not None and (numbers := _numbers(p.grad)).numel()
+        }
+        step = (self.count() if self.count is not None else 0) or self._steps
+        on_cpu = {p: g for p, g in here.items() if g.device.type == "cpu"}
+        if not all(map(is_finite, self._flats(on_cpu.values()))):
+            bad = next((p for p, g in on_cpu.items() if not is_finite(g)), None)
+            if bad is not None:
+                noted = [(bucket, bucket.noted()) for bucket in self._buckets()]
+                return self._blame(bad, noted, step, UNTOUCHED)
+        others = {p: g for p, g in here.items() if g.device.type != "cpu"}
+        if others and not _is_recorded():
+            flats = self._flats(others.values())
+            check = DeviceCheck(list(others.values()), flats, self._buckets())
+            self._started = _Started(check, list(others), step)
+        return None
+
+    def _read(self) -> Culprit | None:
+        started, self._started = self._started, None
+        bad = None if started is None else started.check.first_bad()
+        if started is None or bad is None:
+            return None
+        noted = started.check.noted()
+        return self._blame(started.parameters[bad], noted, started.step, SKIPPED)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """What the optimizer trains, about in the order in which a backward pass reaches it."""
+        assert self._optimizer is not None
+        return [p for group in self._optimizer.param_groups for p in group["params"]][::-1]
+
+    def _buckets(self) -> Sequence[Bucket]:
+        return () if self.reducer is None else self.reducer.handed_out
+
+    def _flats(self, gradients: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Few tensors that hold all of them: buckets, where they still lie in these."""
+        buffers = {
+            view.data_ptr(): bucket.buffer
+            for bucket in self._buckets()
+            for view in bucket.gradients
+        }
+        flats = {}
+        for gradient in gradients:
+            flat = buffers.get(gradient.data_ptr(), gradient)
+            flats[flat.data_ptr()] = flat
+        return list(flats.values())
+
+    def _blame(
+        self,
+        bad: nn.Parameter,
+        noted: Sequence[tuple[Bucket, Sequence[int]]],
+        step: int,
+        outcome: str,
+    ) -> Culprit:
+        """`bad` has a gradient that is not finite, but clipping may have spread it from another."""
+        names = {parameter: name for name, parameter in self._model.named_parameters()}
+        name = names.get(bad, "a parameter of another model")
+        for bucket, ranks in noted:
+            if ranks:
+                held = [name] if name in bucket.names else bucket.names
+                what = f"its gradient of {self._shown(held)}"
+                if len(ranks) > 1:  # a layer may spread it, such as BatchNorm over all ranks
+                    others = ", ".join(str(self.ranks[rank]) for rank in ranks[1 : _SHOWN + 1])
+                    what += f" (like those of ranks {others}{', …' * (len(ranks) > _SHOWN + 1)})"
+                return Culprit(self.ranks[ranks[0]], step, what, outcome)
+        owner = "the average" if noted else "its gradient"
+        return Culprit(self.rank, step, f"{owner} of {self._shown([name])}", outcome)
+
+    def _shown(self, names: Sequence[str]) -> str:
+        known = [repr(self.name_of(name)) for name in names[:_SHOWN]]
+        if len(names) == 1:
+            return known[0]
+        return f"one of {', '.join(known)}" + (", …" if len(names) > _SHOWN else "")
+
+
+class _Started(NamedTuple):
+    """A check on a device that nobody has read yet."""
+
+    check: DeviceCheck
+    parameters: list[nn.Parameter]
+    step: int
+
+
+def stop(found: Culprit) -> None:
+    raise found.error
+
+
+def diverged(rank: int, step: int, what: str, outcome: str = KEPT_BACK) -> DivergedError:
+    return DivergedError(
+        f"rank {rank}, step {step}: {what} is not finite. {outcome} Lower the learning rate, clip "
+        "the gradients, or look at that rank's data. (`farandole run --no-check-finite` or "
+        "fd.init(check_finite=False) goes on regardless.)"
+    )
+
+
+def _before(me: weakref.ref[GradientGuard], args: Any, kwargs: Any) -> Any:
+    guard = me()
+    return None if guard is None else guard.before_step(args, kwargs)
+
+
+def _has_scaler(optimizer: Optimizer | None) -> bool:
+    """A GradScaler has left it to a fused optimizer to skip the step."""
+    return getattr(optimizer, "found_inf", None) is not None
+
+
+def _is_recorded() -> bool:
+    """A step that is being captured as a CUDA graph runs later, and then without this."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _first_of(group: Group, found: Culprit | None) -> Culprit | None:
+    """*Together.* What the first rank of a group has found that has found anything."""
+    anything = group.all_reduce(torch.tensor(0.0 if found is None else 1.0), "max")
+    if not anything:
+        return None
+    return next(Culprit(*told) for told in group.gather_json(found) if told is not None)
+
+
+def _numbers(gradient: torch.Tensor) -> torch.Tensor:
+    """What is in it: only some rows, where it is sparse."""
+    values = gradient._values() if gradient.is_sparse else gradient
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values

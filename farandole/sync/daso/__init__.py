@@ -1,0 +1,1 @@
+"""DASO: asynchronous exchange between hosts, synchronous inside each."""

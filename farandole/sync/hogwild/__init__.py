@@ -1,0 +1,1 @@
+"""Hogwild: workers of a host update one shared set of parameters without locks."""

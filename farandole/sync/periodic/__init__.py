@@ -1,0 +1,1 @@
+"""Local steps with averages of the models in between."""

@@ -1,0 +1,117 @@
+"""What ranks tell each other before they average their models.
+
+Ranks do not always come to a meeting after the same number of steps: a gradient scaler skips a step
+on one rank and not on another. So nobody assumes where the others are. A rank whose epoch is over
+says so, and keeps meeting the others until all say so: every meeting has all ranks, and none waits
+in vain.
+
+Nothing is averaged before all have said that what they hold is finite.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from farandole.comm import Group
+from farandole.sync.common.flat import moments_of
+from farandole.sync.common.guard import KEPT_BACK, Culprit, GradientGuard, diverged
+from farandole.sync.periodic.losses import Losses
+
+
+class RankStatus(NamedTuple):
+    """What one rank says."""
+
+    ending: float  # 1: the epoch is over here
+    pending: float  # steps since the ranks were last in step
+    due: float  # 1: the period is over here
+    steps: float  # since the run began
+    weight: float  # of the samples since the last meeting
+    sound: float  # 0: a parameter is not finite
+    loss_sum: float  # of the batches reported since the last meeting
+    loss_count: float
+    logged: float  # the last loss that the script logged; NaN if there is none
+    logs: float
+    seconds: float  # on this rank's clock
+    rate: float  # the learning rate here
+    moments: float  # a checksum of the names of what the optimizer remembers; 0: nothing
+
+
+def word_of(
+    losses: Losses,
+    optimizer: Optimizer,
+    *,
+    pending: int,
+    steps: int,
+    sound: bool,
+    ending: bool = False,
+    due: bool = False,
+    weight: float = 1.0,
+    seconds: float = 0.0,
+) -> RankStatus:
+    """This rank's word. The losses that it tells are told."""
+    loss_sum, loss_count = losses.take()
+    return RankStatus(
+        ending=ending,
+        pending=pending,
+        due=due,
+        steps=steps,
+        weight=weight,
+        sound=sound,
+        loss_sum=loss_sum,
+        loss_count=loss_count,
+        logged=math.nan if losses.logged is None else losses.logged,
+        logs=losses.logs,
+        seconds=seconds,
+        rate=float(optimizer.param_groups[0]["lr"]),
+        moments=zlib.crc32(" ".join(moments_of(optimizer)).encode()),
+    )
+
+
+def ask_everyone(group: Group, word: RankStatus) -> list[RankStatus]:
+    """Everyone's word, in rank order. All ranks call it."""
+    mine = torch.tensor(word, dtype=torch.float64)
+    return [RankStatus(*row.tolist()) for row in group.all_gather(mine)]
+
+
+def require_sound(
+    group: Group, guard: GradientGuard, said: Sequence[RankStatus], culprit: Culprit | None
+) -> None:
+    """Raises `DivergedError` on all ranks if anything on any of them is not finite.
+
+    `culprit` is what is not finite on this one.
+    """
+    if not guard.is_on:
+        return
+    for rank, word in zip(guard.ranks, said, strict=True):
+        if not math.isfinite(word.loss_sum):
+            raise diverged(rank, int(word.steps), "its loss")
+    if not all(word.sound for word in said):
+        raise_together(group, culprit)
+
+
+def raise_together(group: Group, culprit: Culprit | None) -> None:
+    """Raises on all ranks what the first of them has that has anything."""
+    for told in group.gather_json(culprit):
+        if told is not None:
+            raise Culprit(*told).error
+
+
+def sick_parameter(guard: GradientGuard, step: int, name: str | None) -> Culprit | None:
+    """A parameter of this rank, by its name; None: there is none."""
+    if name is None:
+        return None
+    return Culprit(guard.rank, step, f"its parameter {guard.name_of(name)!r}", KEPT_BACK)
+
+
+def loss_of(said: Sequence[RankStatus]) -> float | None:
+    """The mean loss of all ranks since the last meeting; else what rank 0 logged; else None."""
+    count = sum(word.loss_count for word in said)
+    if count:
+        return sum(word.loss_sum for word in said) / count
+    return None if math.isnan(said[0].logged) else said[0].logged

@@ -1,0 +1,1 @@
+"""Strategies that keep the model on parameter servers."""

@@ -1,0 +1,255 @@
+"""What strategies share whose model is kept by parameter servers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from farandole.comm import Group
+from farandole.errors import CheckpointError, UserError
+from farandole.server.client.store import Pending
+from farandole.sync.base import Synchronizer
+from farandole.sync.common.closures import with_gradients
+from farandole.sync.common.flat import Flat, load_buffers, statistics_of
+from farandole.sync.common.guard import GradientGuard, diverged
+from farandole.sync.common.hooks import ForwardHook
+from farandole.sync.common.weighing import Weighing
+from farandole.sync.server.table import Connection, OptimizerState, ParameterTable, parts_of
+
+
+class OnServers(Synchronizer):
+    """Holds the connection and the parts; all ranks begin with rank 0's parameters."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, group: Group) -> None:
+        # Gradients are looked at where they are laid out to be pushed.
+        self._guard = GradientGuard(model, optimizer, group, by_hand=True)
+        super().__init__(model, Weighing(model), guard=self._guard)
+        self._group = group
+        self._optimizer = optimizer
+        self._connection = Connection(group)
+        self._store = self._connection.store
+        self._store.show_waits(group.meter.activity)
+        self._saw_forward = False
+        model.register_forward_pre_hook(ForwardHook(self._before_forward))
+        self._steps = 0
+        self._begun = group.transport.joined_late  # then there is nothing to agree on any more
+        self._must_catch_up = group.transport.joined_late
+        self._pushes: list[Pending] = []
+        self._reads: list[tuple[ParameterTable, Pending]] = []
+        self._bytes = 0
+        self._waited = 0.0
+        self._parts = parts_of(model, optimizer, self._store)
+        for part in self._parts:
+            self._create(part)
+        self._offer()
+        self._held = {parameter for part in self._parts for parameter in part.parameters.values()}
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(lambda *_: self._after_step())
+
+    @abstractmethod
+    def _create(self, part: ParameterTable) -> None:
+        """The part's table."""
+
+    @abstractmethod
+    def _arrive(self) -> None:
+        """Before each forward pass: takes in what was read."""
+
+    @abstractmethod
+    def _about_to_step(self) -> None: ...
+
+    @abstractmethod
+    def _stepped(self) -> None: ...
+
+    def _before_forward(self) -> None:
+        self._saw_forward = True
+        self._arrive()
+
+    def _after_step(self) -> None:
+        self._stepped()
+        # A script that calls methods of its model, and never the model, is told of no forward pass.
+        if not self._saw_forward:
+            self._arrive()
+        self._saw_forward = False
+
+    def _finish_reads(self) -> None:
+        """Takes in what was read; waits for it."""
+        for part, pending in self._reads:
+            pending.wait()
+            part.scatter()
+        self._reads = []
+
+    def _have_arrived(self) -> bool:
+        return all(pending.done() for _, pending in self._reads)
+
+    def _finish_pushes(self) -> list[int]:
+        """Waits until the servers have all that was pushed; the rounds that they are in."""
+        pushes, self._pushes = self._pushes, []
+        return [pending.wait() for pending in pushes]
+
+    def _settle(self) -> None:
+        """Waits until nothing of this rank is under way."""
+        self._finish_pushes()
+        self._finish_reads()
+
+    def _pause(self) -> None:
+        """Until `_go_on` nobody waits for this rank; nothing of it is under way."""
+        self._settle()
+
+    def _go_on(self) -> None:
+        """*Together.* Before anybody takes the next step there must be a barrier."""
+
+    def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
+        super().begin_step(weight, progress, samples)
+        self._begin()
+        self._count()
+        if self._must_catch_up:
+            self._must_catch_up = False
+            self._catch_up()
+            self._read_all()
+
+    def _begin(self) -> None:
+        """*Together.* Before the first step."""
+        if not self._begun:
+            self._begun = True
+            self._offer_what_was_loaded()
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        first = True
+
+        def act() -> None:
+            nonlocal first
+            if first:  # a closure may be called more than once in a step
+                first = False
+                self._require_held()
+                self._about_to_step()
+
+        return with_gradients(args, kwargs, act)
+
+    def _scaler_skips(self) -> bool:
+        """A GradScaler has left it to a fused optimizer to skip this step."""
+        found = getattr(self._optimizer, "found_inf", None)
+        return found is not None and bool(found)
+
+    def _scale(self) -> float:
+        """By which a GradScaler has left it to a fused optimizer to divide the gradients."""
+        scale = getattr(self._optimizer, "grad_scale", None)
+        return 1.0 if scale is None else float(scale)
+
+    def _require_finite(self, part: ParameterTable, what: str) -> None:
+        """Of what is about to be pushed. The servers would refuse it too, without the name."""
+        culprit = part.first_not_finite() if self._guard.is_on else None
+        if culprit is not None:
+            raise diverged(self._group.rank, self._steps, f"{what} {culprit!r}")
+
+    def _require_held(self) -> None:
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                trained = parameter.grad is not None and parameter.numel()
+                if trained and parameter not in self._held:
+                    names = {p: name for name, p in self.model.named_parameters()}
+                    raise UserError(
+                        f"{names.get(parameter, 'a parameter')!r} has a gradient now, and was not "
+                        "trained when run.distribute was called: the servers do not hold it. Give "
+                        "all that is ever trained to the optimizer before, and freeze afterwards."
+                    )
+
+    def _catch_up(self) -> None:
+        """For a rank that has joined late: takes its place beside the others."""
+
+    def _count(self) -> None:
+        """What went to the servers, and the time spent waiting for them, is the run's."""
+        sent, waited = self._store.bytes_sent, self._store.waited_seconds
+        self._group.meter.add_bytes(sent - self._bytes)
+        self._group.meter.add_wait(waited - self._waited)
+        self._bytes, self._waited = sent, waited
+
+    def _offer(self) -> None:
+        """*Together.* Rank 0's parameters become the servers', and everybody's."""
+        if self._group.rank == 0:
+            for part in self._parts:
+                part.gather_weights()
+                self._store.put(part.name, part.outgoing)
+        self._group.barrier()
+        self._read_all()
+        self._group.barrier()  # nobody pushes before all have read
+
+    def _offer_what_was_loaded(self) -> None:
+        """*Together.* A model may have been loaded since `distribute`: training begins from it."""
+        for part in self._parts:
+            part.gather_weights()
+        loaded = any(not torch.equal(part.outgoing, part.incoming) for part in self._parts)
+        if any(self._group.gather_json(loaded)):
+            self._offer()
+
+    def _read_all(self) -> None:
+        """What the servers have now, without waiting for anybody's clock."""
+        for part, pending in [(part, part.start_read()) for part in self._parts]:
+            pending.wait()
+            part.scatter()
+
+    def _average_statistics(self) -> None:
+        """BatchNorm's become the average of all ranks'."""
+        statistics = Flat(statistics_of(self.model))
+        statistics.gather()
+        for buffer in statistics.buffers:
+            self._group.all_reduce(buffer, "average")
+        statistics.scatter()
+
+    def whole_model(self) -> dict[str, Any]:
+        self._pause()
+        own = Flat({**dict(self.model.named_parameters()), **statistics_of(self.model)})
+        own.gather()
+        self._group.barrier()
+        self._read_all()
+        self._average_statistics()
+        state = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in self.model.state_dict().items()
+        }
+        self._go_on()
+        self._group.barrier()  # nobody pushes before all have read
+        own.scatter()
+        for part in self._parts:
+            part.count_as_read()
+        return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The servers' part is saved once, by rank 0, while nothing is under way."""
+        state: dict[str, Any] = {
+            "steps": self._steps,
+            "buffers": dict(self.model.named_buffers()),
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        if self._group.rank == 0:
+            state["servers"] = OptimizerState(self._store, self._parts).save()
+        self._group.barrier()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._settle()
+        self._group.barrier()
+        servers = OptimizerState(self._store, self._parts)
+        problem = servers.problem_with(state["servers"]) if self._group.rank == 0 else None
+        problem = self._group.broadcast_json(problem)
+        if problem is not None:
+            raise CheckpointError(f"this checkpoint does not fit the script: {problem}.")
+        if self._group.rank == 0:
+            servers.load(state["servers"])
+        self._offer()
+        self.model.load_state_dict(state["model"])
+        load_buffers(self.model, state["buffers"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        for part in self._parts:
+            part.count_as_read()
+        self._steps = state["steps"]
+        self._begun = True
+
+    def close(self) -> None:
+        self._count()
+        self._connection.close()

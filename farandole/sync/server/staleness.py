@@ -1,0 +1,138 @@
+"""Training through parameter servers: synchronous, boundedly stale, or asynchronous.
+
+    worker    ─forward─backward─┐ push g, end clock c   ┌─ wait? ─forward─…
+    servers   ──────────────────┴─ apply g ──── read ───┘
+
+`bsp`: the servers gather all workers' gradients of a clock and apply their mean: the same updates
+as all-reduce makes. A staleness of s: each gradient is applied when it arrives, and a worker at
+clock c goes on when everyone has ended clock c − s − 1; what it reads holds all updates up to
+there, all of its own, and perhaps newer ones. `async`: nobody waits for anybody.
+
+Under all-reduce N gradients make one step; applied one by one they make N. So that a learning rate
+means the same under every strategy, each of them is applied at its share, η/N.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from farandole.comm import Group
+from farandole.server.rules import rule_of
+from farandole.sync.server.base import OnServers
+from farandole.sync.server.strategies import Server
+from farandole.sync.server.table import ParameterTable
+
+
+class Serving(OnServers):
+    """`server` at work on one model."""
+
+    def __init__(
+        self, config: Server, model: nn.Module, optimizer: Optimizer, group: Group
+    ) -> None:
+        self._config = config
+        self._gradients: dict[nn.Parameter, torch.Tensor] = {}  # while a step is taken
+        self._is_skipped = False
+        super().__init__(model, optimizer, group)
+
+    def _create(self, part: ParameterTable) -> None:
+        on_server = self._config.update == "server"
+        self._store.create(
+            part.name,
+            part.count,
+            dtype=part.dtype_name,
+            rule=rule_of(part.settings, self._optimizer) if on_server else "add",
+            rounds=self._config.is_synchronous,
+            backups=self._config.backups,
+        )
+
+    def _catch_up(self) -> None:
+        self._store.catch_up()
+
+    # A step
+
+    def _about_to_step(self) -> None:
+        self._steps += 1
+        self._settle()  # the memory of what is under way is about to be used again
+        self._begin()
+        self._is_skipped = self._scaler_skips()
+        if self._config.update == "worker" or self._is_skipped:
+            return
+        for part in self._parts:
+            part.gather_gradients(self._scale())
+            self._require_finite(part, "its gradient of")
+        # Without gradients the optimizer leaves the parameters alone: the servers move them.
+        for settings in self._optimizer.param_groups:
+            for parameter in settings["params"]:
+                if parameter.grad is not None:
+                    self._gradients[parameter] = parameter.grad
+                    parameter.grad = None
+
+    def _stepped(self) -> None:
+        for parameter, gradient in self._gradients.items():
+            parameter.grad = gradient
+        self._gradients.clear()
+        if self._is_skipped:
+            return
+        share = 1.0 if self._config.is_synchronous else 1 / self._group.size
+        by_worker = self._config.update == "worker"
+        for part in self._parts if by_worker else ():
+            part.gather_change(share)
+            self._require_finite(part, "the change of")
+        for part in self._parts:
+            rate = 1.0 if by_worker else float(part.settings["lr"]) * share
+            push, read = self._store.start_exchange(
+                part.name,
+                part.outgoing,
+                out=part.incoming,
+                rate=rate,
+                ticks=part is self._parts[-1],
+                needs=self._needs(),
+                rounds=self._config.is_synchronous,
+            )
+            self._pushes.append(push)
+            self._reads.append((part, read))
+        self._store.tick()
+        if self._config.is_synchronous:
+            self._finish_reads()
+            if self._config.backups:
+                # A clock may have ended without this worker: it goes on with the newest.
+                self._store.clock = max([self._store.clock, *self._finish_pushes()])
+
+    def _needs(self) -> int:
+        """The clock that all must have reached before what is read at the next one is good."""
+        if self._config.staleness == "async":
+            return -1
+        bound = 0 if self._config.is_synchronous else int(self._config.staleness)
+        used_at = self._store.clock + 1 + self._config.overlap
+        return max(0, used_at - bound)
+
+    def _arrive(self) -> None:
+        """Takes in what was read after the last step, this rank's own updates among it. With
+        overlap what is still on its way is taken in a step later."""
+        if not self._config.overlap or self._have_arrived():
+            self._finish_reads()
+
+    # Passes
+
+    def end_pass(self) -> None:
+        """All pushes are in, all read the same, and all clocks are the same again."""
+        super().end_pass()
+        self._pause()
+        self._group.barrier()
+        self._read_all()
+        self._average_statistics()
+        self._go_on()
+        self._group.barrier()
+        self._count()
+
+    def _pause(self) -> None:
+        self._store.rest()  # those who still train do not wait for this rank
+        self._settle()
+
+    def _go_on(self) -> None:
+        clock = self._store.clock
+        if self._config.is_synchronous:
+            clock = max(self._store.rounds(part.name) for part in self._parts)
+        self._store.wake(max(self._group.gather_json(clock)))

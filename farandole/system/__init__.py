@@ -1,0 +1,1 @@
+"""Processes and folders of this host, as the operating system sees them."""

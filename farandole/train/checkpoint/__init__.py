@@ -1,0 +1,1 @@
+"""Checkpoints: what they hold, how ranks save them together, and how a run resumes."""

@@ -1,0 +1,90 @@
+"""Saves in the background: at most one is under way, and nothing that goes wrong in it is lost.
+
+The main thread agrees on a name with the other ranks and copies the state; then it trains on, while
+another thread writes the copy and commits the checkpoint. The next save, or the end of the run,
+waits for that thread and tells what went wrong in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from farandole.comm import Group
+from farandole.errors import CheckpointError
+from farandole.train.checkpoint import checkpoint
+from farandole.train.checkpoint.background_writer import BackgroundWriter, Commit
+from farandole.train.checkpoint.snapshot import PartSnapshot, Snapshots
+
+
+class BackgroundSaves:
+    """One rank's, of one run."""
+
+    def __init__(self) -> None:
+        self._snapshots = Snapshots()
+        self._target: Path | None = None  # of the save that is under way
+        self._writer: BackgroundWriter | None = None
+
+    def take(self, parts: Mapping[str, Any]) -> dict[str, PartSnapshot]:
+        """A copy to write. None may be under way: the copy takes the memory of the last one."""
+        assert self._writer is None
+        return self._snapshots.take(parts)
+
+    def begin(
+        self,
+        group: Group,
+        target: Path,
+        temporary: Path,
+        parts: Mapping[str, PartSnapshot],
+        commit: Commit,
+    ) -> None:
+        """Writes `parts` to `temporary`; rank 0 then calls `commit`, in the same thread."""
+        self._target = target
+        self._writer = BackgroundWriter(
+            temporary,
+            parts,
+            rank=group.rank,
+            size=group.size,
+            timeout_seconds=group.timeout.total_seconds(),
+            commit=commit,
+        )
+
+    def finish_together(self, group: Group) -> Path | None:
+        """*Together.* Waits for the save that is under way; returns what it made, if there was one.
+
+        Raises `CheckpointError` on every rank when any rank could not write.
+        """
+        writer, target = self._writer, self._target
+        if writer is None or target is None:  # then on all ranks
+            return None
+        problem = writer.wait()
+        self._writer = None
+        answers = group.gather_json([problem, writer.name])
+        for rank, (failed, _) in enumerate(answers):
+            if failed is not None:
+                raise _not_saved(target, failed, rank, tells_last=group.rank == 0)
+        return target.with_name(answers[0][1])
+
+    def finish_alone(self) -> None:
+        """At the end of the run, when nobody can be asked. Rank 0 knows how it went for all.
+
+        Raises `CheckpointError` when this rank could not write, or rank 0 not commit.
+        """
+        writer, target = self._writer, self._target
+        if writer is None or target is None:
+            return
+        problem = writer.wait()
+        self._writer = None
+        if problem is not None:
+            raise _not_saved(target, problem)
+
+
+def _not_saved(
+    target: Path, problem: str, rank: int | None = None, *, tells_last: bool = True
+) -> CheckpointError:
+    who = "" if rank is None or problem.startswith("rank ") else f"rank {rank}: "
+    reason = f"{who}{problem} (It was saved in the background.)"
+    if tells_last:  # which takes reading it
+        return checkpoint.not_saved(target, reason)
+    return CheckpointError(f"could not save to {target}: {reason}")

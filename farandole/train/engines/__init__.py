@@ -1,0 +1,1 @@
+"""What carries out a trainer's step, for each kind of layout."""

@@ -1,0 +1,1 @@
+"""Stopping in order: signals, agreement on the last step, and the exit code."""

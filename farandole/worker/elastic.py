@@ -1,0 +1,161 @@
+"""A worker's side of an elastic job: its seat in the next generation, and news of hosts.
+
+    worker 3                          the launcher's store                       launcher
+    asks/3 = "4 state" ─────────▶     (it was in generation 4)   ◀─────   looks some 10 × a second
+    waits for answer/3/4              answer/3/4 = its seat      ◀─────   when all have asked
+    change/5?     ──────────────▶     change/5 = "added"         ◀─────   when hosts came or went
+    committed/5   ──────────────▶     generation 5 got somewhere
+
+Rank 0 of a generation must have the state of the training, so a worker says whether it has.
+
+A worker waits for its seat as long as the launcher lives, because new ones wait for the others'
+next commit, which may be an hour away. That the launcher lives is seen from `pulse`, which it
+counts up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, MutableMapping
+from datetime import timedelta
+from typing import Final, Literal
+
+import torch.distributed as dist
+from torch.distributed import Store
+
+from farandole.environment import ELASTIC_WORKER, STORE
+from farandole.errors import JoinError
+from farandole.worker.environment import Seat
+from farandole.worker.store.address import told
+from farandole.worker.store.client import Prefixed, StoreClient
+
+GENERATION: Final = "FARANDOLE_ELASTIC_GENERATION"
+"""The number of the generation that this process was last seated in."""
+STATE: Final = "FARANDOLE_ELASTIC_STATE"
+"""Set when this process has the state of the training, as all others of its generation."""
+LEAVE: Final = "leave"
+PREFIX: Final = "elastic"
+WITH_STATE: Final = "state"
+WITHOUT_STATE: Final = "new"
+
+Change = Literal["added", "removed"]
+_STORE_TIMEOUT = timedelta(seconds=60)
+
+
+class LauncherLostError(JoinError):
+    """There is nobody to ask for a seat any more; other failures to join are worth another try."""
+
+
+def is_elastic(environ: Mapping[str, str]) -> bool:
+    """Whether an elastic launcher has started this process."""
+    return ELASTIC_WORKER in environ
+
+
+def generation(environ: Mapping[str, str]) -> int:
+    """The generation that this process is seated in; -1 before the first."""
+    return int(environ.get(GENERATION, -1))
+
+
+def next_seat(environ: MutableMapping[str, str], after: int, timeout: timedelta) -> Seat:
+    """This worker's seat in the first generation later than `after` that it is part of.
+
+    Writes it to `environ` too, for whoever reads RANK there. Ends the process, with 0, if there is
+    no seat for it any more. Raises `LauncherLostError` when the launcher gives no sign of life
+    within `timeout`.
+    """
+    worker, after = environ[ELASTIC_WORKER], max(after, generation(environ))
+    question = f"{after} {WITH_STATE if STATE in environ else WITHOUT_STATE}"
+    try:
+        store = _connect(environ, timeout)
+        answer = _ask(store, worker, question, timeout)
+    except (RuntimeError, dist.DistError) as error:
+        raise LauncherLostError(
+            f"worker {worker} waits for its seat after generation {after}, and the launcher at "
+            f"{told(environ)} has given no sign of life for {timeout.total_seconds():g} s. "
+            "See the launcher's own output."
+        ) from error
+    if answer == LEAVE:
+        raise SystemExit(0)
+    found = json.loads(answer)
+    environ.update(
+        {
+            GENERATION: str(found["generation"]),
+            "RANK": str(found["rank"]),
+            "WORLD_SIZE": str(found["size"]),
+            "LOCAL_RANK": str(found["local_rank"]),
+            "LOCAL_WORLD_SIZE": str(found["local_size"]),
+            "TORCHELASTIC_RESTART_COUNT": str(found["generation"]),
+        }
+    )
+    return Seat(
+        launcher="farandole",
+        rank=found["rank"],
+        size=found["size"],
+        local_rank=found["local_rank"],
+        local_size=found["local_size"],
+        address=environ["MASTER_ADDR"],
+        port=int(environ["MASTER_PORT"]),
+        agent_store=True,
+        store=told(environ),
+        job=f"{environ.get('FARANDOLE_JOB', '')}-{found['generation']}",
+        attempt=found["generation"],
+    )
+
+
+def note_state(environ: MutableMapping[str, str]) -> None:
+    """From now on this process has the state, and others may get it from here."""
+    environ[STATE] = "1"
+
+
+class HostChanges:
+    """A running worker's ear to the launcher: have hosts come or gone?"""
+
+    def __init__(self, environ: Mapping[str, str], timeout: timedelta = _STORE_TIMEOUT) -> None:
+        """Raises `JoinError` where no launcher answers."""
+        try:
+            self._store = _connect(environ, timeout)
+        except (RuntimeError, dist.DistError) as error:
+            raise JoinError(
+                f"worker {environ[ELASTIC_WORKER]} asks for changed hosts, and no launcher answers "
+                f"at {told(environ)}."
+            ) from error
+        self._told = -1
+
+    def since(self, generation: int) -> Change | None:
+        """What is to change for those of `generation`; None: nothing, they can go on.
+
+        "removed" means that nobody new will come. Also tells the launcher that this generation has
+        reached a commit. Takes one question to the store when nothing has changed.
+        """
+        if self._told != generation:
+            self._store.set(f"committed/{generation}", "1")
+            self._told = generation
+        if not self._store.check([f"change/{generation}"]):
+            return None
+        return "removed" if self._store.get(f"change/{generation}") == b"removed" else "added"
+
+
+def hosts_changed(environ: Mapping[str, str], since: int) -> Change | None:
+    """The same, once. Who asks often keeps a `HostChanges`."""
+    return HostChanges(environ).since(since)
+
+
+def _connect(environ: Mapping[str, str], timeout: timedelta) -> Store:
+    address = told(environ)
+    if address is None:
+        raise JoinError(f"{STORE} says nowhere where the launcher of this elastic job is.")
+    return Prefixed(PREFIX, StoreClient(address, timeout))
+
+
+def _ask(store: Store, worker: str, question: str, timeout: timedelta) -> str:
+    """Raises what the store raises: when the launcher is gone, or its pulse stands still."""
+    store.set(f"asks/{worker}", question)
+    key = f"answer/{worker}/{question.split()[0]}"
+    while not store.check([key]):
+        pulse = store.get("pulse")
+        try:
+            store.wait([key], timeout)
+        except (RuntimeError, dist.DistError):
+            if store.get("pulse") == pulse:
+                raise
+    return store.get(key).decode()

@@ -1,0 +1,175 @@
+"""From a seat to a group: find the other ranks and form the process group with them.
+
+`rendezvous` finds them; here they become PyTorch's default process group, or use one that is
+there, and the fastest transport between them is chosen.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore
+
+from farandole.comm import (
+    ByDevice,
+    C10d,
+    Exchange,
+    Group,
+    InProcess,
+    Transport,
+    TransportName,
+    over_hosts,
+)
+from farandole.comm.calibration import calibrate
+from farandole.comm.transports.base import PeerLost
+from farandole.environment import SERVER_KEY, SERVERS
+from farandole.errors import JoinError
+from farandole.topology import Topology
+from farandole.worker.environment import Seat
+from farandole.worker.failure import record_leaving
+from farandole.worker.loopback import stay_on_loopback
+from farandole.worker.rendezvous import find_store, forget_announcement, roll_call, store_for_nccl
+
+
+def join(
+    seat: Seat,
+    device: torch.device,
+    *,
+    shared_gpu: bool,
+    timeout: timedelta,
+    transport: TransportName = "auto",
+) -> Group:
+    """This rank's end of the world group.
+
+    Raises `JoinError` naming the ranks that did not arrive within `timeout`.
+    """
+    if os.environ.get(SERVERS):
+        return _join_servers(seat, os.environ[SERVERS], timeout)
+    if seat.size == 1:
+        return Group(InProcess(Exchange(1, timeout), 0))
+    if transport == "mpi":
+        return _join_mpi(seat, device, timeout)
+    nccl = device.type == "cuda" and not shared_gpu and dist.is_nccl_available()
+    if dist.is_initialized():
+        _adopt(seat)
+    else:
+        _form(seat, device if nccl else None, timeout)
+    world = c10d_world(timeout)
+    try:
+        return Group(choose_transport(world, device, transport))
+    except PeerLost as waited_for:
+        lost = world.blame(waited_for)
+        raise JoinError(f"rank {seat.rank} of {seat.size} connects, but {lost}.") from lost
+
+
+def _join_servers(seat: Seat, address: str, timeout: timedelta) -> Group:
+    """By way of the parameter servers' registrar, which knows who lives: a dead rank is missed."""
+    from farandole.server.client.store import Store as Servers
+    from farandole.server.registrar.transport import RegistrarTransport  # few jobs need pyzmq
+
+    key_file = os.environ.get(SERVER_KEY)
+    if not key_file:
+        raise JoinError(f"{SERVERS}={address} is set, and {SERVER_KEY} (a file) is not.")
+    late = seat.attempt > 0
+    seconds = timeout.total_seconds()
+    store = Servers(
+        address,
+        key_file,
+        rank=seat.rank,
+        timeout=seconds,
+        late=late,
+        job=seat.job,
+        workers=seat.size,
+    )
+    roll = RegistrarTransport(store, seat.rank, seat.size, timeout, late=late)
+    roll.topology = Topology.from_names(roll.share(platform.node() or "localhost"))
+    return Group(roll)
+
+
+def choose_transport(world: C10d, device: torch.device, transport: TransportName) -> Transport:
+    """What carries the bytes between these ranks fastest, or what was asked for."""
+    world.topology = Topology.from_names(world.share(platform.node() or "localhost"))
+    found = world if transport == "c10d" else over_hosts(world, world.topology)
+    if transport == "shm" and isinstance(found, C10d):
+        raise JoinError(
+            f"transport='shm' was asked for, and ranks on {world.topology} cannot share memory."
+        )
+    if found.name != "shm":  # there auto has nothing to choose
+        calibrate(found)
+    if device.type != "cpu" and found is not world:
+        return ByDevice(found, world)
+    return found
+
+
+def _join_mpi(seat: Seat, device: torch.device, timeout: timedelta) -> Group:
+    """MPI throughout: no store, no sockets of ours."""
+    if seat.launcher in ("farandole", "torchrun") or device.type == "cuda":
+        raise JoinError(
+            f"transport='mpi' is for ranks on CPUs that mpirun or srun started; these were started "
+            f"by {seat.launcher} and compute on {device.type}. Leave the transport to 'auto'."
+        )
+    from farandole.comm.transports.mpi_world import mpi_world  # few jobs need it
+
+    world = mpi_world(timeout)
+    if (world.rank, world.size) != (seat.rank, seat.size):
+        raise JoinError(
+            f"MPI says rank {world.rank} of {world.size}, {seat.launcher} says {seat.rank} of "
+            f"{seat.size}. Is mpi4py built for the MPI whose mpirun started this?"
+        )
+    return Group(world)
+
+
+def c10d_world(timeout: timedelta) -> C10d:
+    """PyTorch's default process group, once it is formed, as a transport."""
+    group = dist.group.WORLD
+    assert group is not None
+    store = PrefixStore("farandole", dist.distributed_c10d._get_default_store())
+    return C10d(group, rank=group.rank(), size=group.size(), timeout=timeout, store=store)
+
+
+def _form(seat: Seat, device: torch.device | None, timeout: timedelta) -> None:
+    """Finds the others and forms PyTorch's process group with them; on GPUs with NCCL too."""
+    if seat.one_host:
+        stay_on_loopback()
+    try:
+        store = find_store(seat, timeout)
+        roll_call(PrefixStore(f"roll-{seat.attempt}", store), seat, timeout)
+        if device is not None:
+            store = store_for_nccl(seat, store, timeout)
+        show_error = sys.excepthook
+        dist.init_process_group(
+            "gloo" if device is None else "cpu:gloo,cuda:nccl",
+            store=PrefixStore(f"world-{seat.attempt}", store),
+            rank=seat.rank,
+            world_size=seat.size,
+            timeout=timeout,
+            device_id=device,
+        )
+    finally:
+        forget_announcement(seat)
+    if seat.launcher == "farandole":
+        # torch now prefixes tracebacks with the rank; our launcher prefixes every line already.
+        sys.excepthook = show_error
+
+
+def leave(group: Group) -> None:
+    """Ends the process group. Waits for no other rank."""
+    record_leaving()
+    group.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _adopt(seat: Seat) -> None:
+    """The script called `init_process_group` itself: use that group if it is the same job's."""
+    if (dist.get_rank(), dist.get_world_size()) != (seat.rank, seat.size):
+        raise JoinError(
+            f"torch.distributed is already initialised as rank {dist.get_rank()} of "
+            f"{dist.get_world_size()}, but {seat.launcher} says rank {seat.rank} of {seat.size}. "
+            "Call fd.init() instead of init_process_group()."
+        )
