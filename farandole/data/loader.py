@@ -29,6 +29,7 @@ class BatchInfo:
     steps: int | None  # in the epoch; None when the dataset has no length
     samples: int  # of all ranks together
     weight: float  # see `Shares.share_weight`
+    own_samples: float  # of this rank; one that n ranks read counts 1/n on each
 
 
 class Loader(DataLoaderMirror):
@@ -62,6 +63,8 @@ class Loader(DataLoaderMirror):
         self._on_end = on_end  # is told whether it was read to its end, or broken off
         self._on_pause = on_pause  # is told whether the epoch is under way, or about to begin
         self.finish: Callable[[Any], Any] = _as_it_is  # what a batch goes through at last
+        self.last_batch: BatchInfo | None = None
+        """What is known of the batch that was handed out last; None before the first."""
         self._told = told = understood(source, options, torch_options)
         source, options, torch_options = told.dataset, told.options, dict(told.torch_options)
         if device.type == "cuda":
@@ -123,14 +126,17 @@ class Loader(DataLoaderMirror):
             for index, batch in enumerate(self._inner):
                 steps = None
                 if isinstance(self._batches, StreamShare):
-                    batch, samples, weight = batch
+                    batch, samples, own = batch
                 else:
                     rest = cast(Shares, self._batches.rest)
                     steps = steps_before + rest.steps
                     samples = len(rest.global_range(index))
-                    weight = rest.share_weight(index, self._group.rank)
+                    own = rest.own_samples(index, self._group.rank)
                 position.done_samples += samples
-                self._on_batch(BatchInfo(steps_before + index, steps, samples, weight))
+                weight = own * self._group.size / samples
+                info = BatchInfo(steps_before + index, steps, samples, weight, own)
+                self.last_batch = info
+                self._on_batch(info)
                 yield self.finish(to_device(batch, self._device))
                 if steps is None or steps_before + index + 1 < steps:  # else the epoch is over
                     self._on_pause(True)

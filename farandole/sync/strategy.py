@@ -61,9 +61,10 @@ class Synchronizer:
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         """Before each training batch: how this rank's compares with the average one (1.0: equal),
-        how much of the whole run is done, if that is known, and how many samples are in it."""
+        how much of the whole run is done, if that is known, and how many samples it counts as: a
+        sample that n ranks have read is 1/n on each."""
         if self._weighing is not None:
-            self._weighing.weight = weight
+            self._weighing.begin(weight, samples)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Gradients accumulate locally inside, to be averaged by the next backward outside."""
@@ -97,7 +98,7 @@ class Synchronizer:
     def end_pass(self) -> None:
         """After each of them. Most strategies bring all ranks in step here."""
         if self._weighing is not None:
-            self._weighing.weight = 1.0
+            self._weighing.end()
 
     def whole_model(self) -> dict[str, Any]:
         """The state of the one model that all replicas together stand for; changes nothing."""

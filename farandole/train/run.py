@@ -20,15 +20,7 @@ import farandole
 from farandole.comm import Group
 from farandole.comm.activity import NO_ACTIVITY
 from farandole.comm.trace import NO_TRACE
-from farandole.data import (
-    BatchInfo,
-    Loader,
-    LoaderOptions,
-    Loaders,
-    Request,
-    Shares,
-    note_of_joined_tail,
-)
+from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
 from farandole.errors import UserError
 from farandole.launch.environment import hide_seat
 from farandole.launch.grace import grace_seconds
@@ -116,7 +108,6 @@ class Run:
         self._optimizers: list[Optimizer] = []  # that the script itself steps
         self._loader_states: list[dict[str, Any]] = []
         self._epoch_under_way = False
-        self._tails_told: set[Shares] = set()
         self._pass_ended = False  # a pass over training data, in this epoch
         self._broken_off = False  # the last one was left before its end
         self._checks_in_step = check_in_step
@@ -367,7 +358,6 @@ class Run:
         """Runs for every batch. What is drawn without gradients is evaluation, not training."""
         self.group.meter.activity.step()
         if torch.is_grad_enabled():
-            self._tell_of_tail(loader)
             if self.steps == 0 and self.size > 1 and not self._synchronizers:
                 self.print(
                     "note: no model was given to run.distribute, so each rank trains one of its "
@@ -377,21 +367,10 @@ class Run:
             self.steps += 1
             progress = self._share_done(info)
             for synchronizer in self._synchronizers:
-                synchronizer.begin_step(
-                    info.weight, progress, info.weight * info.samples / self._replicas.size
-                )
+                synchronizer.begin_step(info.weight, progress, info.own_samples)
             self._collect_notes()
         if self._progress is not None:
             self._progress.batch(loader.epoch, info)
-
-    def _tell_of_tail(self, loader: Loader) -> None:
-        """Once: that the steps of a batch over all workers are not quite those of one worker."""
-        shares = loader.shares
-        if shares is None or loader.options.global_batch_size is None or not shares.joined:
-            return
-        if shares not in self._tails_told:
-            self._tails_told.add(shares)
-            self.print(note_of_joined_tail(shares))
 
     def _share_done(self, info: BatchInfo) -> float | None:
         """How much of the run lies behind, if anybody knows how long it is."""

@@ -426,9 +426,9 @@ def test_every_batch_is_announced_with_its_place_and_weight(tmp_path: Path) -> N
         list(Loader(Numbers(11), options, group=run.group, device=cpu, on_batch=infos.append))
         return infos
 
-    last = [BatchInfo(2, 3, 3, 2 * 1 / 3), BatchInfo(2, 3, 3, 2 * 2 / 3)]
+    last = [BatchInfo(2, 3, 3, 2 * 1 / 3, 1.0), BatchInfo(2, 3, 3, 2 * 2 / 3, 2.0)]
     for rank, infos in enumerate(run_world(2, body, folder=tmp_path)):
-        assert infos == [BatchInfo(0, 3, 4, 1.0), BatchInfo(1, 3, 4, 1.0), last[rank]]
+        assert infos == [BatchInfo(0, 3, 4, 1.0, 2.0), BatchInfo(1, 3, 4, 1.0, 2.0), last[rank]]
 
 
 class Graph:

@@ -55,13 +55,11 @@ class World(Protocol):
 
 
 class Plain:
-    """PyTorch alone, on the steps of one worker; if so many workers cannot share the tail of an
-    epoch, it belongs to the step before, as the documentation says."""
+    """PyTorch alone, on the steps of one worker."""
 
-    def __init__(self, cut: Cut, size: int) -> None:
+    def __init__(self, cut: Cut) -> None:
         self.cut = cut
-        joins = Shares(cut.count, size, cut.batch).joined
-        self.shares = Shares(cut.count, size if joins else 1, cut.batch)
+        self.shares = Shares(cut.count, 1, cut.batch)
         self.epochs = 0
 
     def distribute(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
@@ -121,7 +119,7 @@ def both(
     def state(models: list[nn.Module]) -> dict[str, torch.Tensor]:
         return {f"{i}.{k}": v for i, model in enumerate(models) for k, v in weights(model).items()}
 
-    plain = state(scene(Plain(cut, size), cut))
+    plain = state(scene(Plain(cut), cut))
     ranks = run_world(
         size, lambda run: state(scene(Ranks(cut, run), cut)), folder=folder, sync=sync
     )
@@ -425,28 +423,3 @@ def test_parity_on_any_numbers(
     scene = conv_with_batchnorm if image else plain_mlp
     sync = AllReduce(batchnorm="sync")
     assert_parity(*both(tmp_path_factory.mktemp("any"), scene, cut, size, sync))
-
-
-def test_a_tail_that_some_workers_would_miss(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Is said once, before the first step of training; evaluation and `batch_size` say nothing."""
-    data = Cut(37, 6).data()
-
-    def body(run: Run) -> tuple[int, int]:
-        with torch.no_grad():
-            evaluated = sum(len(y) for _, y in run.loader(data, global_batch_size=6))
-        by_rank = sum(len(y) for _, y in run.loader(data, batch_size=2))
-        return int(run.sum(evaluated)), int(run.sum(by_rank))
-
-    def train(run: Run) -> list[int]:
-        list(run.loader(data, global_batch_size=8))  # has no such tail, and hides no other's
-        return [len(list(run.loader(data, global_batch_size=6))) for _ in range(2)]
-
-    assert run_world(4, body, folder=tmp_path) == [(37, 37)] * 4
-    assert "cannot share" not in capsys.readouterr().out
-    assert run_world(4, train, folder=tmp_path) == [[6, 6]] * 4
-    told = capsys.readouterr().out
-    said = "37 samples in global batches of 6 leave 1 for the last step, which 4 workers cannot"
-    assert told.count(said) == 1
-    assert "use global_batch_size=8, drop_last=True or at most 1 worker." in told
