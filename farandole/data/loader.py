@@ -16,7 +16,7 @@ from farandole.data.order import from_sampler, mixed, sampler_length, shuffled
 from farandole.data.position import Position
 from farandole.data.process_start import ProcessStart
 from farandole.data.samplers import RankBatches
-from farandole.data.shares import Shares
+from farandole.data.shares import Part, Shares
 from farandole.data.stream import StreamShare
 from farandole.errors import UserError
 
@@ -29,7 +29,8 @@ class BatchInfo:
     steps: int | None  # in the epoch; None when the dataset has no length
     samples: int  # of all ranks together
     weight: float  # see `Shares.share_weight`
-    own_samples: float  # of this rank; one that n ranks read counts 1/n on each
+    readers: int  # ranks that read each sample of this rank's batch, this one among them
+    own_samples: float  # of this rank: one that n ranks read counts 1/n on each
 
 
 class Loader(DataLoaderMirror):
@@ -126,17 +127,15 @@ class Loader(DataLoaderMirror):
             for index, batch in enumerate(self._inner):
                 steps = None
                 if isinstance(self._batches, StreamShare):
-                    batch, samples, own = batch
+                    batch, samples, part = batch
                 else:
                     rest = cast(Shares, self._batches.rest)
                     steps = steps_before + rest.steps
                     samples = len(rest.global_range(index))
-                    own = rest.own_samples(index, self._group.rank)
+                    part = rest.part(index, self._group.rank)
                 position.done_samples += samples
-                weight = own * self._group.size / samples
-                info = BatchInfo(steps_before + index, steps, samples, weight, own)
-                self.last_batch = info
-                self._on_batch(info)
+                self.last_batch = self._info(steps_before + index, steps, samples, part)
+                self._on_batch(self.last_batch)
                 yield self.finish(to_device(batch, self._device))
                 if steps is None or steps_before + index + 1 < steps:  # else the epoch is over
                     self._on_pause(True)
@@ -145,6 +144,10 @@ class Loader(DataLoaderMirror):
             # A loop that the user breaks out of has ended its epoch too.
             position.end_epoch(whole=finished)
             self._on_end(finished)
+
+    def _info(self, step: int, steps: int | None, samples: int, part: Part) -> BatchInfo:
+        weight = part.samples * self._size / samples
+        return BatchInfo(step, steps, samples, weight, part.readers, part.samples)
 
     @property
     def epoch(self) -> int:

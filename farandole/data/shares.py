@@ -9,9 +9,10 @@ steps that one rank alone would take. Other libraries repeat or drop samples her
       step 1   6       7       8 9               step 1   6       6       6
                shares differ by at most one               each counts a third
 
-A step with fewer samples than ranks is shared too: several ranks read the same sample, and each
-counts its part of it. `share_weight` is what a rank's mean gradient must be multiplied by so that
-the average over ranks is the mean over the samples of the step.
+A step with fewer samples than ranks is shared too: several ranks read the same samples, and each
+counts its part of them. All ranks read all of them, as one rank alone would, unless that is more
+than they read in other steps: then each reads one. `share_weight` is what a rank's mean gradient
+must be multiplied by so that the average over ranks is the mean over the samples of the step.
 
 A script that evaluates adds up what it has seen, and must see every sample on one rank only. There
 such a tail borrows samples from the step before it, or joins it if that has too few to lend.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from farandole.errors import UserError
 
@@ -105,36 +107,38 @@ class Shares:
             stop -= self._lent
         return range(start, stop)
 
-    def share(self, step: int, rank: int) -> range:
-        """The part of `global_range(step)` that `rank` takes; never empty."""
-        whole = self.global_range(step)
-        return whole[share_slice(len(whole), self.size, rank)]
+    def part(self, step: int, rank: int) -> Part:
+        return part_of(len(self.global_range(step)), self.size, rank, self.global_batch)
 
-    def own_samples(self, step: int, rank: int) -> float:
-        """How many samples `rank`'s share counts as: one that n ranks read is 1/n on each."""
-        return own_samples(len(self.global_range(step)), self.size, rank)
+    def share(self, step: int, rank: int) -> range:
+        """The part of `global_range(step)` that `rank` reads; never empty."""
+        return self.global_range(step)[self.part(step, rank).where]
 
     def share_weight(self, step: int, rank: int) -> float:
         """`rank`'s number of samples over the average number of samples per rank."""
-        return self.own_samples(step, rank) * self.size / len(self.global_range(step))
+        return self.part(step, rank).samples * self.size / len(self.global_range(step))
 
 
-def share_slice(length: int, size: int, rank: int) -> slice:
-    """`rank`'s part of `length` items cut into `size` parts that differ by at most one item.
+class Part(NamedTuple):
+    """What one rank reads of the samples of a step."""
 
-    Where there are too few, ranks take turns and several have the same one. Rank 0 has the first.
-    """
-    if length < size:
-        return slice(rank % length, rank % length + 1)
-    return slice(rank * length // size, (rank + 1) * length // size)
+    where: slice
+    readers: int  # of each sample: so many ranks, this one among them
+
+    @property
+    def samples(self) -> float:
+        """What it counts as, so that all ranks' add up to the samples of the step."""
+        return (self.where.stop - self.where.start) / self.readers
 
 
-def own_samples(length: int, size: int, rank: int) -> float:
-    """What that part counts as, so that all ranks' add up to `length`."""
-    if length < size:
-        return 1 / len(range(rank % length, size, length))
-    part = share_slice(length, size, rank)
-    return float(part.stop - part.start)
+def part_of(length: int, size: int, rank: int, global_batch: int) -> Part:
+    """`rank`'s part of `length` items: parts differ by at most one, and every item is read."""
+    if length >= size:
+        return Part(slice(rank * length // size, (rank + 1) * length // size), 1)
+    if length <= global_batch // size:
+        return Part(slice(0, length), size)
+    turn = rank % length
+    return Part(slice(turn, turn + 1), len(range(turn, size, length)))
 
 
 def can_lend(batch: int, tail: int, size: int) -> bool:

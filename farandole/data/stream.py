@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 
 from farandole.comm import Group
-from farandole.data.shares import can_lend, own_samples, share_slice, warn_of_rest
+from farandole.data.shares import Part, can_lend, part_of, warn_of_rest
 from farandole.errors import UserError
 
 
@@ -86,7 +86,7 @@ def _lending(batches: Iterator[list[Any]], size: int) -> Iterator[list[Any]]:
 
 
 class StreamShare(IterableDataset[Any]):
-    """One rank's share of a stream: yields (collated batch, samples of all ranks, its own)."""
+    """One rank's share of a stream: yields (collated batch, samples of all ranks, part)."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class StreamShare(IterableDataset[Any]):
         others = {k: v for k, v in torch_options.items() if k != "collate_fn"}
         return DataLoader(self, batch_size=None, **others)
 
-    def __iter__(self) -> Iterator[tuple[Any, int, float]]:
+    def __iter__(self) -> Iterator[tuple[Any, int, Part]]:
         for batch in global_batches(
             self._stream,
             self._global_batch,
@@ -141,6 +141,5 @@ class StreamShare(IterableDataset[Any]):
             self._done,
             evaluates=self._evaluates,
         ):
-            mine = batch[share_slice(len(batch), self._size, self._rank)]
-            own = own_samples(len(batch), self._size, self._rank)
-            yield self.collate_fn(mine), len(batch), own
+            part = part_of(len(batch), self._size, self._rank, self._global_batch)
+            yield self.collate_fn(batch[part.where]), len(batch), part

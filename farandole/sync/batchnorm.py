@@ -116,8 +116,8 @@ class SharedBatchNorm(SummedBatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if self.training and self.group is not None and self.weighing is not None:
-            readers = round(1 / self.weighing.part)  # of one sample, which may be the whole batch
-            if readers == self.group.size > 1 and input.numel() == input.shape[1]:
+            all_read_it = self.weighing.readers == self.group.size > 1
+            if all_read_it and input.numel() == input.shape[1]:
                 raise ValueError(  # as torch does
                     f"Expected more than 1 value per channel when training, got input size "
                     f"{tuple(input.shape)}: the last step of this epoch has one sample. Use "
@@ -131,12 +131,12 @@ class SharedBatchNorm(SummedBatchNorm):
         if self.weighing is None:
             return self.group.all_reduce(tensor)
         # A sample that several ranks have read is one sample: each counts its part of it.
-        counted = self.weighing.part
+        readers = self.weighing.readers
         if part != "gradient":
-            return self.group.all_reduce(tensor if counted == 1.0 else tensor.mul_(counted))
+            return self.group.all_reduce(tensor if readers == 1 else tensor.div_(readers))
         # A rank's gradients are weighed where they are added up; here others' must be already.
         weight = self.weighing.weight
-        return self.group.all_reduce(tensor.mul_(weight)).mul_(counted / weight)
+        return self.group.all_reduce(tensor.mul_(weight)).div_(weight * readers)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedBatchNorm:
         new = type(self).__new__(type(self))

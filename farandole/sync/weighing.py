@@ -6,8 +6,8 @@ exact when gradients of several batches accumulate, and whoever computes gradien
 them up (`torch.autograd.grad`) sees them as they are. Layers that sum over ranks in the backward
 pass, such as a shared BatchNorm, must count the others' samples by the others' weights themselves.
 
-At the end of an epoch several ranks may have read the same sample, and it is counted in parts: such
-layers must do so in the forward pass too.
+At the end of an epoch several ranks may have read the same samples, which count once: such layers
+must divide by the number of readers in the forward pass too.
 """
 
 from __future__ import annotations
@@ -26,19 +26,9 @@ class Weighing:
         self.is_on = True
         self._model = model
         self._weight = 1.0
-        self.part = 1.0
-        """What each sample of the batch counts as: 1/n, where n ranks have read the same one."""
+        self.readers = 1  # of each sample of the batch
         self._nodes: list[Any] = []  # held, because torch only looks at those that are still there
         self._hooks: list[RemovableHandle] = []
-
-    def begin(self, weight: float, samples: float) -> None:
-        """A batch that counts as so many samples. Below 1 it is one sample, read by several."""
-        self.weight = weight
-        self.part = min(1.0, samples)
-
-    def end(self) -> None:
-        """Of a pass over the data: what comes now counts as it is."""
-        self.weight = self.part = 1.0
 
     @property
     def weight(self) -> float:

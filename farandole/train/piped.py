@@ -359,6 +359,9 @@ class PipedSynchronizer(Synchronizer):
     def check_finite(self, on: bool) -> None:
         self._inner.check_finite(on)
 
+    def share_samples(self, readers: int) -> None:
+        self._inner.share_samples(readers)
+
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         if self._pipelined.layout.streams:
             self._begun[self._pipelined.turns] = weight, progress, samples

@@ -367,6 +367,7 @@ class Run:
             self.steps += 1
             progress = self._share_done(info)
             for synchronizer in self._synchronizers:
+                synchronizer.share_samples(info.readers)
                 synchronizer.begin_step(info.weight, progress, info.own_samples)
             self._collect_notes()
         if self._progress is not None:

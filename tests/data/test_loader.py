@@ -90,9 +90,11 @@ def drawn(
 
 
 def first_read(run: Run, loader: Loader, batch: torch.Tensor) -> list[int]:
-    """The batch, without a sample that a rank before this one has read too."""
-    assert loader.last_batch is not None
-    return batch.tolist() if run.rank < loader.last_batch.samples else []
+    """The batch, or nothing if ranks before this one have read it too."""
+    info = loader.last_batch
+    assert info is not None
+    readers = 1 if info.readers == run.size else info.samples
+    return batch.tolist() if run.rank < readers else []
 
 
 def flat(batches: Iterable[list[int]]) -> list[int]:
@@ -138,28 +140,39 @@ def test_batch_size_is_per_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Numbers, Stream])
-def test_a_tail_with_fewer_samples_than_ranks(tmp_path: Path, kind: type) -> None:
+@pytest.mark.parametrize(
+    ("batch", "trained", "evaluated"),
+    [
+        # All ranks read both samples, as many as in other steps.
+        (6, [([12, 13], 2 / 3)] * 3, [[[6], [11]], [[7, 8], [12]], [[9, 10], [13]]]),
+        # Each reads one, because otherwise it never has two in training.
+        (4, [([12], 0.5), ([13], 1.0), ([12], 0.5)], [[[8], [11]], [[9], [12]], [[10], [13]]]),
+        # In evaluation, the batch before has none to lend: the tail joins it.
+        (
+            3,
+            [([12], 0.5), ([13], 1.0), ([12], 0.5)],
+            [[[6], [9]], [[7], [10, 11]], [[8], [12, 13]]],
+        ),
+    ],
+)
+def test_a_tail_with_fewer_samples_than_ranks(
+    tmp_path: Path, kind: type, batch: int, trained: Any, evaluated: Any
+) -> None:
     """Training shares its samples in parts; evaluation sees each on one rank."""
     data = kind(14)
+    data.set_epoch = lambda epoch: None  # a stream's samples are the same in both passes
     options = {} if kind is Stream else {"shuffle": False}
 
-    def batches(run: Run) -> list[tuple[list[int], float]]:
-        loader = run.loader(data, 2, **options)
-        return [(batch.tolist(), loader.last_batch.own_samples) for batch in loader]
-
     def body(run: Run) -> tuple[Any, Any]:
+        loader = run.loader(data, global_batch_size=batch, **options)
         with torch.no_grad():
-            evaluated = batches(run)
-        return batches(run)[2:], evaluated[1:]
+            seen = [batch.tolist() for batch in loader]
+        last = [(batch.tolist(), loader.last_batch.own_samples) for batch in loader][-1]
+        return last, seen[-2:]
 
-    data.set_epoch = lambda epoch: None  # a stream's samples are the same in both
-    trained, evaluated = zip(*run_world(3, body, folder=tmp_path), strict=True)
-    assert trained == ([([12], 0.5)], [([13], 1.0)], [([12], 0.5)])
-    assert evaluated == (
-        [([6], 1.0), ([11], 1.0)],
-        [([7, 8], 2.0), ([12], 1.0)],
-        [([9, 10], 2.0), ([13], 1.0)],
-    )
+    ends = run_world(3, body, folder=tmp_path)
+    assert [last for last, _ in ends] == trained
+    assert [seen for _, seen in ends] == evaluated
 
 
 @settings(max_examples=20, deadline=None)
@@ -492,9 +505,9 @@ def test_every_batch_is_announced_with_its_place_and_weight(tmp_path: Path) -> N
         list(Loader(Numbers(11), options, group=run.group, device=cpu, on_batch=infos.append))
         return infos
 
-    last = [BatchInfo(2, 3, 3, 2 * 1 / 3, 1.0), BatchInfo(2, 3, 3, 2 * 2 / 3, 2.0)]
+    last = [BatchInfo(2, 3, 3, 2 * 1 / 3, 1, 1.0), BatchInfo(2, 3, 3, 2 * 2 / 3, 1, 2.0)]
     for rank, infos in enumerate(run_world(2, body, folder=tmp_path)):
-        assert infos == [BatchInfo(0, 3, 4, 1.0, 2.0), BatchInfo(1, 3, 4, 1.0, 2.0), last[rank]]
+        assert infos == [BatchInfo(step, 3, 4, 1.0, 1, 2.0) for step in range(2)] + [last[rank]]
 
 
 class Graph:

@@ -41,9 +41,10 @@ def make_loader(run: Run, kind: str, count: int, **batch: Any) -> Loader:
 
 
 def numbers(run: Run, loader: Loader, batch: Any) -> list[int]:
-    """The samples, without one that a rank before this one has read too."""
-    assert loader.last_batch is not None
-    if run.rank >= loader.last_batch.samples:
+    """The samples, or nothing if ranks before this one have read them too."""
+    info = loader.last_batch
+    assert info is not None
+    if run.rank >= (1 if info.readers == run.size else info.samples):
         return []
     return (batch if isinstance(batch, torch.Tensor) else batch[0]).tolist()
 

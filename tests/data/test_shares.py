@@ -42,21 +42,23 @@ def test_shares_of_a_step_make_up_its_batch_and_differ_by_at_most_one(cut: Share
     for step in range(cut.steps):
         whole = cut.global_range(step)
         shares = [cut.share(step, rank) for rank in range(cut.size)]
+        read = [i for share in shares for i in share]
         if len(whole) < cut.size:
             assert not cut.evaluates
-            assert [i for share in shares[: len(whole)] for i in share] == list(whole)
+            assert read[: len(whole)] == list(whole)
         else:
-            assert [i for share in shares for i in share] == list(whole)
+            assert read == list(whole)
         lengths = [len(share) for share in shares]
         assert min(lengths) >= 1
         assert max(lengths) - min(lengths) <= 1
+        assert len(whole) >= cut.size or max(lengths) <= cut.global_batch // cut.size
         assert_sample_counts_once(cut, step, shares)
 
 
 def assert_sample_counts_once(cut: Shares, step: int, shares: list[range]) -> None:
     counted: dict[int, float] = dict.fromkeys(cut.global_range(step), 0.0)
     for rank, share in enumerate(shares):
-        own = cut.own_samples(step, rank)
+        own = cut.part(step, rank).samples
         assert cut.share_weight(step, rank) == pytest.approx(own * cut.size / len(counted))
         for sample in share:
             counted[sample] += own / len(share)
