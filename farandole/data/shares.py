@@ -122,23 +122,28 @@ class Shares:
 class Part(NamedTuple):
     """What one rank reads of the samples of a step."""
 
-    where: slice
+    start: int
+    stop: int
     readers: int  # of each sample: so many ranks, this one among them
+
+    @property
+    def where(self) -> slice:
+        return slice(self.start, self.stop)
 
     @property
     def samples(self) -> float:
         """What it counts as, so that all ranks' add up to the samples of the step."""
-        return (self.where.stop - self.where.start) / self.readers
+        return (self.stop - self.start) / self.readers
 
 
 def part_of(length: int, size: int, rank: int, global_batch: int) -> Part:
     """`rank`'s part of `length` items: parts differ by at most one, and every item is read."""
     if length >= size:
-        return Part(slice(rank * length // size, (rank + 1) * length // size), 1)
+        return Part(rank * length // size, (rank + 1) * length // size, readers=1)
     if length <= global_batch // size:
-        return Part(slice(0, length), size)
+        return Part(0, length, readers=size)
     turn = rank % length
-    return Part(slice(turn, turn + 1), len(range(turn, size, length)))
+    return Part(turn, turn + 1, readers=len(range(turn, size, length)))
 
 
 def can_lend(batch: int, tail: int, size: int) -> bool:

@@ -108,6 +108,8 @@ class Run:
         self._optimizers: list[Optimizer] = []  # that the script itself steps
         self._loader_states: list[dict[str, Any]] = []
         self._epoch_under_way = False
+        self._reads_shared = False  # the batch under way has samples that other ranks read too
+        self._told_of_shared = False
         self._pass_ended = False  # a pass over training data, in this epoch
         self._broken_off = False  # the last one was left before its end
         self._checks_in_step = check_in_step
@@ -370,8 +372,22 @@ class Run:
                 synchronizer.share_samples(info.readers)
                 synchronizer.begin_step(info.weight, progress, info.own_samples)
             self._collect_notes()
+            self._reads_shared = info.readers > 1
+            if self._synchronizers and not any(s.model.training for s in self._synchronizers):
+                self._tell_of_shared_samples()
         if self._progress is not None:
             self._progress.batch(loader.epoch, info)
+
+    def _tell_of_shared_samples(self) -> None:
+        """Once, where a script evaluates and counts samples that several ranks have read."""
+        if self._reads_shared and not self._told_of_shared and torch.is_grad_enabled():
+            self._told_of_shared = True
+            self.print(
+                "note: a pass that is read with gradients enabled counts as training, and several "
+                "workers read the same samples in its last step: a script that counts them here "
+                "counts them several times. To evaluate, put the loop over the loader under "
+                "torch.no_grad()."
+            )
 
     def _share_done(self, info: BatchInfo) -> float | None:
         """How much of the run lies behind, if anybody knows how long it is."""
@@ -402,6 +418,7 @@ class Run:
             self._leading = None
         # Evaluation in the middle of a training pass must not change that pass's weights.
         if torch.is_grad_enabled():
+            self._reads_shared = False
             self._pass_ended = True
             # A loop that was broken off may have been so by an error: no time to talk to others.
             self._broken_off = True
