@@ -293,7 +293,7 @@ class Run:
 
         Calling it again with the same source and options, as one does inside the loop over epochs,
         gives the same loader, which then goes on to its next epoch; where options change from epoch
-        to epoch, it gives a new one that goes on with the old one's epochs. Every sample is used
+        to epoch, it gives a new one that goes on with the old one's epochs. Every sample counts
         once per epoch, and all ranks take the same number of steps. Further options are those of
         DataLoader, and the loader can be asked what a DataLoader can.
         """

@@ -111,6 +111,7 @@ def test_all_reduce_is_one_process_with_the_global_batch(
         ("residual", "stages=2,microbatches=2,schedule=gems", 4, 17),
         ("skipping", "stages=2,microbatches=3,schedule=zero-bubble", 6, 18),
         ("mlp", "stages=1,microbatches=2", 5, 20),
+        ("cnn", "tiles=2x1", 4, 17),
     ],
 )
 def test_a_last_step_with_fewer_samples_than_replicas_is_one_of_its_own(
