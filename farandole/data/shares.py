@@ -114,6 +114,11 @@ class Shares:
         """The part of `global_range(step)` that `rank` reads; never empty."""
         return self.global_range(step)[self.part(step, rank).where]
 
+    @property
+    def fewest(self) -> int:
+        """Samples that any rank reads in any step: the last one is the shortest."""
+        return min(len(self.share(self.steps - 1, rank)) for rank in range(self.size))
+
     def share_weight(self, step: int, rank: int) -> float:
         """`rank`'s number of samples over the average number of samples per rank."""
         return self.part(step, rank).samples * self.size / len(self.global_range(step))

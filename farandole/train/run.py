@@ -20,7 +20,7 @@ import farandole
 from farandole.comm import Group
 from farandole.comm.activity import NO_ACTIVITY
 from farandole.comm.trace import NO_TRACE
-from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
+from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request, Shares
 from farandole.errors import UserError
 from farandole.launch.environment import hide_seat
 from farandole.launch.grace import grace_seconds
@@ -108,6 +108,7 @@ class Run:
         self._optimizers: list[Optimizer] = []  # that the script itself steps
         self._loader_states: list[dict[str, Any]] = []
         self._epoch_under_way = False
+        self._cut: Shares | None = None  # that the last training batch came from, if it is known
         self._reads_shared = False  # the batch under way has samples that other ranks read too
         self._told_of_shared = False
         self._pass_ended = False  # a pass over training data, in this epoch
@@ -372,6 +373,7 @@ class Run:
                 synchronizer.share_samples(info.readers)
                 synchronizer.begin_step(info.weight, progress, info.own_samples)
             self._collect_notes()
+            self._cut = loader.shares
             self._reads_shared = info.readers > 1
             if self._synchronizers and not any(s.model.training for s in self._synchronizers):
                 self._tell_of_shared_samples()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
+from farandole.errors import UserError
 from farandole.layout import parse_layout
 from farandole.sync import parse
 from farandole.topology import Topology
@@ -145,6 +146,22 @@ def test_streams_in_step_are_one_stream_with_the_global_batch(
     whole = expected[0]["weights"] | expected[1]["weights"]
     for rank, each in enumerate(trained(text, made, source, tmp_path / "two", size=4)):
         assert_weights(each["weights"], whole, f"rank {rank}")
+
+
+def test_a_stream_refuses_a_last_step_that_is_too_small_before_the_first(tmp_path: Path) -> None:
+    made = task("mlp")
+    text, source = "stages=2,microbatches=2,schedule=2bw", samples(made, 17)
+
+    def body(run: Run, trainer: Trainer, model: nn.Module) -> None:
+        with torch.no_grad():  # evaluation may
+            for x, _ in trainer.loader(source, global_batch_size=BATCH):
+                trainer.predict(x)
+        for x, y in trainer.loader(source, global_batch_size=BATCH):
+            with pytest.raises(UserError, match="the last step of an epoch has 1 samples for 2 re"):
+                trainer.step(x, y)
+            return
+
+    in_stages(parse_layout(text), made.model, body, made.loss, tmp_path, sgd, size=4)
 
 
 def test_the_norm_is_clipped_after_the_replicas_have_met(tmp_path: Path) -> None:
