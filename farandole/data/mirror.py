@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from farandole.data.options import LoaderOptions, ResolvedLoader
 from farandole.data.position import Position
 from farandole.data.samplers import RankBatches, RankBatchSampler, RankSampler
-from farandole.data.shares import share_slice
+from farandole.data.shares import part_of
 from farandole.data.stream import StreamShare
 from farandole.data.tile_source import TileView
 
@@ -39,8 +39,8 @@ class DataLoaderMirror:
     @property
     def batch_size(self) -> int:
         """How many samples of a full step are this rank's."""
-        whole = range(self.options.global_batch(self._size))
-        return len(whole[share_slice(len(whole), self._size, self._rank)])
+        whole = self.options.global_batch(self._size)
+        return int(part_of(whole, self._size, self._rank, whole).samples)
 
     @property
     def drop_last(self) -> bool:

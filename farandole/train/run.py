@@ -19,15 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 import farandole
 from farandole.comm import Group
 from farandole.comm.activity import NO_ACTIVITY
-from farandole.data import (
-    BatchInfo,
-    Loader,
-    LoaderOptions,
-    Loaders,
-    Request,
-    Shares,
-    note_of_joined_tail,
-)
+from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request, Shares
 from farandole.environment import STARTED
 from farandole.errors import UserError
 from farandole.layout import Layout
@@ -116,7 +108,9 @@ class Run:
         self._optimizers: list[Optimizer] = []  # that the script itself steps
         self._loader_states: list[dict[str, Any]] = []
         self._epoch_under_way = False
-        self._tails_told: set[Shares] = set()
+        self._cut: Shares | None = None  # that the last training batch came from, if it is known
+        self._reads_shared = False  # the batch under way has samples that other ranks read too
+        self._told_of_shared = False
         self._pass_ended = False  # a pass over training data, in this epoch
         self._broken_off = False  # the last one was left before its end
         self._checks_in_step = check_in_step
@@ -300,7 +294,7 @@ class Run:
 
         Calling it again with the same source and options, as one does inside the loop over epochs,
         gives the same loader, which then goes on to its next epoch; where options change from epoch
-        to epoch, it gives a new one that goes on with the old one's epochs. Every sample is used
+        to epoch, it gives a new one that goes on with the old one's epochs. Every sample counts
         once per epoch, and all ranks take the same number of steps. Further options are those of
         DataLoader, and the loader can be asked what a DataLoader can.
         """
@@ -367,7 +361,6 @@ class Run:
         """Runs for every batch. What is drawn without gradients is evaluation, not training."""
         self.group.meter.activity.step()
         if torch.is_grad_enabled():
-            self._tell_of_tail(loader)
             if self.steps == 0 and self.size > 1 and not self._synchronizers:
                 self.print(
                     "note: no model was given to run.distribute, so each rank trains one of its "
@@ -377,21 +370,26 @@ class Run:
             self.steps += 1
             progress = self._share_done(info)
             for synchronizer in self._synchronizers:
-                synchronizer.begin_step(
-                    info.weight, progress, info.weight * info.samples / self._replicas.size
-                )
+                synchronizer.share_samples(info.readers)
+                synchronizer.begin_step(info.weight, progress, info.own_samples)
             self._collect_notes()
+            self._cut = loader.shares
+            self._reads_shared = info.readers > 1
+            if self._synchronizers and not any(s.model.training for s in self._synchronizers):
+                self._tell_of_shared_samples()
         if self._progress is not None:
             self._progress.batch(loader.epoch, info)
 
-    def _tell_of_tail(self, loader: Loader) -> None:
-        """Once: that the steps of a batch over all workers are not quite those of one worker."""
-        shares = loader.shares
-        if shares is None or loader.options.global_batch_size is None or not shares.joined:
-            return
-        if shares not in self._tails_told:
-            self._tails_told.add(shares)
-            self.print(note_of_joined_tail(shares))
+    def _tell_of_shared_samples(self) -> None:
+        """Once, where a script evaluates and counts samples that several ranks have read."""
+        if self._reads_shared and not self._told_of_shared and torch.is_grad_enabled():
+            self._told_of_shared = True
+            self.print(
+                "note: a pass that is read with gradients enabled counts as training, and several "
+                "workers read the same samples in its last step: a script that counts them here "
+                "counts them several times. To evaluate, put the loop over the loader under "
+                "torch.no_grad()."
+            )
 
     def _share_done(self, info: BatchInfo) -> float | None:
         """How much of the run lies behind, if anybody knows how long it is."""
@@ -422,6 +420,7 @@ class Run:
             self._leading = None
         # Evaluation in the middle of a training pass must not change that pass's weights.
         if torch.is_grad_enabled():
+            self._reads_shared = False
             self._pass_ended = True
             # A loop that was broken off may have been so by an error: no time to talk to others.
             self._broken_off = True

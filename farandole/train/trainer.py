@@ -90,6 +90,7 @@ class Trainer:
 
         `inputs` are all arguments of the model's forward, as in `step`.
         """
+        self._run._tell_of_shared_samples()
         return self._engine.predict(inputs)
 
     def save(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from farandole.data import Shares
 from farandole.data.tile_source import TileSource, TileView
 from farandole.errors import InexactError, StageError, UserError
 from farandole.layout import Layout
@@ -96,6 +97,7 @@ class PipelinedEngine(Engine):
         # 3. The stages of this rank, and the strategy around them.
         aliases = shared_names(model)
         layers = {module: name for name, module in model.named_modules() if name}
+        self._checked_cut: Shares | None = None
         self._check: SelfCheck | None = None
         # Statistics over all replicas are those of no batch that a plain model sees.
         spans_replicas = getattr(strategy, "batchnorm", None) == "sync" and replicas.size > 1
@@ -162,6 +164,8 @@ class PipelinedEngine(Engine):
         self._steps_to_measure = 2 * layout.ranks + 2 if layout.streams else 2
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+        if self._run._cut is not None:
+            self._check_cut(self._run._cut)
         self._tell_memory()
         inputs = _plain(inputs)
         self._check_arguments(self._objective.arguments(inputs, targets))
@@ -173,6 +177,18 @@ class PipelinedEngine(Engine):
         if not self._pipelined.layout.streams or not loss.isnan():
             self._run.observe_loss(loss)
         return loss
+
+    def _check_cut(self, cut: Shares) -> None:
+        """A stream cannot take a batch that is too small. Said before the first, not after all the
+        others of an epoch; all ranks know."""
+        layout = self._pipelined.layout
+        if layout.streams and cut != self._checked_cut and cut.fewest < layout.microbatches:
+            raise UserError(
+                f"{layout.schedule} wants {layout.microbatches} micro-batches in every step, and "
+                f"the last step of an epoch has {len(cut.global_range(cut.steps - 1))} samples for "
+                f"{cut.size} replicas. Use drop_last=True, or another batch size."
+            )
+        self._checked_cut = cut
 
     def _check_layout(self, inputs: Any, targets: Any) -> None:
         """Once, before the first step. What stops one replica stops all."""
@@ -358,6 +374,9 @@ class PipedSynchronizer(Synchronizer):
 
     def check_finite(self, on: bool) -> None:
         self._inner.check_finite(on)
+
+    def share_samples(self, readers: int) -> None:
+        self._inner.share_samples(readers)
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         if self._pipelined.layout.streams:
