@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from farandole.comm import Group
 from farandole.data.mirror import DataLoaderMirror
-from farandole.data.options import LoaderOptions, understood
+from farandole.data.options import LoaderOptions, resolve
 from farandole.data.order import from_sampler, mixed, sampler_length, shuffled
 from farandole.data.position import Position
 from farandole.data.process_start import ProcessStart
@@ -66,8 +66,9 @@ class Loader(DataLoaderMirror):
         self.finish: Callable[[Any], Any] = _as_it_is  # what a batch goes through at last
         self.last_batch: BatchInfo | None = None
         """What is known of the batch that was handed out last; None before the first."""
-        self._told = told = understood(source, options, torch_options)
-        source, options, torch_options = told.dataset, told.options, dict(told.torch_options)
+        self._resolved = resolved = resolve(source, options, torch_options)
+        source, options = resolved.dataset, resolved.options
+        torch_options = dict(resolved.torch_options)
         if device.type == "cuda":
             torch_options.setdefault("pin_memory", True)
         self.process_start = ProcessStart(torch_options.get("worker_init_fn"))
@@ -85,16 +86,19 @@ class Loader(DataLoaderMirror):
                 raise UserError(
                     "an iterable dataset comes in its own order: leave out shuffle=True."
                 )
-            self._batches = StreamShare(
-                source, options.global_batch(group.size), group, options.drop_last, torch_options
-            )
+            self._batches = StreamShare(source, options, group, torch_options)
             self._inner: DataLoader[Any] = self._batches.loader(torch_options)
         else:
-            sampler = told.sampler
+            sampler = resolved.sampler
             count = len(cast(Sized, source)) if sampler is None else sampler_length(sampler)
             shares = Shares(count, group.size, options.global_batch(group.size), options.drop_last)
-            self._batches = RankBatches(shares, group.rank, self._order)
+            self._batches = RankBatches(shares, group.rank, self._order, options)
             self._inner = DataLoader(source, batch_sampler=self._batches, **torch_options)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a pass that is read now trains, and is no evaluation."""
+        return self.options.is_training
 
     @property
     def shares(self) -> Shares | None:
@@ -170,7 +174,7 @@ class Loader(DataLoaderMirror):
         self.position.load_state_dict(state)
 
     def _order(self, epoch: int, count: int) -> list[int] | range:
-        sampler = self._told.sampler
+        sampler = self._resolved.sampler
         if sampler is None:
             shuffle = self.options.shuffle is not False
             return shuffled(count, self.options.seed, epoch) if shuffle else range(count)

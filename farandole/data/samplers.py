@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 
-import torch
 from torch.utils.data import Sampler
 
+from farandole.data.options import LoaderOptions
 from farandole.data.position import Position
 from farandole.data.shares import Shares, warn_of_rest
 
@@ -17,8 +17,13 @@ class RankBatches(Sampler[list[int]]):
     """This rank's batches of indices, one epoch at a time."""
 
     def __init__(
-        self, shares: Shares, rank: int, order: Callable[[int, int], list[int] | range]
+        self,
+        shares: Shares,
+        rank: int,
+        order: Callable[[int, int], list[int] | range],
+        options: LoaderOptions,
     ) -> None:
+        self._options = options
         self._training, self._evaluation = shares, replace(shares, evaluates=True)
         self.rank = rank
         self._order = order
@@ -26,8 +31,8 @@ class RankBatches(Sampler[list[int]]):
 
     @property
     def shares(self) -> Shares:
-        """Of a pass that would begin now: what is drawn without gradients is evaluation."""
-        return self._training if torch.is_grad_enabled() else self._evaluation
+        """Of a pass that would begin now."""
+        return self._training if self._options.is_training else self._evaluation
 
     def begin(self, epoch: int, done: int) -> None:
         """The next epoch to be iterated, and how many of its samples are used already."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 
 from farandole.comm import Group
+from farandole.data.options import LoaderOptions
 from farandole.data.shares import Part, can_lend, part_of, warn_of_rest
 from farandole.errors import UserError
 
@@ -91,11 +91,11 @@ class StreamShare(IterableDataset[Any]):
     def __init__(
         self,
         stream: IterableDataset[Any],
-        global_batch: int,
+        options: LoaderOptions,
         group: Group,
-        drop_last: bool,
         torch_options: dict[str, Any],
     ) -> None:
+        global_batch = options.global_batch(group.size)
         workers = torch_options.get("num_workers", 0)
         if workers > 1:
             raise UserError(
@@ -113,7 +113,7 @@ class StreamShare(IterableDataset[Any]):
             )
         self._stream = stream
         self._global_batch = global_batch
-        self._drop_last = drop_last
+        self._options = options
         self._rank, self._size = group.rank, group.size
         self.collate_fn: Callable[[list[Any]], Any] = (
             torch_options.get("collate_fn") or default_collate
@@ -123,7 +123,7 @@ class StreamShare(IterableDataset[Any]):
 
     def begin(self, epoch: int, done: int) -> None:
         self._done = done
-        self._evaluates = not torch.is_grad_enabled()  # a loading process cannot tell
+        self._evaluates = not self._options.is_training  # a loading process cannot tell
         set_epoch = getattr(self._stream, "set_epoch", None)  # as many streaming datasets have
         if set_epoch is not None:
             set_epoch(epoch)
@@ -137,7 +137,7 @@ class StreamShare(IterableDataset[Any]):
             self._stream,
             self._global_batch,
             self._size,
-            self._drop_last,
+            self._options.drop_last,
             self._done,
             evaluates=self._evaluates,
         ):

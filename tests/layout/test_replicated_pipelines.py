@@ -64,7 +64,7 @@ def trained(
         return {
             "losses": losses,
             "weights": tensors_of(model),
-            "notes": list(run._synchronizers[0].notes),
+            "notes": list(run._session.models.synchronizers[0].notes),
             "in step": in_step,
             "prediction": trainer.predict(source.tensors[0][:5]),
         }

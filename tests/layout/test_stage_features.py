@@ -241,7 +241,7 @@ def test_a_gradient_that_overflows_on_one_stage_makes_all_skip_the_step(tmp_path
         return [
             any(not torch.equal(value, after[name]) for name, value in before.items())
             for before, after in pairwise(states)
-        ], trainer._run._synchronizers[0].state_dict()["pipeline"]["scale"]["value"]
+        ], trainer._session.models.synchronizers[0].state_dict()["pipeline"]["scale"]["value"]
 
     found = in_stages(
         "stages=2,microbatches=2",

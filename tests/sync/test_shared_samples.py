@@ -94,7 +94,7 @@ def step(
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x), y)
     loss.backward()
-    run.report(loss)
+    run.observe_loss(loss)
     optimizer.step()
 
 
@@ -191,7 +191,7 @@ def test_the_loss_that_strategies_see_is_the_mean_over_samples(
         losses = []
         for x, y in run.loader(source, global_batch_size=batch):
             step(run, model, optimizer, x, y)
-            total, number = run._synchronizers[0]._losses.take()
+            total, number = run._session.models.synchronizers[0]._losses.take()
             losses.append(run.sum(total) / run.sum(number))
         return losses
 
