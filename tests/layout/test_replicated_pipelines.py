@@ -20,6 +20,7 @@ from farandole.layout import parse_layout
 from farandole.sync import parse
 from farandole.topology import Topology
 from farandole.train import Run
+from farandole.train.run_metrics import RunMetrics
 from farandole.train.trainer import Trainer
 from tests.layout.models import (
     MakeOptimizer,
@@ -206,7 +207,7 @@ def test_local_steps_of_one_are_all_reduce(tmp_path: Path) -> None:
 def test_every_strategy_brings_replicas_in_step_and_all_stages_decide_alike(
     text: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Run, "_collect_notes", lambda self: None)  # so that they stay
+    monkeypatch.setattr(RunMetrics, "collect_notes", lambda self: None)  # so that they stay
     made = task("mlp")
     source = samples(made, 21 if layout == TWO_STAGES else 24)
     found = trained(
@@ -235,7 +236,7 @@ def test_every_strategy_brings_replicas_in_step_and_all_stages_decide_alike(
 
 def test_adacomm_has_something_to_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else that all stages decide alike would say nothing."""
-    monkeypatch.setattr(Run, "_collect_notes", lambda self: None)
+    monkeypatch.setattr(RunMetrics, "collect_notes", lambda self: None)
     made = task("mlp")
     found = trained(
         TWO_STAGES,

@@ -559,7 +559,7 @@ def test_tied_weights_in_a_stream_are_refused(tmp_path: Path) -> None:
 
 def test_distribute_is_refused_under_a_layout(tmp_path: Path) -> None:
     def body(run: Run) -> None:
-        run.settings = dataclasses.replace(run.settings, layout=Layout(stages=2))
+        run._session.settings = dataclasses.replace(run.settings, layout=Layout(stages=2))
         with pytest.raises(UserError, match=r"run\.trainer"):
             run.distribute(nn.Linear(2, 2))
 
