@@ -60,12 +60,12 @@ class Side:
         self.opt.zero_grad()
         loss = F.cross_entropy(self.model(x), y)
         loss.backward()
-        self.run.report(loss)  # before the step, which may end in a meeting about it
+        self.run.observe_loss(loss)  # before the step, which may end in a meeting about it
         self.opt.step()
 
     def decisions(self) -> list[dict[str, float | str]]:
         """What the strategy has chosen by itself so far, such as a new period. On rank 0."""
-        return [{"steps": counters["steps"], **note} for counters, note in self.run._notes]
+        return [{"steps": counters["steps"], **note} for counters, note in self.run._metrics.notes]
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         if isinstance(self.model, DistributedDataParallel):
@@ -76,7 +76,7 @@ class Side:
         """Makes the replicas one, where the strategy lets them differ."""
         if self.name == DDP:
             return
-        meet = getattr(self.run._synchronizer(self.model), "meet", None)
+        meet = getattr(self.run._session.models.synchronizer_of(self.model), "meet", None)
         if meet is not None:
             meet()
 

@@ -60,7 +60,9 @@ for epoch in run.epochs(args.epochs):
         opt.zero_grad()
         loss = F.cross_entropy(model(x), y)
         loss.backward()
-        run.report(loss)  # adacomm and daso steer by it; before the step, in which ranks may meet
+        run.observe_loss(
+            loss
+        )  # adacomm and daso steer by it; before the step, in which ranks may meet
         opt.step()
     schedule.step()  # alike on all ranks
     run.log(epoch=epoch, loss=run.mean(loss.item()), accuracy=accuracy())

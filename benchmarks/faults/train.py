@@ -81,7 +81,7 @@ def main() -> None:
             opt.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
-            run.report(loss)
+            run.observe_loss(loss)
             opt.step()
             return loss.detach()
 

@@ -31,6 +31,6 @@ for epoch in run.epochs(3):
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-        run.report(loss.detach())
+        run.observe_loss(loss.detach())
     found = (model(data.tensors[0]).argmax(dim=1) == data.tensors[1]).float().mean()
     run.log(epoch=epoch, accuracy=run.mean(found))

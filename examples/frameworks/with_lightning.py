@@ -26,7 +26,7 @@ class Digits(lightning.LightningModule):
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         images, labels = batch
         loss = F.cross_entropy(self.net(images), labels)
-        run.report(loss)  # AdaComm and DASO steer by it
+        run.observe_loss(loss)  # AdaComm and DASO steer by it
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -41,7 +41,7 @@ class RunTrainer(Trainer):
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         result = super().compute_loss(*args, **kwargs)
-        run.report(result[0] if isinstance(result, tuple) else result)  # DASO steers by it
+        run.observe_loss(result[0] if isinstance(result, tuple) else result)  # DASO steers by it
         return result
 
 

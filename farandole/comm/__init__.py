@@ -5,8 +5,12 @@ from farandole.comm.choice import TransportName, check_transport
 from farandole.comm.group import Group
 from farandole.comm.meter import Meter
 from farandole.comm.queue import Handle
-from farandole.comm.transports import ByDevice, C10d, Exchange, InProcess, SharedMemory, over_hosts
 from farandole.comm.transports.base import Transport
+from farandole.comm.transports.by_device import ByDevice
+from farandole.comm.transports.c10d import C10d
+from farandole.comm.transports.inprocess import Exchange, InProcess
+from farandole.comm.transports.multihost import over_hosts
+from farandole.comm.transports.shm.transport import SharedMemory
 
 __all__ = [
     "ByDevice",

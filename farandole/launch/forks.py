@@ -17,6 +17,7 @@ from farandole.environment import FORK, FORKS, RESERVED
 from farandole.system.orphans import adopt_orphans, tied_to_this_process
 from farandole.worker.forking.server import LENGTH, NOBODY, STARTED, Request
 
+FORK_SERVER = "farandole.worker.forking.server"
 _RESERVED_BYTES = 256  # for the variables that a worker shows
 _COMMAND_BYTES = 1024
 _IMPORT_SECONDS = 300.0  # how long the first worker may take: torch is imported before it

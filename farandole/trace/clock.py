@@ -15,14 +15,28 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Protocol
 
 import torch
 from torch.distributed import DistError, Store
 
-from farandole.comm.group import Group
 from farandole.topology import Topology
 
 _ROUNDS = 10
+
+
+class Messages(Protocol):
+    """What this asks of a group of ranks; a trace is below the groups, and does not know them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def topology(self) -> Topology: ...
+
+    def send(self, tensor: torch.Tensor, to: int, /) -> object: ...
+
+    def receive(self, tensor: torch.Tensor, source: int, /) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,9 @@ def askers(topology: Topology) -> list[int]:
     return [host.ranks[0] for host in topology.hosts if 0 not in host.ranks]
 
 
-def offset_over_group(group: Group, now: Callable[[], int] = time.perf_counter_ns) -> Offset | None:
+def offset_over_group(
+    group: Messages, now: Callable[[], int] = time.perf_counter_ns
+) -> Offset | None:
     """All ranks call it; those that ask get an offset. Raises `CommError` like any collective."""
     stamp = torch.zeros(1, dtype=torch.int64)
 

@@ -289,9 +289,7 @@ say("zero")
 
 def test_the_workers_variables_are_those_of_any_job(sandbox: Sandbox) -> None:
     """Only the numbers that every job has of its own differ."""
-    script = sandbox.script(
-        "environment.py", "import json, os\nprint(json.dumps(dict(os.environ)))"
-    )
+    script = sandbox.script("variables.py", "import json, os\nprint(json.dumps(dict(os.environ)))")
     own = re.compile(
         r"MASTER_PORT|FARANDOLE_(JOB|LAUNCHER|STORE)|TORCHELASTIC_(RUN_ID|ERROR_FILE|SIGNALS_TO_HANDLE)"
     )

@@ -327,7 +327,7 @@ class Script:
                 loss = F.cross_entropy(wrapped(x), y)
                 loss.backward()
                 if self.report:
-                    run.report(loss)
+                    run.observe_loss(loss)
                 if run.rank != self.skip:
                     optimizer.step()
             mean = run.mean(loss.item())

@@ -131,7 +131,7 @@ class Script:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(wrapped(inputs), labels)
                 loss.backward()
-                run.report(loss)
+                run.observe_loss(loss)
                 optimizer.step()
                 if self.save_at == (epoch, step):
                     run.save(scheduler=scheduler.state_dict())
@@ -223,7 +223,7 @@ def train_branches(run: Run) -> bool:
             optimizer.zero_grad()
             loss = F.cross_entropy(wrapped(x), y)
             loss.backward()
-            run.report(loss)
+            run.observe_loss(loss)
             optimizer.step()
     return bool(run.check_in_step(wrapped))
 

@@ -56,7 +56,7 @@ def train(run: Run, make: Any = network) -> list[torch.Tensor]:
             optimizer.zero_grad()
             loss = F.cross_entropy(wrapped(x), y)
             loss.backward()
-            run.report(loss)
+            run.observe_loss(loss)
             optimizer.step()
     return [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -209,7 +209,7 @@ def test_a_codec_rounds_what_travels_and_not_the_weights(tmp_path: Path) -> None
                 opt.zero_grad()
                 loss = wrapped(x).square().mean()
                 loss.backward()
-                run.report(loss)
+                run.observe_loss(loss)
                 opt.step()
         seen.append(torch.equal(before, model.weight))
 
@@ -398,7 +398,7 @@ for step, (x,) in enumerate(run.loader(data, batch_size=2)):
     opt.zero_grad()
     loss = model(x).square().mean()
     loss.backward()
-    run.report(loss)
+    run.observe_loss(loss)
     opt.step()
     if step == 4:  # an exchange has begun, and will not be merged
         break

@@ -107,7 +107,7 @@ class Script:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(wrapped(x), y)
                 loss.backward()
-                run.report(loss)
+                run.observe_loss(loss)
                 optimizer.step()
                 if self.save_at == (epoch, step):
                     run.save(scheduler=scheduler.state_dict())
@@ -116,7 +116,7 @@ class Script:
             if self.save_at == (epoch, -1):
                 run.save(scheduler=scheduler.state_dict())
                 return {}
-        strategy = run._synchronizers[0].state_dict()
+        strategy = run._session.models.synchronizers[0].state_dict()
         strategy.pop("seconds", None)
         return {
             **dict(tensors("model", model.state_dict())),

@@ -76,7 +76,7 @@ class Skipping:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(wrapped(x), y)
                 loss.backward()
-                run.report(loss)
+                run.observe_loss(loss)
                 if run.steps - 1 in self.steps[run.rank]:
                     optimizer.step()
                 if run.steps == self.save_after:
@@ -200,7 +200,7 @@ class Diverging:
             for step in range(9):
                 optimizer.zero_grad()
                 F.cross_entropy(wrapped(x), y).backward()
-                run.report(self.spoil(run, model) if step == 3 else 1.0)
+                run.observe_loss(self.spoil(run, model) if step == 3 else 1.0)
                 parameters = list(model.parameters())
                 expected[:] = [torch.add(p, p.grad, alpha=-0.1).detach() for p in parameters]
                 optimizer.step()
@@ -276,8 +276,8 @@ def test_else_it_is_what_rank_0_logged() -> None:
 
 def test_losses_are_told_once() -> None:
     losses = Losses()
-    losses.report(torch.tensor(1.5, requires_grad=True))
-    losses.report(2)
+    losses.observe_loss(torch.tensor(1.5, requires_grad=True))
+    losses.observe_loss(2)
     losses.hear(7.0)
     other = Losses()
     other.load_state_dict(losses.state_dict())
@@ -291,8 +291,8 @@ def test_a_loss_is_one_number(tmp_path: Path) -> None:
     def body(run: Run) -> None:
         model = net()
         run.distribute(model, torch.optim.SGD(model.parameters(), 0.1))
-        with pytest.raises(UserError, match=r"run\.report.*one number.*\(6,\)"):
-            run.report(torch.zeros(6))
-        run.report(torch.zeros(1, 1))
+        with pytest.raises(UserError, match=r"run\.observe_loss.*one number.*\(6,\)"):
+            run.observe_loss(torch.zeros(6))
+        run.observe_loss(torch.zeros(1, 1))
 
     run_world(2, body, folder=tmp_path, sync=Local())

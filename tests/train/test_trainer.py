@@ -47,7 +47,7 @@ def by_hand(run: Run) -> torch.Tensor:
             opt.zero_grad()
             loss = F.cross_entropy(wrapped(x), y)
             loss.backward()
-            run.report(loss)
+            run.observe_loss(loss)
             opt.step()
     return model.weight.detach()
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import click
 
-from farandole.cli.options import PASS_ON
 from farandole.errors import UserError
 from farandole.horovod.cli.flags import horovod_flags
 
 
-@click.command(context_settings=PASS_ON)
+@click.command(context_settings={"allow_interspersed_args": False})
 @horovod_flags
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def horovodrun(command: tuple[str, ...], **flags: Any) -> None:

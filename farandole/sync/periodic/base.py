@@ -94,11 +94,12 @@ class Periodic(Synchronizer):
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         super().begin_step(weight, progress, samples)
+        self._losses.weight = weight
         self._weight += samples
         self._knows_passes = True
 
-    def report(self, loss: torch.Tensor | float) -> None:
-        self._losses.report(loss)
+    def observe_loss(self, loss: torch.Tensor | float) -> None:
+        self._losses.observe_loss(loss)
 
     def hear(self, loss: float) -> None:
         self._losses.hear(loss)
@@ -115,6 +116,7 @@ class Periodic(Synchronizer):
 
     def end_pass(self) -> None:
         super().end_pass()
+        self._losses.weight = 1.0
         if self._rule.meet_epochs:
             self.meet(ending=True)
 
@@ -278,6 +280,6 @@ class Periodic(Synchronizer):
 
 def loss_is_missing() -> UserError:
     return UserError(
-        "this strategy steers by the loss, and nobody has told it one. Call run.report(loss) "
+        "this strategy steers by the loss, and nobody has told it one. Call run.observe_loss(loss) "
         "after each batch, or run.log(loss=…) after each epoch."
     )

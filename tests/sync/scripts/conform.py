@@ -93,7 +93,7 @@ def train(run: Run, sync: Strategy | None, epochs: int = 12, accumulate: int = 1
             with nullcontext() if last else run.no_sync(wrapped):
                 loss = F.cross_entropy(wrapped(x), y) / accumulate
                 loss.backward()
-            run.report(loss * accumulate)
+            run.observe_loss(loss * accumulate)
             if last:
                 optimizer.step()
                 optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Looks after one worker on another host: `python -m farandole.launch.backends.ssh.agent`, started by ssh.
+"""Looks after one worker on another host: started there by ssh, as a module of its own.
 
     launcher                        ssh                 attendant               worker
     ┌────────────────┐   order, then nothing; its end   ┌──────────┐  starts   ┌────────┐
