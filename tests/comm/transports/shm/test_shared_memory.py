@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-SCRIPT = Path(__file__).parent / "scripts" / "train_shared.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_shared.py"
 LATE_WRITER = SCRIPT.with_name("late_writer.py")
 BESIDE_GPUS = SCRIPT.with_name("beside_gpus.py")
 

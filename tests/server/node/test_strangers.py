@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from farandole.server.protocol.sockets import HANDSHAKE_SECONDS
-from tests.server.test_bad_input import World, context, wait_until, world
+from tests.server.node.test_bad_input import World, context, wait_until, world
 
 __all__ = ["context", "world"]  # fixtures
 

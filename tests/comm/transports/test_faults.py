@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-FAULTS = Path(__file__).parent / "scripts" / "faults.py"
+FAULTS = Path(__file__).parents[1] / "scripts" / "faults.py"
 VICTIM, SURVIVORS = 1, (0, 2)
 CASES = 13
 TIMEOUT_SECONDS = 5

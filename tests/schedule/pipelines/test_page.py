@@ -26,7 +26,7 @@ from farandole.schedule.pipelines import (
     zero_bubble,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs" / "pipeline_schedules.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "pipeline_schedules.md").read_text()
 
 
 def test_the_code_runs_and_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -682,7 +682,7 @@ found["accuracy"], found["in_step"] = outcome.accuracy, outcome.in_step
 def test_processes_share_one_memory(
     sandbox: Sandbox, two_ranks: list[dict[str, str]], tmp_path: Path
 ) -> None:
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     script = sandbox.script("processes.py", PROCESSES)
     ranks = [rank | {"FARANDOLE_SYNC": "hogwild"} for rank in two_ranks]
     for end in sandbox.by_hand(ranks, script, tmp_path, here, here / "scripts"):

@@ -15,7 +15,7 @@ from farandole.errors import UserError
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-ENDS = Path(__file__).parent / "scripts" / "mpi_ends.py"
+ENDS = Path(__file__).parents[1] / "scripts" / "mpi_ends.py"
 
 
 def test_without_mpi4py_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

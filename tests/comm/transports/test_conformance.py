@@ -18,7 +18,7 @@ from farandole.testing.conformance.material import DTYPES, WAYS, made, ops, redu
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-CONFORM = Path(__file__).parent / "scripts" / "conform.py"
+CONFORM = Path(__file__).parents[1] / "scripts" / "conform.py"
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
