@@ -12,17 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.comm import Exchange, Group, InProcess
-from farandole.comm.transports.base import (
+from farandole.comm.transports.base import Transport
+from farandole.comm.transports.claims import (
     CLAIM_BYTES,
-    Message,
-    PeerLost,
-    Transport,
     decode_claim,
     encode_claim,
-    name_ranks,
-    numbered,
     require_agreement,
 )
+from farandole.comm.transports.messages import Message, PeerLost, name_ranks, numbered
 from farandole.comm.transports.subset import Subset
 from farandole.errors import CommError
 from farandole.testing.conformance import CHECKS, Check

@@ -282,13 +282,13 @@ def test_codecs_of_a_table() -> None:
 
 
 @pytest.mark.parametrize("text", CODED)
-def test_a_shelf_takes_what_was_coded_for_it(text: str) -> None:
+def test_a_shard_takes_what_was_coded_for_it(text: str) -> None:
     table = Table.dense("t", 3000, ranges=1, codec=text)
-    shelf = TableShard(table, table.used_ranges[0], parse_rule("add"))
+    shard = TableShard(table, table.used_ranges[0], parse_rule("add"))
     good = encode(parse_codec(text), torch.randn(3000))
 
     def problem(kind: Kind, values: torch.Tensor) -> Problem | None:
-        return shelf.problem_with(Command(kind, 0, table=table.id, stop=3000, values=values))
+        return shard.problem_with(Command(kind, 0, table=table.id, stop=3000, values=values))
 
     assert problem(Kind.PUSH, good) is None
     assert problem(Kind.PUSH, torch.randn(3000)) is None, "exact"

@@ -38,12 +38,12 @@ def check_bound(worker: Worker, team: list[Worker], bound: int) -> None:
 def check_replicas(cluster: Cluster, table: Table, expected: list[float]) -> None:
     """All replicas of all ranges hold exactly this, to the last bit and count."""
     for number, chain in enumerate(cluster.registrar.view.chains):
-        states = [cluster.nodes[server].held[number].range.state() for server in chain.servers]
+        states = [cluster.nodes[server].copies[number].range.state() for server in chain.servers]
         for text, tensors in states:
             assert text == states[0][0]
             assert all(torch.equal(a, b) for a, b in zip(tensors, states[0][1], strict=True))
-        shelf = cluster.nodes[chain.servers[0]].held[number].range.shelves[table.id]
-        weight = shelf.state()[1][0]
+        shard = cluster.nodes[chain.servers[0]].copies[number].range.shards[table.id]
+        weight = shard.state()[1][0]
         assert weight.tolist() == expected
 
 
@@ -111,7 +111,7 @@ def test_servers_die_and_come_while_training_goes_on(seed, servers, workers, bou
     check_replicas(cluster, table, [float(CLOCKS)] * workers)
     for chain in cluster.registrar.view.chains:
         assert len(chain.servers) == min(replicas + 1, len(cluster.nodes))
-    held = {(number, server) for server, node in cluster.nodes.items() for number in node.held}
+    held = {(number, server) for server, node in cluster.nodes.items() for number in node.copies}
     wanted = {
         (number, server)
         for number, chain in enumerate(cluster.registrar.view.chains)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from farandole.server.node.node import REGISTRAR, Node, Peer
+from farandole.server.node.node import Node
 from farandole.server.node.range import Range
+from farandole.server.node.state import REGISTRAR, Peer
 from farandole.server.node.table_shard import TableShard
 from farandole.server.protocol.messages import (
     Ack,
@@ -96,7 +97,7 @@ def test_while_a_range_moves_commands_wait_and_then_are_told_where_to():
     assert server.hears(CLIENT, push(2)) == []
     server.node.take_view(View(2, {1: "", 3: ""}, (Chain(2, (3,)),)))
     assert server.said() == [(CLIENT, Moved(2, 0, 2))]
-    assert server.node.held == {}
+    assert server.node.copies == {}
 
 
 def test_a_move_that_comes_to_nothing_loses_nothing():
@@ -164,7 +165,7 @@ def test_what_is_not_for_clients_to_say_is_refused_or_ignored():
         ((to, refused),) = server.hears(2, Done(0, 1, number))
         assert (to, refused.ticket) == (CLIENT, number)
         assert "not for clients" in refused.problem.text
-    held = server.node.held[0]
+    held = server.node.copies[0]
     assert not held.range.clocks.members
     for message in (
         Forward(0, 1, 3, create()),
@@ -210,9 +211,9 @@ def test_a_snapshot_for_a_move_that_was_given_up_is_not_kept():
     other.take_view(View(5, {1: "a", 2: "b"}, (Chain(4, (1,)),)))
     text, tensors = Range(0, parse_rule).state()
     other.receive(1, Snapshot(0, 3, text, tensors))
-    assert other.held == {}
+    assert other.copies == {}
     other.receive(1, Snapshot(0, 4, text, tensors))
-    assert list(other.held) == [0]
+    assert list(other.copies) == [0]
 
 
 def test_a_snapshot_may_overtake_the_views():
@@ -224,6 +225,6 @@ def test_a_snapshot_may_overtake_the_views():
     node.receive(2, Snapshot(0, 2, text, tensors))  # of the next epoch, in which 2 is the head
     node.take_view(View(2, where, (Chain(1, (1, 3)),), members=(7,)))
     node.take_view(View(3, where, (Chain(2, (2, 3)),)))
-    assert list(node.held) == [0]
+    assert list(node.copies) == [0]
     node.take_view(View(4, where, (Chain(3, (2, 1)),)))
-    assert node.held[0].chain == Chain(3, (2, 1))
+    assert node.copies[0].chain == Chain(3, (2, 1))

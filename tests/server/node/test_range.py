@@ -58,7 +58,7 @@ class Talk:
         )
 
     def first(self, table: Table = ROUNDS) -> float:
-        return float(self.range.shelves[table.id].read(Read(0, stop=4))[0, 0])
+        return float(self.range.shards[table.id].read(Read(0, stop=4))[0, 0])
 
 
 def adding(**changes: object) -> Table:
@@ -85,7 +85,7 @@ def test_one_who_pushes_twice_in_a_round_counts_once():
     talk.push(1, 100, table=table)
     talk.push(2, 2, table=table)
     assert talk.first(table) == 4
-    assert talk.range.shelves[table.id].late == 1
+    assert talk.range.shards[table.id].late == 1
 
 
 def test_a_round_with_backups_takes_the_first_and_counts_the_late():
@@ -95,11 +95,11 @@ def test_a_round_with_backups_takes_the_first_and_counts_the_late():
     talk.push(2, 2, table=table)
     assert (talk.first(table), talk.range.round_of(table.id)) == (4, 1)
     talk.push(3, 100, table=table)  # for the round that is over
-    shelf = talk.range.shelves[table.id]
-    assert (talk.first(table), shelf.round, shelf.late) == (4, 1, 1)
+    shard = talk.range.shards[table.id]
+    assert (talk.first(table), shard.round, shard.late) == (4, 1, 1)
     talk.push(3, 1, clock=1, table=table)
     talk.push(2, 3, clock=1, table=table)
-    assert (talk.first(table), shelf.round, shelf.late) == (6, 2, 1)
+    assert (talk.first(table), shard.round, shard.late) == (6, 2, 1)
 
 
 def test_more_backups_than_members_wait_for_one():

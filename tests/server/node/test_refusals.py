@@ -53,5 +53,5 @@ def test_refusals_outlive_servers(seed, kills, several):
     assert good < client.answers.keys()
     for chain in cluster.registrar.view.chains:
         for server in chain.servers:
-            shelf = cluster.nodes[server].held[0].range.shelves[TABLE.id]
-            assert shelf.state()[1][0].tolist() == [PUSHES]
+            shard = cluster.nodes[server].copies[0].range.shards[TABLE.id]
+            assert shard.state()[1][0].tolist() == [PUSHES]

@@ -16,7 +16,7 @@ from farandole.server.tables import Table
 ROWS, WIDTH = 6, 2
 
 
-def shelf(rule: str = "add", dtype: str = "float64", **more: object) -> TableShard:
+def shard(rule: str = "add", dtype: str = "float64", **more: object) -> TableShard:
     table = Table("t", ROWS, WIDTH, dtype, rule, ROWS, 1, **more)
     return TableShard(table, 0, parse_rule(rule))
 
@@ -45,7 +45,7 @@ def do(on: TableShard, command: Command) -> None:
 
 
 def test_rows_that_nobody_has_written_are_0_and_take_no_memory():
-    empty = shelf("adam")
+    empty = shard("adam")
     assert torch.equal(whole(empty), torch.zeros(ROWS, WIDTH, dtype=torch.float64))
     assert empty.read(Read(0, rows=torch.tensor([5, 0]))).tolist() == [[0, 0], [0, 0]]
     assert empty.nbytes == 0
@@ -55,14 +55,14 @@ def test_rows_that_nobody_has_written_are_0_and_take_no_memory():
 
 
 def test_a_slot_begins_with_what_its_rule_says_before_and_after_the_first_write():
-    empty = shelf("adagrad:initial_sum=0.5")
+    empty = shard("adagrad:initial_sum=0.5")
     assert (whole(empty, slot=1) == 0.5).all()
     do(empty, listed(Kind.PUSH, [0], torch.ones(WIDTH, dtype=torch.float64)))
     assert whole(empty, slot=1).tolist() == [[1.5, 1.5]] + [[0.5, 0.5]] * (ROWS - 1)
 
 
 def test_puts_overwrite_and_pushes_add_by_run_and_by_list():
-    on = shelf()
+    on = shard()
     expected = torch.zeros(ROWS, WIDTH, dtype=torch.float64)
     for command, where in [
         (run(Kind.PUT, values(4), 1), slice(1, 5)),
@@ -92,7 +92,7 @@ def test_puts_overwrite_and_pushes_add_by_run_and_by_list():
 )
 def test_rules_with_state_do_what_torch_does(rule, optimizer):
     torch.manual_seed(0)
-    on, first = shelf(rule), torch.randn(ROWS, WIDTH, dtype=torch.float64)
+    on, first = shard(rule), torch.randn(ROWS, WIDTH, dtype=torch.float64)
     weight = torch.nn.Parameter(first.clone())
     theirs = optimizer([weight])
     do(on, run(Kind.PUT, first.view(-1)))
@@ -104,7 +104,7 @@ def test_rules_with_state_do_what_torch_does(rule, optimizer):
 
 
 def test_state_of_rows_that_are_not_pushed_stays():
-    on = shelf("sgd:momentum=0.5")
+    on = shard("sgd:momentum=0.5")
     do(on, listed(Kind.PUSH, [1, 4], torch.ones(2 * WIDTH, dtype=torch.float64)))
     do(on, listed(Kind.PUSH, [4], torch.ones(WIDTH, dtype=torch.float64)))
     assert whole(on, slot=1)[:, 0].tolist() == [0, 1, 0, 0, 1.5, 0]
@@ -112,14 +112,14 @@ def test_state_of_rows_that_are_not_pushed_stays():
 
 
 def test_state_can_be_put_and_read():
-    on = shelf("sgd:momentum=0.5")
+    on = shard("sgd:momentum=0.5")
     do(on, run(Kind.PUT, values(ROWS), slot=1))
     assert torch.equal(whole(on, slot=1).view(-1), values(ROWS))
     assert not whole(on).any()
 
 
 def test_what_is_lent_does_not_change_until_it_is_read():
-    on = shelf()
+    on = shard()
     do(on, run(Kind.PUT, values(ROWS)))
     reading = [True, False]
     lent = whole(on)
@@ -131,7 +131,7 @@ def test_what_is_lent_does_not_change_until_it_is_read():
 
 
 def test_after_that_it_changes_where_it_is():
-    on = shelf()
+    on = shard()
     do(on, run(Kind.PUT, values(ROWS)))
     lent = whole(on)
     on.lend(lambda: False)
@@ -140,7 +140,7 @@ def test_after_that_it_changes_where_it_is():
 
 
 def test_state_that_was_read_does_not_change_either():
-    on = shelf("sgd:momentum=0.5")
+    on = shard("sgd:momentum=0.5")
     do(on, run(Kind.PUSH, values(ROWS)))
     read = whole(on, slot=1)
     before = read.clone()
@@ -150,7 +150,7 @@ def test_state_that_was_read_does_not_change_either():
 
 
 def test_it_can_be_lent_as_often_as_one_likes():
-    on = shelf()
+    on = shard()
     do(on, run(Kind.PUT, values(ROWS)))
     for _ in range(5000):
         on.lend(lambda: False)
@@ -191,11 +191,11 @@ def test_it_can_be_lent_as_often_as_one_likes():
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_values(message, complaint):
-    problem = shelf("sgd:momentum=0.5").problem_with(message)
+    problem = shard("sgd:momentum=0.5").problem_with(message)
     assert problem is not None
     assert re.search(complaint, problem.text), problem
 
 
 def test_large_numbers_are_not_taken_for_infinity():
     huge = torch.full((WIDTH,), 3e38, dtype=torch.float32)  # whose sum is infinite
-    assert shelf(dtype="float32").problem_with(run(Kind.PUSH, huge)) is None
+    assert shard(dtype="float32").problem_with(run(Kind.PUSH, huge)) is None

@@ -246,18 +246,18 @@ def made_node() -> Node:
         created = Command(Kind.CREATE, 0, 9, index, text=table.to_json())
         node.receive(BEFORE, Forward(0, 1, index, created))
         node.receive(b"client", Command(Kind.CREATE, 1, 9, index, text=table.to_json()))
-    assert all(len(held.range.shelves) == 3 for held in node.held.values())
+    assert all(len(held.range.shards) == 3 for held in node.copies.values())
     return node
 
 
 def values_of(node: Node) -> dict[int, Any]:
     """All tensors, and what else a refused command does not change: only its number is had."""
     found = {}
-    for number, held in node.held.items():
+    for number, held in node.copies.items():
         text, tensors = held.range.state()
         state = json.loads(text)
         del state["version"], state["had"]
-        kept = [table for table in state["shelves"] if table["tensors"] or table["round"]]
+        kept = [table for table in state["shards"] if table["tensors"] or table["round"]]
         found[number] = [kept, state["clocks"], [t.tolist() for t in tensors if t.count_nonzero()]]
     return found
 
@@ -280,7 +280,7 @@ def test_a_server_survives_any_message_from_anyone(said):
     node = made_node()
     for sender, message in said:
         before = values_of(node)
-        held = set(node.held)
+        held = set(node.copies)
         try:
             node.receive(sender, message)
         except CommError:
@@ -290,7 +290,7 @@ def test_a_server_survives_any_message_from_anyone(said):
         refused = any(isinstance(one, Refused) for one in out)
         if refused and len(out) == 1 and isinstance(message, Read):
             assert values_of(node) == before
-        assert set(node.held) >= held
+        assert set(node.copies) >= held
 
 
 @pytest.mark.parametrize(
@@ -346,10 +346,10 @@ def test_a_table_for_which_there_is_no_memory_is_refused_when_it_is_written_to()
 )
 def test_nonsense_from_another_server_is_malformed_and_changes_nothing(message):
     node = made_node()
-    before = values_of(node), node.held[0].range.version
+    before = values_of(node), node.copies[0].range.version
     with pytest.raises(Malformed):
         node.receive(BEFORE, message)
-    assert (values_of(node), node.held[0].range.version) == before
+    assert (values_of(node), node.copies[0].range.version) == before
 
 
 def test_all_that_these_raise_is_in_the_tree_of_errors():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from farandole.errors import UserError
 from farandole.server.filters.key_cache import KeyReceiver, KeySender
-from farandole.server.protocol import payload, wire
+from farandole.server.protocol import payload
 from farandole.server.protocol.arena import Arena
 from farandole.server.protocol.messages import (
     Ack,
@@ -37,6 +37,7 @@ from farandole.server.protocol.messages import (
     Snapshot,
 )
 from farandole.server.protocol.payload import Malformed, UnknownKeys
+from farandole.server.protocol.record import RECORD_BYTES
 from farandole.server.protocol.wire import decode, encode, pages
 
 TYPES = typing.get_args(Message)
@@ -291,7 +292,7 @@ def patched(
 
 def entry(frames: list[memoryview], dtype: int, place: int, offset: int, length: int) -> None:
     """Overwrites what is said about the first tensor of the first message."""
-    at = HEADER_BYTES + wire._RECORD.size
+    at = HEADER_BYTES + RECORD_BYTES
     payload.ENTRY.pack_into(frames[0], at, dtype, place, offset, length)
 
 
@@ -328,7 +329,7 @@ def test_what_is_wrong_is_said(offset: int, content: bytes, reason: str) -> None
 def test_a_cause_that_is_none() -> None:
     for message in (Refused(1, Problem("")), Command(Kind.VOID, 1, ticket=1)):
         frames = arrived(encode([message]))
-        frames[0][HEADER_BYTES + wire._RECORD.size - 8] = 9
+        frames[0][HEADER_BYTES + RECORD_BYTES - 8] = 9
         with pytest.raises(Malformed, match="no cause 9 of a refusal"):
             decode(frames)
 

@@ -148,11 +148,11 @@ def test_pieces_are_all_of_it_once(shape: tuple[int, int]) -> None:
 def test_a_round_in_half_precision_loses_nobody(dtype: str) -> None:
     """A sum of 256 in bfloat16 would swallow every further 1."""
     table = Table.dense("t", 4, ranges=1, dtype=dtype, rounds=True)
-    shelf = TableShard(table, 0, parse_rule(table.rule))
+    shard = TableShard(table, 0, parse_rule(table.rule))
     members = range(1, 5000)
     for member in members:
         values = torch.ones(4, dtype=table.torch_dtype)
-        assert shelf.push(Command(Kind.PUSH, 0, sender=member, stop=4, values=values))
-    assert shelf.end_round(frozenset(members))
-    _, (weights, *_) = shelf.state()
+        assert shard.push(Command(Kind.PUSH, 0, sender=member, stop=4, values=values))
+    assert shard.end_round(frozenset(members))
+    _, (weights, *_) = shard.state()
     assert weights.tolist() == [1.0] * 4

@@ -311,7 +311,7 @@ def test_a_loss_that_nobody_reports_is_asked_for(tmp_path: Path) -> None:
                 F.cross_entropy(wrapped(x), y).backward()
                 opt.step()
 
-    with pytest.raises(UserError, match=r"run\.report\(loss\)"):
+    with pytest.raises(UserError, match=r"run\.observe_loss\(loss\)"):
         run_world(2, body, folder=tmp_path, sync=Daso(), topology=Topology.declared([1, 1]))
 
 

@@ -27,7 +27,7 @@ from farandole.testing import run_world
 from farandole.train import Run
 
 
-def word(**values: float) -> RankStatus:
+def status(**values: float) -> RankStatus:
     """Of a rank that has taken steps since the last meeting, at rate 0.1."""
     defaults = {"logged": math.nan, "pending": 1.0, "rate": 0.1}
     return RankStatus(**{**dict.fromkeys(RankStatus._fields, 0.0), **defaults, **values})
@@ -43,7 +43,9 @@ class Meetings:
     def meet(self, loss: float, *, after: float = 10, rate: float = 0.1) -> int:
         """The period after a meeting `after` seconds later."""
         self.now += after
-        said = word(loss_sum=20 * loss, loss_count=20, seconds=self.now, steps=self.now, rate=rate)
+        said = status(
+            loss_sum=20 * loss, loss_count=20, seconds=self.now, steps=self.now, rate=rate
+        )
         self.note = self.period.after([said, said])
         return self.period.steps
 
@@ -90,17 +92,17 @@ def test_by_steps_instead_of_seconds() -> None:
     period = FallingPeriod(AdaComm(start=16, steps=100))
     for steps, expected in [(50, 16), (99, 16), (100, 8), (199, 8), (205, 4)]:
         loss = {50: 4.0, 99: 1.0, 100: 1.0}.get(steps, 0.25)
-        said = word(steps=steps, loss_sum=20 * loss, loss_count=20, seconds=1e6)
-        period.after([word(steps=steps - 7, seconds=1e6), said])  # the rank that is ahead counts
+        said = status(steps=steps, loss_sum=20 * loss, loss_count=20, seconds=1e6)
+        period.after([status(steps=steps - 7, seconds=1e6), said])  # the rank that is ahead counts
         assert period.steps == expected, steps
 
 
 def test_rank_0_s_clock_counts() -> None:
     period = FallingPeriod(AdaComm(start=16, seconds=10))
-    period.after([word(loss_sum=4, loss_count=1, seconds=9), word(seconds=11)])
-    period.after([word(loss_sum=4, loss_count=1, seconds=9.9), word(seconds=50)])
+    period.after([status(loss_sum=4, loss_count=1, seconds=9), status(seconds=11)])
+    period.after([status(loss_sum=4, loss_count=1, seconds=9.9), status(seconds=50)])
     assert period.steps == 16
-    period.after([word(loss_sum=4, loss_count=1, seconds=10), word(seconds=0)])
+    period.after([status(loss_sum=4, loss_count=1, seconds=10), status(seconds=0)])
     assert period.steps == 8
 
 
@@ -108,9 +110,9 @@ def test_nothing_is_decided_where_nothing_was_learned() -> None:
     """The end of an epoch that ends with a period has two meetings."""
     period = FallingPeriod(AdaComm(start=16, seconds=10))
     loss = {"loss_sum": 4.0, "loss_count": 1.0}
-    assert period.after([word(**loss, seconds=11)]) is not None
-    assert period.after([word(**loss, seconds=30, pending=0.0)]) is None
-    assert period.after([word(**loss, seconds=30)]) is not None
+    assert period.after([status(**loss, seconds=11)]) is not None
+    assert period.after([status(**loss, seconds=30, pending=0.0)]) is None
+    assert period.after([status(**loss, seconds=30)]) is not None
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_a_loss_is_the_mean_of_at_least_twenty_batches() -> None:
     period = FallingPeriod(AdaComm(start=100, seconds=10))
 
     def meet(loss: float, batches: float, seconds: float) -> dict[str, Any] | None:
-        said = word(loss_sum=loss * batches, loss_count=batches, seconds=seconds)
+        said = status(loss_sum=loss * batches, loss_count=batches, seconds=seconds)
         return period.after([said, said])
 
     meet(8.0, 10, 1)
@@ -156,11 +158,11 @@ def test_a_loss_is_the_mean_of_at_least_twenty_batches() -> None:
 def test_what_is_logged_counts_where_nothing_is_reported() -> None:
     period = FallingPeriod(AdaComm(start=16, seconds=10))
     assert period.lacks_loss
-    period.after([word(seconds=11), word(logged=3, logs=1)])  # another rank's log is not heard
+    period.after([status(seconds=11), status(logged=3, logs=1)])  # another rank's log is not heard
     assert period.lacks_loss
-    period.after([word(logged=4, logs=1, seconds=12)])
+    period.after([status(logged=4, logs=1, seconds=12)])
     assert not period.lacks_loss
-    note = period.after([word(logged=1, logs=2, seconds=22)])
+    note = period.after([status(logged=1, logs=2, seconds=22)])
     assert note is not None
     assert (note["period"], note["loss"]) == (8, 1)
 
@@ -168,9 +170,9 @@ def test_what_is_logged_counts_where_nothing_is_reported() -> None:
 def test_what_is_logged_does_not_count_where_losses_are_reported() -> None:
     """It may be a loss of another kind, such as that of the test data."""
     period = FallingPeriod(AdaComm(start=16, seconds=10))
-    period.after([word(loss_sum=20, loss_count=5, seconds=1)])
-    period.after([word(logged=100, logs=1, seconds=2)])  # no batch since the last meeting
-    note = period.after([word(loss_sum=5, loss_count=5, seconds=10, logged=100, logs=1)])
+    period.after([status(loss_sum=20, loss_count=5, seconds=1)])
+    period.after([status(logged=100, logs=1, seconds=2)])  # no batch since the last meeting
+    note = period.after([status(loss_sum=5, loss_count=5, seconds=10, logged=100, logs=1)])
     assert note is not None
     assert note["loss"] == 2.5
 
@@ -178,10 +180,10 @@ def test_what_is_logged_does_not_count_where_losses_are_reported() -> None:
 @pytest.mark.parametrize("logged", [math.nan, math.inf, -math.inf])
 def test_a_logged_loss_that_is_no_number_is_not_heard(logged: float) -> None:
     period = FallingPeriod(AdaComm(start=16, seconds=10))
-    period.after([word(logged=logged, logs=1, seconds=1)])
+    period.after([status(logged=logged, logs=1, seconds=1)])
     assert period.lacks_loss
-    period.after([word(logged=4, logs=2, seconds=2)])
-    note = period.after([word(logged=logged, logs=3, seconds=10)])
+    period.after([status(logged=4, logs=2, seconds=2)])
+    note = period.after([status(logged=logged, logs=3, seconds=10)])
     assert note is not None
     assert note["loss"] == 4
 
@@ -392,7 +394,7 @@ def test_without_a_loss_the_second_epoch_does_not_begin(
     sync: Strategy, script: Script, tmp_path: Path
 ) -> None:
     def body(run: Run) -> str:
-        with pytest.raises(UserError, match=r"run\.report\(loss\).*run\.log\(loss") as caught:
+        with pytest.raises(UserError, match=r"run\.observe_loss\(loss\).*run\.log\(loss") as caught:
             script(run)
         return str(caught.value)
 

@@ -260,18 +260,18 @@ def test_what_is_not_finite_stops_all_and_reaches_none(
 # What ranks tell each other
 
 
-def word(**values: float) -> RankStatus:
+def status(**values: float) -> RankStatus:
     return RankStatus(**{**dict.fromkeys(RankStatus._fields, 0.0), "logged": math.nan, **values})
 
 
 def test_the_loss_is_the_mean_of_all_batches() -> None:
-    assert loss_of([word(loss_sum=6, loss_count=3), word(loss_sum=2, loss_count=1)]) == 2
-    assert loss_of([word(loss_sum=6, loss_count=3), word(logged=9)]) == 2
+    assert loss_of([status(loss_sum=6, loss_count=3), status(loss_sum=2, loss_count=1)]) == 2
+    assert loss_of([status(loss_sum=6, loss_count=3), status(logged=9)]) == 2
 
 
 def test_else_it_is_what_rank_0_logged() -> None:
-    assert loss_of([word(logged=3), word(logged=5)]) == 3
-    assert loss_of([word(), word(logged=5)]) is None
+    assert loss_of([status(logged=3), status(logged=5)]) == 3
+    assert loss_of([status(), status(logged=5)]) is None
 
 
 def test_losses_are_told_once() -> None:
