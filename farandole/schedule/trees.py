@@ -48,6 +48,10 @@ def double_tree(ranks: int, segments: int = 8) -> Schedule:
         parts = []
         for tree, place in enumerate(places):
             child, above, chunk = place[below], place[parent[below]], tree * segments
+            # An edge at depth d carries segment s up in turn height − d + s: what comes from below
+            # the child went one turn before. It carries s down in turn height + d − 1 + s: one turn
+            # after the parent got it. So a segment is whole before it is copied. Both trees run at
+            # once, because they have no chunk in common.
             rising = turn - (height - depth[below])
             now = (rising >= 0) & (rising < segments)
             at = chunk + rising[now]

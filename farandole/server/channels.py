@@ -12,8 +12,8 @@ Line greet it again. A refusal is kept, to explain why nothing answers: it may c
 who has got the port for a while, and a Welcome that comes later still counts. When to give up
 waiting is for the caller to say.
 
-Whoever does not know the password is not let in, and nothing they send is kept. Frames travel in parts of
-at most 256 KiB (sockets.py).
+Whoever does not know the password is not let in, and nothing they send is kept. Frames travel in
+parts of at most 256 KiB (sockets.py).
 
 Messages can get lost: when a connection breaks, all that were under way do. Those that arrive do so
 whole, once, and in the order of sending, and whoever sends again after a while loses nothing.

@@ -1,14 +1,15 @@
 """Who may open a connection to a server's data port, decided before anything of it is kept.
 
 A ZeroMQ socket without a mechanism takes messages of any number of frames from whoever connects,
-and holds them until they are complete. So data ports use PLAIN: a connection begins with a password,
-and until the password is checked ZeroMQ takes one frame of at most FRAME_BYTES from it, for at most
-HANDSHAKE_SECONDS (sockets.py).
+and holds them until they are complete. So data ports use PLAIN. A connection begins with a
+password. Until that is checked, ZeroMQ takes one frame of at most FRAME_BYTES from the connection,
+for at most HANDSHAKE_SECONDS (sockets.py).
 
-The password is derived from the job's key and the number of the port. It proves less than the greeting
-that follows (handshake.py): it travels in the clear, so whoever can listen on the network can say
-it again at this port. That opens a connection, and nothing that comes on it is believed without a
-seal. Who took over the port of a dead server and is told the password can use it nowhere else.
+The password is derived from the job's key and the number of the port. It proves less than the
+greeting that follows (handshake.py): it travels in the clear, so whoever can listen on the network
+can repeat it at this port. That opens a connection, and nothing that comes on it is believed
+without a seal. Whoever takes over the port of a dead server and hears the password can use it
+nowhere else.
 """
 
 from __future__ import annotations

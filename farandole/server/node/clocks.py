@@ -25,9 +25,9 @@ class Clocks:
     def members(self) -> frozenset[int]:
         return frozenset(self._members)
 
-    # Invariant: the slowest clock never runs ahead of an update that is still on its way. A member's
-    # pushes and ticks reach a range in the order in which it sent them, so when its tick for clock c
-    # is here, all that it pushed up to c is here. That holds range by range; no clock is global.
+    # Invariant: no clock here runs ahead of an update that is still on its way. A member's pushes
+    # and ticks reach a range in the order in which it sent them. So when its tick for clock c is
+    # here, all that it pushed up to c is here. That holds range by range; no clock is global.
 
     @property
     def slowest(self) -> int:

@@ -1,4 +1,4 @@
-"""What a `Port` and a `Line` do alike with their sockets. The protocol is described in channels.py."""
+"""What a `Port` and a `Line` do alike with their sockets. For the protocol see channels.py."""
 
 from __future__ import annotations
 

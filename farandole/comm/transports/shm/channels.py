@@ -60,7 +60,8 @@ class Channels:
     def _require_peers(self, peers: Sequence[int], since: float) -> None:
         for peer in peers:
             lost = self.semaphores.lost(peer, since)
-            # One that has ended may have filled what we wait for before; then there is a ring.
+            # A peer that has ended may have filled what we wait for before. It rang after that, so
+            # look at the bell once more after having seen that the peer is gone.
             if lost is not None and not self.semaphores.sleep(self.bell(self.rank)):
                 raise lost
 

@@ -26,7 +26,7 @@ import torch
 
 from farandole.comm.transports.messages import PeerLost
 
-SEMAPHORE_BYTES = 64  # a sem_t takes 32 at most; a cache line each, so that neighbours do not fight
+SEMAPHORE_BYTES = 64  # a sem_t takes 32 at most; a cache line each, so that none is shared
 _SLICE_SECONDS = 0.05  # how long to sleep before asking whether the peer still lives
 _SPIN_SECONDS = 50e-6
 _MAP_FIXED = 0x10  # on all Linux architectures that PyTorch runs on
@@ -193,7 +193,10 @@ class Semaphores:
                 return
         while not self._sleep(address, _SLICE_SECONDS):
             lost = self.lost(peer, begin)
-            if lost is not None and self._try(address):  # it may have posted, then ended
+            # The order matters: look whether the peer lives, then try once more. The other way
+            # round, a peer that posts and ends between the two would be taken for lost, and its
+            # last contribution with it.
+            if lost is not None and self._try(address):
                 raise lost
 
     def value(self, index: int) -> int:
