@@ -36,12 +36,12 @@ os.environ["FARANDOLE_FORK"] = "0"
 import hypothesis
 import psutil
 import pytest
-from order import ordered
-from warm_starts import WarmStarts, fresh_starts
 
 from farandole.emulate import namespaces
 from farandole.errors import UserError
 from farandole.launch.one_host_mpi import one_host_variables
+from tests.support.order import ordered
+from tests.support.warm_starts import WarmStarts, fresh_starts
 
 # Hypothesis' own limit of time per example would be a timed test: the first one loads torch.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -54,6 +54,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 REPOSITORY = Path(__file__).parents[1]
 WARM_SERVER = Path(__file__).parent / "support" / "warm_server.py"
 ROOM_BYTES = 1 << 15
+MOST_WORKERS = 12  # each takes a GB
 MARK = "FARANDOLE_TEST"
 # What launchers and users set, and what would change how a job starts or how its output looks.
 FOREIGN = re.compile(
@@ -104,6 +105,11 @@ def require(name: str) -> None:
     if found is None:
         give_up = pytest.fail if os.environ.get("FARANDOLE_TEST_REQUIRE") == "all" else pytest.skip
         give_up(message)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """How many tests run side by side: three for two cores, since most wait for others at times."""
+    return max(2, min(MOST_WORKERS, len(os.sched_getaffinity(0)) * 3 // 2))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""quick.py [SINCE]: runs the tests of what has changed, for about a minute. `make quick`.
+"""python -m tests.support.quick [SINCE]: a minute of tests of what has changed. `make quick`.
 
 What has changed are the files that differ from the commit SINCE (by default, where this branch left
 main), with those that git does not know yet. For a module these are the test files that import it,
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from order import weight
+from tests.support.order import weight
 
 ROOT = Path(__file__).parents[2]
 BUDGET_SECONDS = 90.0  # of two cores

@@ -31,12 +31,11 @@ from importlib.util import find_spec
 from json import loads
 from pathlib import Path
 
-from warm_starts import LENGTH, NOBODY, STARTED, Request, WarmStarts
-
 from farandole.system.orphans import end_with_parent
 from farandole.worker.forking import forked
 from farandole.worker.forking.afresh import Beginning, execute
 from farandole.worker.forking.preloaded import Preloaded
+from tests.support.warm_starts import LENGTH, NOBODY, STARTED, Request, WarmStarts
 
 MODULES = (
     "torch",
@@ -46,8 +45,9 @@ MODULES = (
     "farandole.launch.backends.local",
     "farandole.cli",
 )
-# Modules that start further processes as their work.
+# What starts further processes as its work: modules, and a folder of scripts.
 LAUNCHERS = ("farandole", "torch.distributed.run")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Read by the interpreter or by a library before any script; numbers of threads can be set later.
 READ_EARLY = re.compile(
     r"PYTHON(?!UNBUFFERED$|PATH$)|LD_|LC_|LANG|MALLOC_|GLIBC_|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|BLIS_|"
@@ -130,7 +130,10 @@ def _show(variables: Mapping[str, str]) -> bool:
 
 
 def _starts_others(command: Sequence[str]) -> bool:
-    return command[1] == "-m" and command[2] in LAUNCHERS
+    _, first, *rest = command
+    if first == "-m":
+        return rest[0] in LAUNCHERS
+    return Path(first).resolve().is_relative_to(BENCHMARKS)
 
 
 def _serve(connection: socket.socket) -> Request | None:

@@ -123,8 +123,7 @@ def _understand(arguments: Sequence[Any]) -> tuple[Request, Sequence[int]] | Non
     pairs = env if env is not None else [name + b"=" + os.environb[name] for name in os.environb]
     variables = dict(os.fsdecode(pair).split("=", 1) for pair in pairs)
     command = [os.fsdecode(word) for word in words]
-    if is_this_python(command[0], variables.get("PATH")):
-        command[0] = sys.executable
+    command = spelled_out(command, variables.get("PATH"))
     tied = getattr(before, "__qualname__", None) == _TIE
     plain = rest == [-1, None, None, None, -1]  # process group, gid, groups, uid, umask
     if not (close_fds and plain and (before is None or tied) and is_script(command, cwd)):
@@ -146,12 +145,17 @@ def _understand(arguments: Sequence[Any]) -> tuple[Request, Sequence[int]] | Non
     return request, [*streams, *kept]
 
 
-def is_this_python(program: str, path: str | None) -> bool:
-    """Whether it is the interpreter of this environment, by another of its names."""
-    if not Path(program).name.startswith("python"):
-        return False
-    found = shutil.which(program, path=path)
-    return found is not None and Path(found).parent == Path(sys.executable).parent
+def spelled_out(command: Sequence[str], path: str | None) -> list[str]:
+    """With this environment's interpreter in front, if it is named otherwise (`python`) or left to
+    the system (`farandole`)."""
+    program, *arguments = command
+    name = Path(program).name
+    if name == "farandole" or name.startswith("python"):
+        found = shutil.which(program, path=path)
+        if found is not None and Path(found).parent == Path(sys.executable).parent:
+            module = ["-m", "farandole"] if name == "farandole" else []
+            return [sys.executable, *module, *arguments]
+    return list(command)
 
 
 def is_script(command: Sequence[str], cwd: Any) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import queue
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from farandole.testing import run_world
 from farandole.topology import Topology
 from farandole.train import Run
 from tests.conftest import Sandbox
+from tests.support.standstill import wait_until_asleep
 
 EPOCHS, BATCH, COUNT = 3, 12, 43  # the last batch is uneven between ranks
 RATE, FALL = 0.1, 0.6
@@ -404,14 +406,17 @@ def test_statistics_are_averaged_at_the_end_of_a_pass(tmp_path: Path) -> None:
 
 def test_nobody_steps_while_another_still_evaluates(tmp_path: Path) -> None:
     happened: list[str] = []
+    other: queue.Queue[int] = queue.Queue()
 
     def body(run: Run) -> None:
         model = mlp()
         wrapped, optimizer = run.distribute(model, sgd(model))
         source = data()
         for epoch in run.epochs(2):
+            if epoch == 1 and run.rank == 1:
+                other.put(threading.get_native_id())
             if epoch == 1 and run.rank == 0:
-                time.sleep(0.2)  # long enough for the other to step, if nothing held it
+                wait_until_asleep(os.getpid(), [other.get(timeout=60)])  # or it has stepped by now
                 happened.append("evaluated")
             for x, y in run.loader(source, global_batch_size=BATCH):
                 F.cross_entropy(wrapped(x), y).backward()

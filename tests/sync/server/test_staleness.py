@@ -8,8 +8,8 @@ everywhere is the oracle: whatever the order of the updates, none may be lost an
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
@@ -33,6 +33,7 @@ from farandole.sync import AllReduce, Local, Server, Strategy, parse
 from farandole.testing import run_world
 from farandole.topology import Topology
 from farandole.train import Run
+from tests.support.standstill import wait_until_asleep
 
 Tensors = dict[str, torch.Tensor]
 MakeOptimizer = Callable[[nn.Module], Optimizer]
@@ -383,13 +384,16 @@ def test_nobody_runs_further_ahead_than_the_bound(bound: int, update: str, tmp_p
     """A worker at clock c goes on when the slowest has reached c − s."""
     others, steps = Others(2), 8
     seen: list[int] = []
+    threads: dict[int, int] = {}
 
     def body(run: Run) -> float:
+        threads[run.rank] = threading.get_native_id()
+
         def before(step: int) -> None:
             if run.rank == 1:
                 if step == 0:
                     others.wait_until(0, bound + 2)
-                    time.sleep(0.2)  # it would go on now, if it might
+                    wait_until_asleep(os.getpid(), [threads[0]])  # or it has gone on by now
                     seen.append(others.begun[0])
                 others.begin(1)
             else:
