@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from farandole.worker.failure import Failure
 
 
-def tell_end(outcome: Outcome, workers: int, who: str = "rank") -> None:
+def print_outcome(outcome: Outcome, workers: int, who: str = "rank") -> None:
     """`who` it is that has a number: in an elastic job ranks change, and workers have one."""
     if outcome.stopped_by is not None:
         click.secho(f"farandole: stopped by {outcome.stopped_by}; no worker is left", err=True)

@@ -1,4 +1,11 @@
-"""Starts a worker on another host by ssh, where an attendant looks after it.
+"""Workers on other hosts: started by ssh, each under an agent that looks after it there.
+
+    this host                                               other hosts
+    ┌──────────────────────────────────┐   ssh     ┌────────────────────────────┐
+    │ launcher                         │ ────────▶ │ agent ──▶ worker           │ × n
+    │ store, at an address that the    │ ◀──────── │                            │
+    │ others reach       worker × m    │  store    └────────────────────────────┘
+    └──────────────────────────────────┘
 
 ssh asks nobody for a password and accepts no key of a host that it does not know: both would leave
 the job waiting. What it complains about is among the worker's errors.
@@ -11,6 +18,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -18,8 +26,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from farandole.environment import GRACE
 from farandole.errors import LaunchError
+from farandole.launch.backends.base import WorkerSpec
 from farandole.launch.backends.ssh.agent import END, OUTPUT, WARNING, Order, read_frame
+from farandole.launch.endpoint import LauncherEndpoint
+from farandole.launch.job import Job
+from farandole.launch.job_directory import JobDirectory
+from farandole.system.job_processes import IDENTITY
 from farandole.system.orphans import tied_to_this_process
 
 UNREACHABLE = 255
@@ -66,16 +80,17 @@ class RemoteWorker:
     """
 
     pid: int | None = None  # its process is on the other host
+    stop_margin_seconds = 15.0
 
     def __init__(self, host: str, ssh: Ssh, order: Order, out: Path, err: Path, error: Path):
         self.host = host
         self._files = {OUTPUT: out, END: error}
         self._err = err
         self._exit_code: int | None = None
-        # Standard input carries the rest; this is what it takes to find the attendant at all.
+        # Standard input carries the rest; this is what it takes to find the agent at all.
         path = {key: order.variables[key] for key in ("PYTHONPATH",) if key in order.variables}
-        attendant = [sys.executable, "-m", "farandole.launch.backends.ssh.agent"]
-        command = ["env", *(f"{key}={value}" for key, value in path.items()), *attendant]
+        agent = [sys.executable, "-m", "farandole.launch.backends.ssh.agent"]
+        command = ["env", *(f"{key}={value}" for key, value in path.items()), *agent]
         with err.open("ab") as complaints:
             try:
                 self._ssh = subprocess.Popen(
@@ -100,23 +115,30 @@ class RemoteWorker:
             return None
         return UNREACHABLE if self._exit_code is None else self._exit_code
 
+    @property
+    def advice(self) -> str:
+        """The agent reports every end. Without a report, ssh has failed or the host was lost."""
+        if self.poll() is None or self._exit_code is not None:
+            return ""
+        return f"host {self.host} cannot be reached by ssh, or was lost: try `ssh {self.host}`"
+
     def stop(self) -> None:
-        """Asks it to end; its attendant sees to it that it does."""
+        """Its agent sees to it that it ends."""
         assert self._ssh.stdin is not None
         with contextlib.suppress(OSError):
             self._ssh.stdin.close()
 
-    def warn(self) -> None:
-        """Sends it SIGUSR1: a scheduler says that it will end the job."""
+    def send(self, number: signal.Signals) -> None:
+        """Only SIGUSR1, with which a scheduler says that it will end the job, can be sent."""
+        assert number is signal.SIGUSR1
         assert self._ssh.stdin is not None
         with contextlib.suppress(OSError, ValueError):  # it has gone, or was stopped
             self._ssh.stdin.write(WARNING)
             self._ssh.stdin.flush()
 
     def kill(self) -> None:
-        """Gives up the connection."""
+        """Gives up the connection: its end makes the agent, if there is one, end the worker."""
         self._ssh.kill()
-        self._ssh.wait()
 
     def _listen(self, order: Order) -> None:
         assert self._ssh.stdin is not None
@@ -138,3 +160,41 @@ class RemoteWorker:
         self._exit_code = int(said["exit_code"])
         if said["error"] is not None:
             self._files[END].write_text(said["error"])
+
+
+class SshBackend:
+    """Starts workers on other hosts."""
+
+    def __init__(
+        self, job: Job, directory: JobDirectory, endpoint: LauncherEndpoint, ssh: Ssh
+    ) -> None:
+        self._job = job
+        self._directory = directory
+        self._endpoint = endpoint
+        self._ssh = ssh
+
+    def reaches(self, host: str) -> bool:
+        """ssh says later whether it does."""
+        return True
+
+    def start(self, spec: WorkerSpec) -> RemoteWorker:
+        directory, job = self._directory, self._job
+        variables = {
+            **exported(),
+            "LOCAL_WORLD_SIZE": str(spec.local_workers),  # for its share of the cores
+            **spec.variables,
+            **self._endpoint.remote_variables(),
+            **job.environment,
+            **(job.per_rank[spec.number] if job.per_rank else {}),
+            IDENTITY: directory.identity,
+            GRACE: f"{job.grace_seconds:g}",
+        }
+        order = Order(
+            (job.program, *job.command),
+            str(Path.cwd()),
+            variables,
+            directory.in_one_file,
+            job.grace_seconds,
+        )
+        files = (directory.stdout_file, directory.stderr_file, directory.error_file)
+        return RemoteWorker(spec.host, self._ssh, order, *(file(spec.number) for file in files))

@@ -1,4 +1,4 @@
-"""What a worker is told of its seat: the variables that `farandole.worker.environment` reads.
+"""The variables that tell a worker its rank; `farandole.worker.environment` reads them.
 
 They are those of TorchElastic's agent. Scripts written for Horovod may look for its own names too.
 """
@@ -8,23 +8,10 @@ from __future__ import annotations
 import os
 
 from farandole.topology import Topology
-from farandole.worker.store.address import StoreAddress
 
 
-def seat_variables(
-    topology: Topology,
-    rank: int,
-    *,
-    address: str,
-    port: int,
-    store: StoreAddress,
-    identity: str,
-) -> dict[str, str]:
-    """The seat of a rank whose launcher's store is `store`.
-
-    At `address` and `port` it also answers PyTorch's own clients: those of scripts that call
-    `init_process_group` themselves.
-    """
+def rank_variables(topology: Topology, rank: int, identity: str) -> dict[str, str]:
+    """Those of one rank of the job with this `identity`. `LauncherEndpoint` has the rest."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(topology.local_rank(rank)),
@@ -35,19 +22,15 @@ def seat_variables(
         "ROLE_WORLD_SIZE": str(topology.size),
         "GROUP_WORLD_SIZE": str(len(topology.hosts)),
         "ROLE_NAME": "worker",
-        **store.variables(),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": identity,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
 
 
-def horovod_seat(topology: Topology, rank: int) -> dict[str, str]:
-    """The same seat in Horovod's words. `cross` counts the hosts that have such a local rank."""
+def horovod_rank_variables(topology: Topology, rank: int) -> dict[str, str]:
+    """The same in Horovod's words. `cross` counts the hosts that have such a local rank."""
     local = topology.local_rank(rank)
     peers = [host.ranks[local] for host in topology.hosts if len(host.ranks) > local]
     return {
