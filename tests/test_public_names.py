@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # From the lowest room to the highest; a room may import those below it only.
 FLOORS = (
     {"errors", "environment"},
-    {"options", "topology", "files", "serialization", "system", "models", "optim"},
+    {"options", "registry", "topology", "files", "serialization", "system", "models", "optim"},
     {"schedule", "trace", "emulate"},
     {"comm", "report"},
     {"server", "layout", "data"},

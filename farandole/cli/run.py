@@ -18,7 +18,7 @@ from farandole.cli.options import (
     sync_option,
 )
 from farandole.errors import FarandoleError, UserError
-from farandole.launch.ends import tell_end
+from farandole.launch.outcome_text import print_outcome
 
 if TYPE_CHECKING:
     from farandole.launch.job import Job
@@ -197,7 +197,7 @@ def run(
 
     from farandole import environment as variables
     from farandole.comm import check_transport
-    from farandole.launch.backends.local import Job, launch
+    from farandole.launch.launcher import Job, launch
     from farandole.launch.servers import (
         OthersServers,
         OwnServers,
@@ -264,7 +264,7 @@ def run(
     finally:
         if trace is not None:
             _merge(trace)
-    tell_end(outcome, count)
+    print_outcome(outcome, count)
     if joined_file is not None and outcome.joined:
         joined_file.touch()
     sys.exit(outcome.exit_code)
@@ -287,7 +287,7 @@ def _refuse_settings_of_our_own(given: dict[str, Any]) -> None:
 def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
     """Where `import horovod` is ours, and each worker is told its seat in Horovod's words too."""
     from farandole.horovod.aliases import shim_variables
-    from farandole.launch.seats import horovod_seat
+    from farandole.launch.rank_variables import horovod_rank_variables
     from farandole.topology import Topology
     from farandole.train.settings import declared_hosts
 
@@ -297,7 +297,7 @@ def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
     return replace(
         job,
         environment={**job.environment, **shim_variables(), **timeline},
-        per_rank=[horovod_seat(topology, rank) for rank in range(job.workers)],
+        per_rank=[horovod_rank_variables(topology, rank) for rank in range(job.workers)],
     )
 
 

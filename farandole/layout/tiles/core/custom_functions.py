@@ -54,6 +54,7 @@ def watch_custom_functions() -> None:
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         divided = any(isinstance(each, Divided) for each in args)
+        divided = divided and not _is_of_checkpoint(cls)
         flow = divided_leaves(args)[0].flow if divided else _flow_for(cls, args)
         if flow is None:
             return torch._C._FunctionBase.__dict__["apply"].__get__(None, cls)(*args, **kwargs)
@@ -90,11 +91,17 @@ def _watch_checkpoints() -> None:
     checkpoint._checkpoint_without_reentrant_generator = runs_once  # type: ignore[assignment]
 
 
+def _is_of_checkpoint(kind: type[Function]) -> bool:
+    """Whether torch's checkpoint keeps its inputs by it, and looks for them in its node; nothing is
+    computed by it. There is such a one until 2.11."""
+    return kind.__module__ == checkpoint.__name__ and kind is not CheckpointFunction
+
+
 def _flow_for(kind: type[Function], args: tuple[Any, ...]) -> Flow | None:
     """Of a call with whole tensors alone: the flow whose lanes share its gradient, if there is
     one."""
     flow = _AT_WORK.get()
-    if flow is None or kind.__module__.partition(".")[0] == _OURS:
+    if flow is None or kind.__module__.partition(".")[0] == _OURS or _is_of_checkpoint(kind):
         return None
     if kind is CheckpointFunction:  # what it runs may compute with tiles
         return flow

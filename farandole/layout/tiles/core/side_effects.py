@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from farandole.errors import UserError
 from farandole.layout.tiles.core.tile import Divided, Flow, function_name, refuse
 
-_TILES = __name__.rpartition(".")[0]
+_OURS = __name__.partition(".")[0]
 
 _METHODS = """
     __dlpack__ as_strided as_strided_ backward data_ptr pin_memory register_hook
@@ -85,7 +85,7 @@ def _is_of_weights_alone(tensors: Sequence[Tensor]) -> bool:
     while waiting:
         node: Any = waiting.pop()
         kind = getattr(node, "_forward_cls", None)
-        if kind is not None and kind.__module__.startswith(_TILES):
+        if kind is not None and kind.__module__.partition(".")[0] == _OURS:
             return False
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
