@@ -1,6 +1,6 @@
 """Long test files first, so that at the end no worker of the suite waits for another.
 
-`weights.json` has the seconds of the files that take longest, on one core; all others are short.
+`weights.json` has the seconds of the files that take longest, by name; all others are short.
 With `worksteal`, pytest-xdist gives each of its workers one stretch of the list of tests, and later
 takes from the end of the longest what is left. So the list is made of stretches: the long files are
 dealt to them, longest first, and the short ones follow. The tests of a file stay together, since
@@ -26,8 +26,8 @@ def ordered(tests: Sequence[T], file_of: Callable[[T], str], workers: int) -> li
         files.setdefault(file_of(test), []).append(test)
     stretches: list[list[T]] = [[] for _ in range(workers)]
     seconds = [0.0] * workers
-    long = sorted(filter(WEIGHTS.__contains__, files), key=weight, reverse=True)
-    for name in long:
+    long = [name for name in files if weight(name) > SHORT_SECONDS]
+    for name in sorted(long, key=weight, reverse=True):
         least = seconds.index(min(seconds))
         stretches[least] += files.pop(name)
         seconds[least] += weight(name)
@@ -37,4 +37,4 @@ def ordered(tests: Sequence[T], file_of: Callable[[T], str], workers: int) -> li
 
 
 def weight(file: str) -> float:
-    return WEIGHTS.get(file, SHORT_SECONDS)
+    return WEIGHTS.get(Path(file).name, SHORT_SECONDS)
