@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from farandole import environment
 from farandole.cli.options import (
     PASS_ON,
     check_script,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     "--trace",
     metavar="FILE.json",
     type=click.Path(path_type=Path),
-    envvar="FARANDOLE_TRACE",
+    envvar=environment.TRACE,
     help="Write a timeline of all ranks, for https://ui.perfetto.dev.",
 )
 @click.option(
@@ -185,7 +186,7 @@ def run(
     if transport == "mpi":
         raise UserError(
             "--transport mpi needs ranks that mpirun has started: "
-            f"FARANDOLE_TRANSPORT=mpi mpirun -n {workers or 2} python {script}"
+            f"{environment.TRANSPORT}=mpi mpirun -n {workers or 2} python {script}"
         )
 
     if workers is None and {"-n", "--workers"} & set(arguments):
@@ -195,7 +196,6 @@ def run(
 
     import torch
 
-    from farandole import environment as variables
     from farandole.comm import check_transport
     from farandole.launch.backends.local import Job, launch
     from farandole.launch.servers import (
@@ -222,28 +222,28 @@ def run(
             "Choose a strategy that needs them, such as --sync server, or leave --restarts out."
         )
     chosen = {
-        settings.SYNC: str(strategy) if strategy is not None else None,
-        settings.LAYOUT: settings.write_layout(place) if place is not None else None,
-        settings.NAME: name,
-        settings.FOLDER: str(runs) if runs else None,
-        settings.FALLBACK: "1" if fallback else None,
-        settings.SEED: str(seed) if seed is not None else None,
-        settings.SCRIPT: script,
-        settings.TRANSPORT: check_transport(transport) if transport is not None else None,
-        settings.CHECK_FINITE: "0" if no_check_finite else None,
+        environment.SYNC: str(strategy) if strategy is not None else None,
+        environment.LAYOUT: settings.write_layout(place) if place is not None else None,
+        environment.NAME: name,
+        environment.RUNS: str(runs) if runs else None,
+        environment.FALLBACK: "1" if fallback else None,
+        environment.SEED: str(seed) if seed is not None else None,
+        environment.SCRIPT: script,
+        environment.TRANSPORT: check_transport(transport) if transport is not None else None,
+        environment.CHECK_FINITE: "0" if no_check_finite else None,
     }
     if trace is not None:
         trace = trace.absolute()
-        chosen[settings.TRACE_PARTS] = str(tracing.prepare(trace))
-        chosen[settings.TRACE] = ""  # the ranks need not merge
+        chosen[environment.TRACE_PARTS] = str(tracing.prepare(trace))
+        chosen[environment.TRACE] = ""  # the ranks need not merge
     if hosts is not None:
         topology = settings.declared_hosts(hosts, count)  # or says what is wrong with it
         if strategy is not None and place is None:
             strategy.check_place(topology, "cuda" if torch.cuda.device_count() else "cpu")
-        chosen[settings.HOSTS] = hosts
+        chosen[environment.HOSTS] = hosts
     if isinstance(plan, OthersServers):
-        chosen[variables.SERVERS] = plan.address
-        chosen[variables.SERVER_KEY] = str(plan.key_file)
+        chosen[environment.SERVERS] = plan.address
+        chosen[environment.SERVER_KEY] = str(plan.key_file)
     job = Job(
         workers=count,
         command=(*(["-m"] if module else []), script, *arguments),
