@@ -29,6 +29,8 @@ from pathlib import Path
 # These tests run side by side, one a core: further threads in each only wait for their turn, and
 # burn time while they do. Said before torch is there to hear it; what a sandbox starts is not told.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Results are compared with those of CPUs, also where there is a GPU.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # A race inside of a test forks nothing from a further process. A sandbox is not told that either.
 os.environ["FARANDOLE_FORK"] = "0"
 

@@ -323,7 +323,7 @@ def test_without_a_codec_there_is_nothing_to_remember(tmp_path: Path) -> None:
             model = seeded(perceptron)
             wrapped = run.distribute(model, sync=sync)
             wrapped(torch.ones(1, 64)).sum().backward()
-            states.append(run._synchronizers[-1].state_dict())
+            states.append(run._session.models.synchronizers[-1].state_dict())
         return states
 
     raw, int8, fp16 = run_world(2, body, folder=tmp_path)[0]

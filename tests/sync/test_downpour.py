@@ -88,7 +88,7 @@ def test_how_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             step[0] = f"step {number + 1}"
 
         slope(run, 7, before=before)
-        store = run._synchronizers[0]._store  # type: ignore[attr-defined]
+        store = run._session.models.synchronizers[0]._store  # type: ignore[attr-defined]
         return int(store.updates("model 0 float64"))
 
     (pushes,) = run_world(1, body, folder=tmp_path, sync=Downpour(push=2, fetch=3))

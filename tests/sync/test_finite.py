@@ -334,7 +334,7 @@ def test_what_a_codec_remembers_stays_as_it_was(tmp_path: Path) -> None:
     def body(run: Run) -> bool:
         model = nn.Linear(40, 40)
         _, optimizer = once(run, model, torch.optim.SGD(model.parameters(), 0.1))
-        synchronizer = run._synchronizers[0]
+        synchronizer = run._session.models.synchronizers[0]
 
         def backward(factor: float) -> None:
             optimizer.zero_grad()
@@ -421,7 +421,7 @@ def test_a_run_that_is_to_stop_is_not_saved(tmp_path: Path) -> None:
             F.cross_entropy(model(x * (torch.nan if run.rank else 1.0)), y).backward()
             optimizer.step()
             break
-        run._broken_off = False  # in the middle of the pass
+        run._passes._unsettled = False  # in the middle of the pass
         return raised(run.save), is_finite(model)
 
     ends = world(2, body, tmp_path, "local:every=100,meet_epochs=no")

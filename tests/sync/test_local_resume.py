@@ -116,7 +116,7 @@ class Script:
             if self.save_at == (epoch, -1):
                 run.save(scheduler=scheduler.state_dict())
                 return {}
-        strategy = run._synchronizers[0].state_dict()
+        strategy = run._session.models.synchronizers[0].state_dict()
         strategy.pop("seconds", None)
         return {
             **dict(tensors("model", model.state_dict())),

@@ -425,7 +425,7 @@ def test_gradients_that_are_not_added_up_are_not_weighed(tmp_path: Path) -> None
 
 
 def train_and_change(run: Run, by: float, **options: Any) -> None:
-    run._checks_in_step = options.get("check", True)
+    run._session.models._checks_in_step = options.get("check", True)
     model = chain(1)
     _, optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), 0.1))
     data = TensorDataset(torch.ones(8, 5, dtype=torch.float64))
@@ -465,8 +465,8 @@ def test_a_script_leaves_it_out_by_an_argument_of_init(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with fd.init() as checking, fd.init(check_in_step=False) as not_checking:
-        assert checking._checks_in_step
-        assert not not_checking._checks_in_step
+        assert checking._session.models._checks_in_step
+        assert not not_checking._session.models._checks_in_step
 
 
 def test_ranks_that_never_meet_are_not_compared(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import Optimizer
@@ -37,6 +37,7 @@ class Cut:
     batch: int = 10
     epochs: int = 2
     image: bool = False
+    drop_last: bool = False
 
     def data(self) -> TensorDataset:
         generator = torch.Generator().manual_seed(1)
@@ -55,13 +56,11 @@ class World(Protocol):
 
 
 class Plain:
-    """PyTorch alone, on the steps of one worker; if so many workers cannot share the tail of an
-    epoch, it belongs to the step before, as the documentation says."""
+    """PyTorch alone, on the steps of one worker."""
 
-    def __init__(self, cut: Cut, size: int) -> None:
+    def __init__(self, cut: Cut) -> None:
         self.cut = cut
-        joins = Shares(cut.count, size, cut.batch).joined
-        self.shares = Shares(cut.count, size if joins else 1, cut.batch)
+        self.shares = Shares(cut.count, 1, cut.batch, cut.drop_last)
         self.epochs = 0
 
     def distribute(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
@@ -89,7 +88,7 @@ class Ranks:
         self.cut = cut
         self.run = run
         self.data = cut.data()
-        self.shares = Shares(cut.count, run.size, cut.batch)
+        self.shares = Shares(cut.count, run.size, cut.batch, cut.drop_last)
 
     def distribute(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
         if self.run.rank:  # rank 0's weights must win
@@ -99,7 +98,8 @@ class Ranks:
         return self.run.distribute(model, optimizer)[0]
 
     def epoch(self) -> Iterator[Batch]:
-        yield from self.run.loader(self.data, global_batch_size=self.cut.batch)
+        batch, drop_last = self.cut.batch, self.cut.drop_last
+        yield from self.run.loader(self.data, global_batch_size=batch, drop_last=drop_last)
 
     def evaluate(self, model: nn.Module) -> None:
         with torch.no_grad():
@@ -121,7 +121,7 @@ def both(
     def state(models: list[nn.Module]) -> dict[str, torch.Tensor]:
         return {f"{i}.{k}": v for i, model in enumerate(models) for k, v in weights(model).items()}
 
-    plain = state(scene(Plain(cut, size), cut))
+    plain = state(scene(Plain(cut), cut))
     ranks = run_world(
         size, lambda run: state(scene(Ranks(cut, run), cut)), folder=folder, sync=sync
     )
@@ -181,6 +181,29 @@ def with_adamw(world: World, cut: Cut) -> list[nn.Module]:
     model = seeded(mlp)
     # A large eps: where a gradient is nearly 0, Adam turns its last bit into a whole step.
     return fit(world, cut, model, torch.optim.AdamW(model.parameters(), 0.01, eps=1e-3))
+
+
+def with_adam(world: World, cut: Cut) -> list[nn.Module]:
+    model = seeded(mlp)
+    return fit(world, cut, model, torch.optim.Adam(model.parameters(), 0.01, eps=1e-3))
+
+
+def by_closure(world: World, cut: Cut) -> list[nn.Module]:
+    """L-BFGS computes gradients several times in a step."""
+    model = seeded(mlp)
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=3, history_size=2)
+    wrapped = world.distribute(model, optimizer)
+    for _ in range(cut.epochs):
+        for x, y in world.epoch():
+
+            def compute(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(wrapped(x), y)
+                loss.backward()
+                return loss
+
+            optimizer.step(compute)
+    return [model]
 
 
 def conv_with_batchnorm(world: World, cut: Cut) -> list[nn.Module]:
@@ -368,7 +391,9 @@ def regularised(world: World, cut: Cut) -> list[nn.Module]:
 
 SCENES: dict[str, Scene] = {
     "mlp": plain_mlp,
+    "adam": with_adam,
     "adamw": with_adamw,
+    "closure": by_closure,
     "accumulating": accumulating,
     "frozen": frozen,
     "tied": tied,
@@ -411,42 +436,46 @@ def test_parity_whatever_the_buckets(tmp_path: Path, bucket_mib: float) -> None:
     assert_parity(*both(tmp_path, plain_mlp, Cut(), 3, AllReduce(bucket_mib=bucket_mib)))
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+@pytest.mark.parametrize("name", ["mlp", "adam"])
+def test_37_samples_in_batches_of_6_on_4_workers(tmp_path: Path, name: str, epochs: int) -> None:
+    """The last step has one sample, and is a step of its own."""
+    assert_parity(*both(tmp_path, SCENES[name], Cut(37, 6, epochs), 4))
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(Cut(13, 6), id="all read the one sample of the last step"),
+        pytest.param(Cut(19, 16), id="all read its three samples"),
+        pytest.param(Cut(15, 6), id="each reads one of its three samples"),
+    ],
+)
+@pytest.mark.parametrize("name", SCENES)
+def test_parity_where_workers_share_samples(tmp_path: Path, name: str, cut: Cut) -> None:
+    assert_parity(*both(tmp_path, SCENES[name], cut, 4))
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     size=st.integers(2, 4),
     count=st.integers(4, 30),
     batch=st.integers(4, 12),
+    epochs=st.integers(1, 3),
     image=st.booleans(),
+    drop_last=st.booleans(),
 )
 def test_parity_on_any_numbers(
-    tmp_path_factory: pytest.TempPathFactory, size: int, count: int, batch: int, image: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    size: int,
+    count: int,
+    batch: int,
+    epochs: int,
+    image: bool,
+    drop_last: bool,
 ) -> None:
-    cut = Cut(count, batch, epochs=2, image=image)
+    assume(not drop_last or count >= batch)
+    cut = Cut(count, batch, epochs, image, drop_last)
     scene = conv_with_batchnorm if image else plain_mlp
     sync = AllReduce(batchnorm="sync")
     assert_parity(*both(tmp_path_factory.mktemp("any"), scene, cut, size, sync))
-
-
-def test_a_tail_that_some_workers_would_miss(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Is said once, before the first step of training; evaluation and `batch_size` say nothing."""
-    data = Cut(37, 6).data()
-
-    def body(run: Run) -> tuple[int, int]:
-        with torch.no_grad():
-            evaluated = sum(len(y) for _, y in run.loader(data, global_batch_size=6))
-        by_rank = sum(len(y) for _, y in run.loader(data, batch_size=2))
-        return int(run.sum(evaluated)), int(run.sum(by_rank))
-
-    def train(run: Run) -> list[int]:
-        list(run.loader(data, global_batch_size=8))  # has no such tail, and hides no other's
-        return [len(list(run.loader(data, global_batch_size=6))) for _ in range(2)]
-
-    assert run_world(4, body, folder=tmp_path) == [(37, 37)] * 4
-    assert "cannot share" not in capsys.readouterr().out
-    assert run_world(4, train, folder=tmp_path) == [[6, 6]] * 4
-    told = capsys.readouterr().out
-    said = "37 samples in global batches of 6 leave 1 for the last step, which 4 workers cannot"
-    assert told.count(said) == 1
-    assert "use global_batch_size=8, drop_last=True or at most 1 worker." in told

@@ -431,7 +431,7 @@ def test_a_round_does_not_wait_for_its_backups(tmp_path: Path) -> None:
                 others.wait_until(0, steps)
                 others.wait_until(1, steps)
             if run.rank == 2 and step == 1:
-                clocks.append(run._synchronizers[0]._store.clock)  # type: ignore[attr-defined]
+                clocks.append(run._session.models.synchronizers[0]._store.clock)  # type: ignore[attr-defined]
             others.begin(run.rank)
 
         return falling(run, steps, before)

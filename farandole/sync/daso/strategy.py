@@ -158,6 +158,7 @@ class _DasoAtWork(Synchronizer):
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         self._count()
         super().begin_step(weight, progress, samples)
+        self._losses.weight = weight
         # A run that goes on in the middle of an epoch, on other workers, has not seen it begin.
         self._passes = max(self._passes, 1)
         phase = self._cycle.phase(progress, self._passes)
@@ -167,6 +168,7 @@ class _DasoAtWork(Synchronizer):
     def end_pass(self) -> None:
         self._count()
         super().end_pass()
+        self._losses.weight = 1.0
         self._bring_in_step()
 
     def observe_loss(self, loss: torch.Tensor | float) -> None:

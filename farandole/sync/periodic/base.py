@@ -94,6 +94,7 @@ class Periodic(Synchronizer):
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         super().begin_step(weight, progress, samples)
+        self._losses.weight = weight
         self._weight += samples
         self._knows_passes = True
 
@@ -115,6 +116,7 @@ class Periodic(Synchronizer):
 
     def end_pass(self) -> None:
         super().end_pass()
+        self._losses.weight = 1.0
         if self._rule.meet_epochs:
             self.meet(ending=True)
 
