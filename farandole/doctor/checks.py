@@ -38,6 +38,8 @@ REQUIRED = (
     "tensorboard",
     "pyzmq",
     "cryptography",
+    "PyYAML",
+    "Jinja2",
 )
 _GIB = 2**30
 _TRIAL_TIMEOUT = timedelta(seconds=60)
