@@ -19,12 +19,12 @@ FILES = sorted(ROOT.rglob("*.py"))
 FLOORS = (
     {"errors", "environment"},
     {"options", "registry", "topology", "files", "serialization", "system", "models", "optim"},
-    {"schedule", "trace", "emulate"},
+    {"schedule", "trace"},
     {"comm", "report"},
     {"server", "layout", "data"},
     {"sync", "worker"},
     {"train", "launch"},
-    {"race", "bench", "doctor", "horovod"},
+    {"race", "bench", "doctor", "emulate", "horovod"},
     {"testing", "cli"},
     {"__main__"},
 )
