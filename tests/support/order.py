@@ -25,14 +25,14 @@ def ordered(tests: Sequence[T], file_of: Callable[[T], str], workers: int) -> li
     for test in tests:
         files.setdefault(file_of(test), []).append(test)
     stretches: list[list[T]] = [[] for _ in range(workers)]
-    loads = [0.0] * workers
-    for name in sorted(
-        files, key=weight, reverse=True
-    ):  # a stable sort: the short keep their order
-        least = loads.index(min(loads))
-        stretches[least] += files[name]
-        loads[least] += weight(name)
-    # Equal in number, as pytest-xdist cuts them, they need not be: it moves what is left over.
+    seconds = [0.0] * workers
+    long = sorted(filter(WEIGHTS.__contains__, files), key=weight, reverse=True)
+    for name in long:
+        least = seconds.index(min(seconds))
+        stretches[least] += files.pop(name)
+        seconds[least] += weight(name)
+    for short in files.values():  # pytest-xdist makes the stretches equal in number, not in time
+        min(stretches, key=len).extend(short)
     return [test for stretch in stretches for test in stretch]
 
 
