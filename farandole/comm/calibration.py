@@ -28,10 +28,10 @@ import torch
 
 from farandole.comm.choice import cheapest
 from farandole.comm.transports.base import NATIVE, NativeWins, Transport
+from farandole.environment import LINK
 from farandole.errors import UserError
 from farandole.schedule import Link
 
-OVERRIDE = "FARANDOLE_LINK"
 _SIZES = (64, 64 * 2**10, 2**20, 2**24)
 _TELLING = 2.0  # times as long as the smallest message: then the bytes are what takes the time
 _LARGE = 2**20  # the start of a transfer costs too little here to be taken for bandwidth
@@ -126,7 +126,7 @@ def calibrate(
     kept = Kept(folder or cache_folder(environ), f"{transport.name} {transport.topology}")
     known = ""
     if transport.rank == 0:
-        asked = environ.get(OVERRIDE)
+        asked = environ.get(LINK)
         found = Costs(parse_link(asked), ()) if asked else kept.read()
         known = json.dumps(found and found.as_json())
     told = json.loads(transport.share(known)[0])
@@ -172,7 +172,7 @@ def parse_link(text: str) -> Link:
         alpha = beta = -1.0
     if not (0 <= alpha < 3600 and 0 < beta < 1):
         raise UserError(
-            f"{OVERRIDE}={text!r}: write seconds per message and seconds per byte, such as "
+            f"{LINK}={text!r}: write seconds per message and seconds per byte, such as "
             "0.0002,8e-9 for 200 µs and 1 Gbit/s."
         )
     return Link(alpha, beta)

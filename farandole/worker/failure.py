@@ -23,6 +23,7 @@ from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 
+from farandole.environment import JOB
 from farandole.errors import CommError, JoinError
 from farandole.worker.signals import exit_code_of
 
@@ -113,7 +114,7 @@ def record_leaving(environ: Mapping[str, str] = os.environ) -> None:
     is leaving anyway, so that SIGTERM must not replace its exit code.
     """
     target = environ.get(_FILE_VARIABLE)
-    if target and "FARANDOLE_JOB" in environ:
+    if target and JOB in environ:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if not Path(target).exists():

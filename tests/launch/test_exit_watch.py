@@ -157,7 +157,7 @@ from pathlib import Path
 
 import farandole as fd
 
-run = fd.init(timeout=1)
+run = fd.init(timeout=5)
 run.group.barrier()
 if run.rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)

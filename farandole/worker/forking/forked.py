@@ -30,12 +30,14 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farandole.environment import PREFIX
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 # Read when they are needed, not when a module is imported. All others may be, for all we know.
 _READ_LATE = re.compile(
-    r"FARANDOLE_|TORCHELASTIC_|HOROVOD_|MASTER_(ADDR|PORT)$|((LOCAL|ROLE|GROUP)_)?(RANK|WORLD_SIZE)$|"
+    rf"{PREFIX}|TORCHELASTIC_|HOROVOD_|MASTER_(ADDR|PORT)$|((LOCAL|ROLE|GROUP)_)?(RANK|WORLD_SIZE)$|"
     r"ROLE_NAME$|GLOO_|NCCL_|TORCH_NCCL_|CUDA_VISIBLE_DEVICES$|PYTHONUNBUFFERED$|PWD$|OLDPWD$|_$"
 )
 

@@ -29,11 +29,11 @@ from typing import IO
 
 import psutil
 
-from farandole.environment import ELASTIC_WORKER
+from farandole.environment import ELASTIC_WORKER, LAUNCHER
 from farandole.errors import CommError
 from farandole.system.cores import fair_share
 from farandole.system.job_processes import IDENTITY, kill_leftovers
-from farandole.system.orphans import LAUNCHER, tied_to_this_process
+from farandole.system.orphans import tied_to_this_process
 from farandole.system.owned_folders import OwnedFolder
 from farandole.system.process_state import is_stopped
 from farandole.system.watchdog import Watchdog

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.environment import GRACE
+from farandole.environment import GRACE, LAUNCHER
 from farandole.errors import LaunchError
 from farandole.launch.backends.base import WorkerSpec
 from farandole.launch.backends.ssh.agent import END, OUTPUT, WARNING, Order, read_frame
@@ -43,7 +43,7 @@ _ALIVE_SECONDS = 15  # ssh gives up a host that three times did not answer withi
 # What is a host's own business, or this session's.
 _OWN = re.compile(
     r"_$|HOME$|USER$|LOGNAME$|SHELL$|SHLVL$|PWD$|OLDPWD$|MAIL$|HOST$|HOSTNAME$|TERM|DISPLAY$|TMPDIR$|"
-    r"SSH_|XDG_|DBUS_|LS_COLORS$|BASH_FUNC|FARANDOLE_LAUNCHER$|SLURM|OMPI_|PMI|MPI_|MV2_"
+    rf"SSH_|XDG_|DBUS_|LS_COLORS$|BASH_FUNC|{LAUNCHER}$|SLURM|OMPI_|PMI|MPI_|MV2_"
 )
 
 

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
 
-from farandole.errors import UserError
-from farandole.horovod.common.exceptions import HorovodInternalError
-from farandole.horovod.engine.objects import dump, dump_refusal, load
+from farandole.errors import DamagedError, UserError
+from farandole.serialization.objects import dump, load
 
 
 class Colour(enum.Enum):
@@ -173,7 +172,7 @@ def test_damage_is_an_error_or_another_value_and_nothing_else(
     for bad in (damaged + whole[place + 1 :], whole[:place]):
         try:
             load(bytes(bad))
-        except (HorovodInternalError, UserError):
+        except (DamagedError, UserError):
             pass
         else:
             assert len(bad) == len(whole), "what is cut short is always noticed"
@@ -282,20 +281,20 @@ class AlsoDict(dict):  # type: ignore[type-arg]
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"a": [1, Local()]}, r"object\['a'\]\[1\] is a .*\.Local, .* make its class a dataclass"),
-        (Local, r"object is a type, .* send its name"),
-        ([len], r"object\[0\] is a builtin_function_or_method, .* Code is not sent"),
+        ({"a": [1, Local()]}, r"^a\.1 is a .*\.Local, .* make its class a dataclass"),
+        (Local, r"^the value is a type, .* send its name"),
+        ([len], r"0 is a builtin_function_or_method, .* Code is not sent"),
         (nn.Linear(1, 1), r"Linear, .* Send its state_dict\(\)"),
-        ({"it": iter([1])}, r"object\['it'\] is a list_iterator, .* Send list\(…\) of it"),
+        ({"it": iter([1])}, r"^it is a list_iterator, .* Send list\(…\) of it"),
         (types.MappingProxyType({}), r"Send dict\(…\) of it"),
-        ({(Local(),): 1}, r"\(the key\)\[0\] is a .*Local"),
-        ({"s": {1, Local}}, r"object\['s'\]\[\d\] is a type"),
+        ({(Local(),): 1}, r"\(the key\)\.0 is a .*Local"),
+        ({"s": {1, Local}}, r"^s\.\d is a type"),
         (local_dataclass(), "Define its class at the top of a module"),
-        (AlsoDict(), r"AlsoDict, which cannot travel"),
+        (AlsoDict(), r"AlsoDict, which cannot be saved or sent"),
         (collections.defaultdict(lambda: 1), r"Its factory is none of bool, bytes"),
         (np.array([None]), r"numpy.ndarray, .* Send array.tolist\(\)"),
         (torch.zeros(2, device="meta"), "It has no numbers"),
-        (itself(), "nested more than 100 deep. Does it contain itself"),
+        (itself(), "nested more than 100 deep, .* Does it contain itself"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -315,11 +314,6 @@ def test_a_hundred_levels_can_travel() -> None:
     for _ in range(100):
         value = {1: value}
     assert there_and_back(value) == value
-
-
-def test_a_refusal_is_raised_where_it_arrives() -> None:
-    with pytest.raises(UserError, match="because é"):
-        load(dump_refusal("because é"))
 
 
 def renamed(value: Any, old: str, new: str) -> bytes:
@@ -352,7 +346,7 @@ def test_classes_are_looked_up_and_never_imported(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_a_name_of_another_kind_of_class_is_refused(value: Any, old: str, new: str) -> None:
-    with pytest.raises((UserError, HorovodInternalError)):
+    with pytest.raises((UserError, DamagedError)):
         load(renamed(value, old, new))
 
 
@@ -379,24 +373,25 @@ def test_looking_a_class_up_asks_no_module_for_attributes(monkeypatch: pytest.Mo
         (renamed(np.zeros(4, "<i8"), "<i8", "|O8"), "no dtype of numbers"),
         (renamed(torch.zeros(4), "[4]", "[5]"), "16 bytes are not"),
         (renamed(torch.zeros(0, 10), "[0,10]", "[0,-1]"), "0 bytes are not"),
-        (bytes(dump([1])) + b"more", "blobs of 0 bytes, but 4 came"),
-        (bytes(dump(b"ab"))[:-2] + b"a", "blobs of 2 bytes, but 1 came"),
+        (bytes(dump([1])) + b"more", "tensors of 0 bytes, but 4 came"),
+        (bytes(dump(b"ab"))[:-2] + b"a", "1 bytes are not .2,. of 1 bytes"),
     ],
 )
 def test_damage(data: bytes, message: str) -> None:
-    with pytest.raises(HorovodInternalError, match=message):
+    with pytest.raises(DamagedError, match=message):
         load(data)
 
 
 def test_a_truth_value_is_0_or_1() -> None:
     data = dump(torch.tensor([True]))
     data[-1] = 2
-    with pytest.raises(HorovodInternalError, match="neither 0 nor 1"):
+    with pytest.raises(DamagedError, match="neither 0 nor 1"):
         load(data)
 
 
 def test_a_head_of_the_wrong_shape() -> None:
-    for head in (b"{}", b"[]", b"[[],[-1,1]]", b'[["bytes",null,-1],[0]]', b'[{"a":1},[]]',
-                 b'[["bytearray",null,1000000000000],[]]', b"[" * 100_000):  # fmt: skip
-        with pytest.raises(HorovodInternalError, match="damaged"):
+    for head in (b"{}", b"[]", b'[[],[["torch.uint8",[-1]]]]', b'[{"$tensor":"0"},[]]',
+                 b'[{"$kind":["bytes",null,-1]},[]]', b'[{"$kind":["none",null,1]},[]]',
+                 b'[{"$kind":["bytearray",null,1000000000000]},[]]', b"[" * 100_000):  # fmt: skip
+        with pytest.raises(DamagedError, match="damaged"):
             load(struct.pack("<4sQ", b"FdOb", len(head)) + head)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -17,13 +16,13 @@ from click.testing import CliRunner
 
 from farandole.cli import commands
 from farandole.comm.calibration import Unmeasured
-from farandole.doctor import checks
+from farandole.doctor import checks, show
+from farandole.doctor import examine as doctor
 from farandole.doctor.checks import Finding
 from farandole.schedule import ALGORITHMS, Link
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 GIB = 2**30
-doctor = importlib.import_module("farandole.cli.doctor")  # not the command of that name
 NOTHING: Callable[[str], None] = lambda name: None  # noqa: E731
 
 
@@ -298,7 +297,7 @@ def test_the_table_holds_every_word(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    doctor._print_table((*MIXED, BROKEN))
+    show.print_table((*MIXED, BROKEN))
     shown = capsys.readouterr().out
     for finding in (*MIXED, BROKEN):
         for word in (finding.status, finding.name, finding.value, finding.hint):

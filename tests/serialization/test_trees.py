@@ -122,9 +122,9 @@ def test_random_states_survive() -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"best": {"seen": {1, 2}}}, r"best\.seen is a set, which a checkpoint cannot hold"),
+        ({"best": {"seen": {1, 2}}}, r"best\.seen is a set, which cannot be saved or sent"),
         ({"log": [1, Path("x")]}, r"log\.1 is a PosixPath"),
-        (object(), "the state is a object"),
+        (object(), "the value is a object"),
         ({"when": {(1, 2): 3}}, "when is a dict"),
         ({"z": 1j}, "z is a complex"),
         ({"names": np.array(["a"])}, "names is a <U1 array"),
