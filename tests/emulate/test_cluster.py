@@ -20,7 +20,7 @@ from farandole.emulate.link import Link
 from farandole.errors import LaunchError, UserError
 
 REPOSITORY = Path(__file__).parents[2]
-FORKED = REPOSITORY / "tests" / "scripts" / "forked.py"
+FORKED = Path(__file__).parent / "scripts" / "forked.py"
 
 
 @pytest.fixture(scope="module")
