@@ -13,7 +13,7 @@ from farandole.schedule.pipelines.flushed import flushed
 from farandole.schedule.pipelines.gems import gems
 from farandole.schedule.pipelines.interleaved import interleaved
 from farandole.schedule.pipelines.pipedream import PipeDream
-from farandole.schedule.pipelines.places import in_a_row
+from farandole.schedule.pipelines.placement import in_a_row
 from farandole.schedule.pipelines.streams import Stream
 from farandole.schedule.pipelines.two_versions import TwoVersions
 from farandole.schedule.pipelines.zero_bubble import zero_bubble

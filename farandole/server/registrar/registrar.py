@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from farandole.errors import UserError
 from farandole.server.protocol.views import Chain, Reshape, Reshaped, View
-from farandole.server.registrar.copies import Held, explain_loss, missing_copies
+from farandole.server.registrar.copies import ConfirmedRanges, explain_loss, missing_copies
 from farandole.server.registrar.ring import place
 
 RANGES = 32
@@ -137,7 +137,7 @@ class Registrar:
             len(chain.servers) >= self.copies for chain in self.view.chains
         )
 
-    def missing_copies(self, confirmed: Mapping[int, Held]) -> int:
+    def missing_copies(self, confirmed: Mapping[int, ConfirmedRanges]) -> int:
         """How many copies there are fewer than there should be, by what servers confirm."""
         if not self.has_begun:
             return self._ranges * self.copies

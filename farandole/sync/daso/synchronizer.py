@@ -68,7 +68,7 @@ class DasoSynchronizer(Synchronizer):
         self._guard = GradientGuard(model, optimizer, group, reducer, self._on_culprit)
         self._steps = 0
         self._guard.count = lambda: self._steps + 1
-        self._culprit: Culprit | None = None  # on this host; to be told with the next exchange
+        self._culprit: Culprit | None = None  # on this host; raised on all at the next exchange
         super().__init__(model, Weighing(model), reducer, self._guard)
         model.register_forward_pre_hook(ForwardHook(self._count))
         optimizer.register_step_post_hook(lambda *_: self._count())

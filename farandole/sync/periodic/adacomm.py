@@ -136,15 +136,15 @@ class FallingPeriod(Period):
         batches = sum(b for _, b in self._recent)
         loss = sum(value * b for value, b in self._recent) / batches
         ratio = loss / self._first_loss if self._first_loss > 0 else 0.0
-        told = f"{loss:.4g}/{self._first_loss:.4g}"
+        formula = f"{loss:.4g}/{self._first_loss:.4g}"
         if self._config.rate == "couple" and rate > 0:
             ratio *= self._highest_rate / rate
             if rate != self._highest_rate:
-                told = f"{self._highest_rate:g}/{rate:g}·{told}"
+                formula = f"{self._highest_rate:g}/{rate:g}·{formula}"
         wanted = math.sqrt(max(0.0, ratio)) * self._config.start
         before = self.steps
         self.steps = max(1, math.ceil(min(wanted, before) - 1e-9))
-        why = f"√({told})·{self._config.start} = {wanted:.1f}"
+        why = f"√({formula})·{self._config.start} = {wanted:.1f}"
         if self.steps >= before:
             self.steps = max(1, math.ceil(self._config.shrink * before))
             why += f", no less than {before}: {self._config.shrink:g} of that"

@@ -70,7 +70,7 @@ class Periodic(Synchronizer):
         self._guard = guard
         self._steps = 0  # since the run began
         guard.count = lambda: self._steps + 1
-        self._culprit: Culprit | None = None  # to be told at the next meeting
+        self._culprit: Culprit | None = None  # raised on all ranks at the next meeting
         self.in_step_after_pass = rule.meet_epochs
         self._group = group
         self._optimizer = optimizer
@@ -234,10 +234,10 @@ class Periodic(Synchronizer):
         """Whether any rank has taken a step since all were in step. Raises `DivergedError` on all
         if one of them is to be stopped anyway."""
         self._guard.settle()
-        told = self._group.gather_json([self._pending, self._culprit is not None])
-        if any(has_culprit for _, has_culprit in told):
+        found = self._group.gather_json([self._pending, self._culprit is not None])
+        if any(has_culprit for _, has_culprit in found):
             raise_together(self._group, self._culprit)
-        return any(pending for pending, _ in told)
+        return any(pending for pending, _ in found)
 
     def state_dict(self) -> dict[str, Any]:
         state = {

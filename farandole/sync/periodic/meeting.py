@@ -54,7 +54,7 @@ def status_of(
     weight: float = 1.0,
     seconds: float = 0.0,
 ) -> RankStatus:
-    """This rank's status. The losses that it tells are told."""
+    """This rank's status. The losses in it count as reported."""
     loss_sum, loss_count = losses.take()
     return RankStatus(
         ending=ending,
@@ -97,9 +97,9 @@ def require_sound(
 
 def raise_together(group: Group, culprit: Culprit | None) -> None:
     """Raises on all ranks what the first of them has that has anything."""
-    for told in group.gather_json(culprit):
-        if told is not None:
-            raise Culprit(*told).error
+    for found in group.gather_json(culprit):
+        if found is not None:
+            raise Culprit(*found).error
 
 
 def sick_parameter(guard: GradientGuard, step: int, name: str | None) -> Culprit | None:

@@ -26,7 +26,7 @@ from farandole.comm.arithmetic import Op
 from farandole.comm.kernels import Kernels, for_short
 from farandole.comm.transports.base import Transport
 from farandole.comm.transports.shm.chunks import Chunks
-from farandole.comm.transports.shm.in_place import Pieces
+from farandole.comm.transports.shm.in_place import OwnedPieces
 from farandole.comm.transports.shm.layout import SLOTS
 from farandole.comm.transports.shm.registered import register
 from farandole.comm.transports.shm.rounds import Rounds
@@ -46,7 +46,7 @@ class AllReduce:
         self._small_bytes = min(small_bytes, slot_bytes)
         self._in_place_bytes = min(_IN_PLACE_BYTES, self._small_bytes)
         self._parts: dict[tuple[torch.dtype, int], tuple[Kernels, list[list[Any]]]] = {}
-        self._registered: dict[int, Pieces] = {}  # by the address of the storage
+        self._registered: dict[int, OwnedPieces] = {}  # by the address of the storage
         self._warned = False
 
     def run(self, flat: torch.Tensor, op: Op, claim: str | None) -> None:
@@ -100,7 +100,7 @@ class AllReduce:
                 )
             self._warned = True
             return nullcontext()
-        self._registered[found.address] = Pieces(found, transport.rank)
+        self._registered[found.address] = OwnedPieces(found, transport.rank)
         forget = ExitStack()
         forget.callback(self._registered.pop, found.address, None)
         return forget
@@ -129,7 +129,7 @@ class AllReduce:
             )
         return self._parts[key]
 
-    def _in_place(self, flat: torch.Tensor, op: Op, row: int, pieces: Pieces) -> None:
+    def _in_place(self, flat: torch.Tensor, op: Op, row: int, pieces: OwnedPieces) -> None:
         """Each rank reduces the piece that it owns, in everybody's memory.
 
         Between the two meetings nobody touches its own tensor. Each byte has one writer, its owner.

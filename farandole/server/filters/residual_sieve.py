@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from farandole.server.filters.filter import Filter, Rows, Sieve
-from farandole.server.filters.held import Held
+from farandole.server.filters.residual import Residual
 
 
-class HoldingSieve(Sieve):
+class ResidualSieve(Sieve):
     """What is not sent of a row is added to its next push."""
 
     def __init__(self, filter_: Filter, rows: int, width: int, dtype: torch.dtype) -> None:
         super().__init__(filter_, rows, width, dtype)
-        self._held = Held(rows, width, dtype)
+        self._residual = Residual(rows, width, dtype)
 
     @abstractmethod
     def _are_sent(self, gathered: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
@@ -26,16 +26,16 @@ class HoldingSieve(Sieve):
     def _choose(
         self, rows: Rows, values: torch.Tensor, weight: torch.Tensor | None
     ) -> tuple[Rows, torch.Tensor]:
-        gathered = self._held.plus(rows, values)
+        gathered = self._residual.plus(rows, values)
         are_sent = self._are_sent(gathered, weight)
-        self._held.replace(rows, gathered.masked_fill(are_sent.unsqueeze(1), 0))
+        self._residual.replace(rows, gathered.masked_fill(are_sent.unsqueeze(1), 0))
         return rows[are_sent], gathered[are_sent]
 
     def _take(self) -> tuple[Rows, torch.Tensor]:
-        return self._held.take()
+        return self._residual.take()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._held.state_dict()
+        return self._residual.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._held.load_state_dict(state)
+        self._residual.load_state_dict(state)

@@ -8,26 +8,26 @@ from typing import Any
 import torch
 
 from farandole.errors import UserError
-from farandole.server.filters.held import Which
-from farandole.server.tables import Piece, Span, Table
+from farandole.server.filters.residual import Which
+from farandole.server.tables import RangeRows, Span, Table
 
 
-def places_of(
+def locate_rows(
     table: Table, start: int, stop: int, rows: torch.Tensor | None
-) -> Iterator[tuple[int, Local, Callable[[torch.Tensor], Any]]]:
+) -> Iterator[tuple[int, LocalRows, Callable[[torch.Tensor], Any]]]:
     """For each range: which of its rows, and where these are in the flat values of a call."""
     width = table.width
     if rows is None:
         for piece in table.pieces(start, stop):
-            here = Local(piece.start, piece.stop, spans=piece.spans)
+            here = LocalRows(piece.start, piece.stop, spans=piece.spans)
             yield piece.range, here, _spans_of(piece, start, width)
     else:
         for number, local, positions in table.scattered(rows):
-            here = Local(rows=local, positions=positions)
+            here = LocalRows(rows=local, positions=positions)
             yield number, here, _positions_of(positions, width)
 
 
-class Local:
+class LocalRows:
     """Rows as a range counts them."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Local:
         return {"start": self.start, "stop": self.stop, "rows": self.rows}
 
 
-def _spans_of(piece: Piece, start: int, width: int) -> Callable[[torch.Tensor], Any]:
+def _spans_of(piece: RangeRows, start: int, width: int) -> Callable[[torch.Tensor], Any]:
     """One run of values if the rows of the piece are one, else a list of runs."""
     bounds = [((span.start - start) * width, (span.stop - start) * width) for span in piece.spans]
 

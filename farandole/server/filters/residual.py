@@ -14,7 +14,7 @@ Which = torch.Tensor | slice
 """Rows: a list of them, or a run."""
 
 
-class Held:
+class Residual:
     """Values that wait. They are 0 at first."""
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype) -> None:
