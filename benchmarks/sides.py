@@ -65,7 +65,7 @@ class Side:
 
     def decisions(self) -> list[dict[str, float | str]]:
         """What the strategy has chosen by itself so far, such as a new period. On rank 0."""
-        return [{"steps": counters["steps"], **note} for counters, note in self.run._notes]
+        return [{"steps": counters["steps"], **note} for counters, note in self.run._metrics.notes]
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         if isinstance(self.model, DistributedDataParallel):
@@ -76,7 +76,7 @@ class Side:
         """Makes the replicas one, where the strategy lets them differ."""
         if self.name == DDP:
             return
-        meet = getattr(self.run._synchronizer(self.model), "meet", None)
+        meet = getattr(self.run._session.models.synchronizer_of(self.model), "meet", None)
         if meet is not None:
             meet()
 

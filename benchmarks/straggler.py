@@ -72,7 +72,7 @@ def worker(args: argparse.Namespace) -> None:
         time.sleep(max(0.0, wanted - (time.monotonic() - began)))
         opt.step()
         steps += 1
-    run._synchronizer(model).end_pass()
+    run._session.models.synchronizer_of(model).end_pass()
     Path(args.out, f"{run.rank}.json").write_text(json.dumps(steps))
 
 

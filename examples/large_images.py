@@ -116,6 +116,7 @@ trainer = run.trainer(
 )
 
 
+@torch.no_grad()
 def accuracy() -> float:
     correct = seen = 0.0
     for x, y in trainer.loader(images, global_batch_size=args.batch, shuffle=False):

@@ -31,7 +31,8 @@ from farandole.files import write_whole
 from farandole.models import build, spec
 from farandole.options import parse_options
 from farandole.sync import AllReduce
-from farandole.train.run import Run, versions
+from farandole.train.run import Run
+from farandole.train.run_metrics import versions
 from farandole.train.start import init
 
 _RATE, _MOMENTUM = 0.01, 0.9

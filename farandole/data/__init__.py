@@ -3,7 +3,7 @@
 from farandole.data.loader import BatchInfo, Loader
 from farandole.data.options import LoaderOptions
 from farandole.data.registry import Loaders, Request
-from farandole.data.shares import Shares, note_of_joined_tail
+from farandole.data.shares import Shares
 
 __all__ = [
     "BatchInfo",
@@ -12,5 +12,4 @@ __all__ = [
     "Loaders",
     "Request",
     "Shares",
-    "note_of_joined_tail",
 ]

@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from farandole.comm import Group
 from farandole.data.mirror import DataLoaderMirror
-from farandole.data.options import LoaderOptions, understood
+from farandole.data.options import LoaderOptions, resolve
 from farandole.data.order import from_sampler, mixed, sampler_length, shuffled
 from farandole.data.position import Position
 from farandole.data.process_start import ProcessStart
 from farandole.data.samplers import RankBatches
-from farandole.data.shares import Shares
+from farandole.data.shares import Part, Shares
 from farandole.data.stream import StreamShare
 from farandole.errors import UserError
 
@@ -29,6 +29,8 @@ class BatchInfo:
     steps: int | None  # in the epoch; None when the dataset has no length
     samples: int  # of all ranks together
     weight: float  # see `Shares.share_weight`
+    readers: int  # ranks that read each sample of this rank's batch, this one among them
+    own_samples: float  # of this rank: one that n ranks read counts 1/n on each
 
 
 class Loader(DataLoaderMirror):
@@ -62,8 +64,11 @@ class Loader(DataLoaderMirror):
         self._on_end = on_end  # is told whether it was read to its end, or broken off
         self._on_pause = on_pause  # is told whether the epoch is under way, or about to begin
         self.finish: Callable[[Any], Any] = _as_it_is  # what a batch goes through at last
-        self._told = told = understood(source, options, torch_options)
-        source, options, torch_options = told.dataset, told.options, dict(told.torch_options)
+        self.last_batch: BatchInfo | None = None
+        """What is known of the batch that was handed out last; None before the first."""
+        self._resolved = resolved = resolve(source, options, torch_options)
+        source, options = resolved.dataset, resolved.options
+        torch_options = dict(resolved.torch_options)
         if device.type == "cuda":
             torch_options.setdefault("pin_memory", True)
         self.process_start = ProcessStart(torch_options.get("worker_init_fn"))
@@ -81,16 +86,19 @@ class Loader(DataLoaderMirror):
                 raise UserError(
                     "an iterable dataset comes in its own order: leave out shuffle=True."
                 )
-            self._batches = StreamShare(
-                source, options.global_batch(group.size), group, options.drop_last, torch_options
-            )
+            self._batches = StreamShare(source, options, group, torch_options)
             self._inner: DataLoader[Any] = self._batches.loader(torch_options)
         else:
-            sampler = told.sampler
+            sampler = resolved.sampler
             count = len(cast(Sized, source)) if sampler is None else sampler_length(sampler)
             shares = Shares(count, group.size, options.global_batch(group.size), options.drop_last)
-            self._batches = RankBatches(shares, group.rank, self._order)
+            self._batches = RankBatches(shares, group.rank, self._order, options)
             self._inner = DataLoader(source, batch_sampler=self._batches, **torch_options)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a pass that is read now trains, and is no evaluation."""
+        return self.options.is_training
 
     @property
     def shares(self) -> Shares | None:
@@ -123,14 +131,15 @@ class Loader(DataLoaderMirror):
             for index, batch in enumerate(self._inner):
                 steps = None
                 if isinstance(self._batches, StreamShare):
-                    batch, samples, weight = batch
+                    batch, samples, part = batch
                 else:
                     rest = cast(Shares, self._batches.rest)
                     steps = steps_before + rest.steps
                     samples = len(rest.global_range(index))
-                    weight = rest.share_weight(index, self._group.rank)
+                    part = rest.part(index, self._group.rank)
                 position.done_samples += samples
-                self._on_batch(BatchInfo(steps_before + index, steps, samples, weight))
+                self.last_batch = self._info(steps_before + index, steps, samples, part)
+                self._on_batch(self.last_batch)
                 yield self.finish(to_device(batch, self._device))
                 if steps is None or steps_before + index + 1 < steps:  # else the epoch is over
                     self._on_pause(True)
@@ -139,6 +148,10 @@ class Loader(DataLoaderMirror):
             # A loop that the user breaks out of has ended its epoch too.
             position.end_epoch(whole=finished)
             self._on_end(finished)
+
+    def _info(self, step: int, steps: int | None, samples: int, part: Part) -> BatchInfo:
+        weight = part.samples * self._size / samples
+        return BatchInfo(step, steps, samples, weight, part.readers, part.samples)
 
     @property
     def epoch(self) -> int:
@@ -161,7 +174,7 @@ class Loader(DataLoaderMirror):
         self.position.load_state_dict(state)
 
     def _order(self, epoch: int, count: int) -> list[int] | range:
-        sampler = self._told.sampler
+        sampler = self._resolved.sampler
         if sampler is None:
             shuffle = self.options.shuffle is not False
             return shuffled(count, self.options.seed, epoch) if shuffle else range(count)

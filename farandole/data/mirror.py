@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from farandole.data.options import LoaderOptions, ResolvedLoader
 from farandole.data.position import Position
 from farandole.data.samplers import RankBatches, RankBatchSampler, RankSampler
-from farandole.data.shares import share_slice
+from farandole.data.shares import part_of
 from farandole.data.stream import StreamShare
 from farandole.data.tile_source import TileView
 
@@ -24,7 +24,7 @@ class DataLoaderMirror:
 
     position: Position
     options: LoaderOptions
-    _told: ResolvedLoader
+    _resolved: ResolvedLoader
     _batches: RankBatches | StreamShare
     _inner: DataLoader[Any]
     _size: int
@@ -33,14 +33,14 @@ class DataLoaderMirror:
     @property
     def dataset(self) -> Dataset[Any]:
         """The whole dataset, as it was given: all ranks' samples."""
-        dataset = self._told.dataset
+        dataset = self._resolved.dataset
         return dataset.source if isinstance(dataset, TileView) else dataset  # type: ignore[return-value]
 
     @property
     def batch_size(self) -> int:
         """How many samples of a full step are this rank's."""
-        whole = range(self.options.global_batch(self._size))
-        return len(whole[share_slice(len(whole), self._size, self._rank)])
+        whole = self.options.global_batch(self._size)
+        return int(part_of(whole, self._size, self._rank, whole).samples)
 
     @property
     def drop_last(self) -> bool:
@@ -54,7 +54,7 @@ class DataLoaderMirror:
         """
         if isinstance(self._batches, StreamShare):
             return None
-        own = self._told.sampler
+        own = self._resolved.sampler
         return own if own is not None else RankSampler(self._batches, self.position)
 
     @property
@@ -77,7 +77,7 @@ class DataLoaderMirror:
     @property
     def generator(self) -> torch.Generator | None:
         """The one that was given. It seeds loading processes; it does not shuffle."""
-        return self._told.torch_options.get("generator")
+        return self._resolved.torch_options.get("generator")
 
     @property
     def num_workers(self) -> int:
@@ -98,7 +98,7 @@ class DataLoaderMirror:
 
     @property
     def worker_init_fn(self) -> Callable[[int], Any] | None:
-        return self._told.torch_options.get("worker_init_fn")
+        return self._resolved.torch_options.get("worker_init_fn")
 
     @property
     def multiprocessing_context(self) -> Any:

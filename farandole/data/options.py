@@ -6,6 +6,7 @@ from collections.abc import Sized
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -31,6 +32,12 @@ class LoaderOptions:
     shuffle: bool | None = None
     drop_last: bool = False
     seed: int = 0
+    training: bool | None = None  # None: what is read with gradients enabled is training
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a pass that is read now trains, and is no evaluation."""
+        return torch.is_grad_enabled() if self.training is None else self.training
 
     def global_batch(self, size: int) -> int:
         if (self.batch_size is None) == (self.global_batch_size is None):
@@ -55,7 +62,7 @@ class ResolvedLoader:
     sampler: Sampler[int] | None = None  # the user's own, when neither random nor in order
 
 
-def understood(
+def resolve(
     source: Dataset[Any] | DataLoader[Any], options: LoaderOptions, torch_options: dict[str, Any]
 ) -> ResolvedLoader:
     """Takes over a DataLoader's settings; what the caller says explicitly wins.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 
 from torch.utils.data import Sampler
 
+from farandole.data.options import LoaderOptions
 from farandole.data.position import Position
 from farandole.data.shares import Shares, warn_of_rest
 
@@ -15,12 +17,22 @@ class RankBatches(Sampler[list[int]]):
     """This rank's batches of indices, one epoch at a time."""
 
     def __init__(
-        self, shares: Shares, rank: int, order: Callable[[int, int], list[int] | range]
+        self,
+        shares: Shares,
+        rank: int,
+        order: Callable[[int, int], list[int] | range],
+        options: LoaderOptions,
     ) -> None:
-        self.shares = shares
+        self._options = options
+        self._training, self._evaluation = shares, replace(shares, evaluates=True)
         self.rank = rank
         self._order = order
         self.begin(0, 0)
+
+    @property
+    def shares(self) -> Shares:
+        """Of a pass that would begin now."""
+        return self._training if self._options.is_training else self._evaluation
 
     def begin(self, epoch: int, done: int) -> None:
         """The next epoch to be iterated, and how many of its samples are used already."""
@@ -31,15 +43,17 @@ class RankBatches(Sampler[list[int]]):
 
     def of(self, epoch: int, done: int) -> Iterator[list[int]]:
         """Those of an epoch of which `done` samples are used already."""
-        rest = self.shares.after(done)
+        return self._batches(self.shares.after(done), epoch, done)
+
+    def _batches(self, rest: Shares | None, epoch: int, done: int) -> Iterator[list[int]]:
         if rest is None:
             return
-        order = self._order(epoch, self.shares.count)
+        order = self._order(epoch, self._training.count)
         for step in range(rest.steps):
             yield [order[done + at] for at in rest.share(step, self.rank)]
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self.of(self._epoch, self._done)
+        return self._batches(self.rest, self._epoch, self._done)
 
     def __len__(self) -> int:
         return self.rest.steps if self.rest else 0

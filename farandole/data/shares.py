@@ -1,23 +1,28 @@
 """Who gets which samples: an exact cut of an epoch into global batches and ranks' shares.
 
-Every sample is used exactly once and every rank takes the same number of steps, whatever the
-numbers, as long as there is a sample for each rank. Other libraries repeat or drop samples here.
+Every sample is used exactly once, every rank takes the same number of steps, and these are the
+steps that one rank alone would take. Other libraries repeat or drop samples here.
 
-    10 samples, 3 ranks, global batch 6:      12 samples + 1, same ranks and batch:
-      step 0   rank 0  rank 1  rank 2           step 0   rank 0  rank 1  rank 2
-               0 1     2 3     4 5                       0 1     2 3     4 5
-      step 1   6       7       8 9              step 1   6 7     8 9     10 11 12
-               a tail of 4 is a step of its own          a tail of 1 cannot feed 3 ranks: it joins
-                                                         the step before it
+    training: 10 samples, 3 ranks, batch 6     7 samples, same ranks and batch
+      step 0   rank 0  rank 1  rank 2            step 0   rank 0  rank 1  rank 2
+               0 1     2 3     4 5                        0 1     2 3     4 5
+      step 1   6       7       8 9               step 1   6       6       6
+               shares differ by at most one               each counts a third
 
-Shares of one step differ by at most one sample; `share_weight` is what a rank's mean gradient must
-be multiplied by so that the average over ranks is the mean over all samples of the step.
+A step with fewer samples than ranks is shared too: several ranks read the same samples, and each
+counts its part of them. All ranks read all of them, as one rank alone would, unless that is more
+than they read in other steps: then each reads one. `share_weight` is what a rank's mean gradient
+must be multiplied by so that the average over ranks is the mean over the samples of the step.
+
+A script that evaluates adds up what it has seen, and must see every sample on one rank only. There
+such a tail borrows samples from the step before it, or joins it if that has too few to lend.
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from farandole.errors import UserError
 
@@ -30,6 +35,8 @@ class Shares:
     size: int
     global_batch: int
     drop_last: bool = False
+    evaluates: bool = False  # every sample is read by one rank only
+    is_rest: bool = False  # of an epoch that goes on after a resume: it may be short
 
     def __post_init__(self) -> None:
         if self.global_batch < self.size:
@@ -37,6 +44,8 @@ class Shares:
                 f"a global batch of {self.global_batch} cannot be shared by {self.size} workers. "
                 f"Use global_batch_size >= {self.size}, or fewer workers."
             )
+        if self.is_rest:
+            return
         if self.count == 0:
             raise UserError("the dataset is empty: there is nothing to share.")
         if self.count < self.size:
@@ -55,22 +64,29 @@ class Shares:
         return self.count % self.global_batch
 
     @property
+    def _tail_is_short(self) -> bool:
+        """Whether evaluation cannot give every rank a sample of the tail."""
+        return self.evaluates and not self.drop_last and 0 < self._tail < self.size
+
+    @property
+    def _lent(self) -> int:
+        """Samples of the last whole batch that belong to the step of the tail instead."""
+        if not self._tail_is_short:
+            return 0
+        lent = self.size - self._tail
+        return lent if can_lend(self.global_batch, self._tail, self.size) else 0
+
+    @property
     def steps(self) -> int:
         """Steps in an epoch, the same for every rank."""
         whole = self.count // self.global_batch
-        tail_is_step = self._tail > 0 and (self._tail >= self.size or whole == 0)
-        return whole + (tail_is_step and not self.drop_last)
+        joins = self._tail_is_short and not self._lent
+        return whole + (self._tail > 0 and not self.drop_last and not joins)
 
     @property
     def dropped(self) -> int:
         """Samples that an epoch leaves out; 0 unless `drop_last`."""
         return self._tail if self.drop_last else 0
-
-    @property
-    def joined(self) -> int:
-        """Samples of a tail that is too short for all ranks, and so belongs to the step before."""
-        whole = self.count // self.global_batch
-        return 0 if self.drop_last or not whole or self._tail >= self.size else self._tail
 
     def after(self, done: int) -> Shares | None:
         """The cut of what is left once `done` samples are used; None when that makes no step.
@@ -78,52 +94,73 @@ class Shares:
         Resuming needs it: `done` may lie anywhere when the run was saved on other numbers.
         """
         left = self.count - done
-        if left < (self.global_batch if self.drop_last else self.size):
-            return None
-        return replace(self, count=left)
+        least = self.global_batch if self.drop_last else self.size if self.evaluates else 1
+        return replace(self, count=left, is_rest=done > 0) if left >= least else None
 
     def global_range(self, step: int) -> range:
         """Positions in the epoch's order that all ranks together take in `step`."""
-        start = step * self.global_batch
-        if step == self.steps - 1:
-            return range(start, self.count - self.dropped)
-        return range(start, start + self.global_batch)
+        start, stop = step * self.global_batch, (step + 1) * self.global_batch
+        from_end = self.steps - 1 - step
+        if from_end == 0:
+            start, stop = start - self._lent, self.count - self.dropped
+        elif from_end == 1:
+            stop -= self._lent
+        return range(start, stop)
+
+    def part(self, step: int, rank: int) -> Part:
+        return part_of(len(self.global_range(step)), self.size, rank, self.global_batch)
 
     def share(self, step: int, rank: int) -> range:
-        """The part of `global_range(step)` that `rank` takes; never empty."""
-        whole = self.global_range(step)
-        return whole[share_slice(len(whole), self.size, rank)]
+        """The part of `global_range(step)` that `rank` reads; never empty."""
+        return self.global_range(step)[self.part(step, rank).where]
+
+    @property
+    def fewest(self) -> int:
+        """Samples that any rank reads in any step: the last one is the shortest."""
+        return min(len(self.share(self.steps - 1, rank)) for rank in range(self.size))
 
     def share_weight(self, step: int, rank: int) -> float:
         """`rank`'s number of samples over the average number of samples per rank."""
-        return len(self.share(step, rank)) * self.size / len(self.global_range(step))
+        return self.part(step, rank).samples * self.size / len(self.global_range(step))
 
 
-def share_slice(length: int, size: int, rank: int) -> slice:
-    """`rank`'s part of `length` items cut into `size` parts that differ by at most one item."""
-    return slice(rank * length // size, (rank + 1) * length // size)
+class Part(NamedTuple):
+    """What one rank reads of the samples of a step."""
+
+    start: int
+    stop: int
+    readers: int  # of each sample: so many ranks, this one among them
+
+    @property
+    def where(self) -> slice:
+        return slice(self.start, self.stop)
+
+    @property
+    def samples(self) -> float:
+        """What it counts as, so that all ranks' add up to the samples of the step."""
+        return (self.stop - self.start) / self.readers
 
 
-def note_of_joined_tail(shares: Shares) -> str:
-    """For training with a batch over all workers whose steps are not quite those of one worker:
-    says so, with a batch nearby whose steps are."""
-    count, size, batch = shares.count, shares.size, shares.global_batch
-    near = sorted(range(size, 2 * batch + size), key=lambda other: abs(other - batch))
-    fitting = next((b for b in near if not replace(shares, global_batch=b).joined), count)
-    few = f"at most {shares.joined} worker{'s' if shares.joined > 1 else ''}"
-    return (
-        f"note: {count} samples in global batches of {batch} leave {shares.joined} for the last "
-        f"step, which {size} workers cannot share: it joins the step before. One worker takes a "
-        f"step more. For the steps of one worker use global_batch_size={fitting}, drop_last=True "
-        f"or {few}."
-    )
+def part_of(length: int, size: int, rank: int, global_batch: int) -> Part:
+    """`rank`'s part of `length` items: parts differ by at most one, and every item is read."""
+    if length >= size:
+        return Part(rank * length // size, (rank + 1) * length // size, readers=1)
+    if length <= global_batch // size:
+        return Part(0, length, readers=size)
+    turn = rank % length
+    return Part(turn, turn + 1, readers=len(range(turn, size, length)))
+
+
+def can_lend(batch: int, tail: int, size: int) -> bool:
+    """Whether a batch and the tail after it have a sample for every rank in both steps."""
+    return batch + tail >= 2 * size
 
 
 def warn_of_rest(left: int, size: int) -> None:
-    """Says that a resumed epoch ends early: only after resuming on more workers than before."""
+    """Says that an evaluation goes on after a resume, and ends early."""
     if left > 0:
         warnings.warn(
-            f"the {left} sample(s) left of the resumed epoch cannot be shared by {size} workers; "
-            "this epoch leaves them out.",
+            f"the {left} sample(s) left of the resumed evaluation cannot be shared by {size} "
+            "workers; it leaves them out.",
             stacklevel=3,
         )

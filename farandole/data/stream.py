@@ -1,8 +1,8 @@
 """Sharing an iterable dataset, whose length nobody knows in advance.
 
-Every rank walks the same stream, cuts it into global batches and keeps its share of each. One
-batch is held back, so that a tail too short for all ranks can join the batch before it: the same
-exact cut as `Shares`, found on the way.
+Every rank walks the same stream, cuts it into global batches and keeps its share of each: the same
+exact cut as `Shares`, found on the way. Evaluation holds one batch back, which must lend samples to
+a tail that is too short for all ranks.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 
 from farandole.comm import Group
-from farandole.data.shares import share_slice, warn_of_rest
+from farandole.data.options import LoaderOptions
+from farandole.data.shares import Part, can_lend, part_of, warn_of_rest
 from farandole.errors import UserError
 
 
 def global_batches(
-    stream: Iterable[Any], global_batch: int, size: int, drop_last: bool = False, done: int = 0
+    stream: Iterable[Any],
+    global_batch: int,
+    size: int,
+    drop_last: bool = False,
+    done: int = 0,
+    *,
+    evaluates: bool = False,
 ) -> Iterator[list[Any]]:
     """Cuts a stream, from sample `done` on, as `Shares` cuts a dataset of known length.
 
@@ -30,45 +37,65 @@ def global_batches(
     items = iter(stream)
     for _ in islice(items, done):
         pass  # used before the run was stopped
+    whole_batches = _whole_batches(items, global_batch, size, drop_last, is_rest=done > 0)
+    return _lending(whole_batches, size) if evaluates and not drop_last else whole_batches
+
+
+def _whole_batches(
+    items: Iterator[Any], global_batch: int, size: int, drop_last: bool, *, is_rest: bool
+) -> Iterator[list[Any]]:
+    """All of `global_batch` samples but the last, which may be short."""
+    is_first = not is_rest
+    while True:
+        batch = list(islice(items, global_batch))
+        if is_first and len(batch) < size:
+            raise UserError(
+                f"a stream of {len(batch)} samples cannot be shared by {size} workers: each needs "
+                "at least one."
+            )
+        dropped = drop_last and len(batch) < global_batch
+        if is_first and dropped:
+            raise UserError(
+                f"drop_last would drop all {len(batch)} samples of the stream: a global batch is "
+                f"{global_batch}. Use a smaller batch or drop_last=False."
+            )
+        if not batch or dropped:
+            return
+        yield batch
+        is_first = False
+
+
+def _lending(batches: Iterator[list[Any]], size: int) -> Iterator[list[Any]]:
+    """So that there is a sample for every rank in every step."""
     held: list[Any] = []
-    dropped = 0
-    while piece := list(islice(items, global_batch)):
-        if drop_last and len(piece) < global_batch:
-            dropped = len(piece)
-            break
-        if held and len(piece) < size:
-            held += piece
+    for batch in batches:
+        if held and len(batch) < size:
+            lent = size - len(batch) if can_lend(len(held), len(batch), size) else 0
+            if lent:
+                yield held[:-lent]
+                held = held[-lent:]
+            held += batch
             break
         if held:
             yield held
-        held = piece
+        held = batch
     if len(held) >= size:
         yield held
-    elif done:
-        warn_of_rest(len(held), size)
-    elif dropped:
-        raise UserError(
-            f"drop_last would drop all {dropped} samples of the stream: a global batch is "
-            f"{global_batch}. Use a smaller batch or drop_last=False."
-        )
     else:
-        raise UserError(
-            f"a stream of {len(held)} samples cannot be shared by {size} workers: each needs at "
-            "least one."
-        )
+        warn_of_rest(len(held), size)
 
 
 class StreamShare(IterableDataset[Any]):
-    """One rank's share of a stream: yields (collated batch, samples of all ranks, weight)."""
+    """One rank's share of a stream: yields (collated batch, samples of all ranks, part)."""
 
     def __init__(
         self,
         stream: IterableDataset[Any],
-        global_batch: int,
+        options: LoaderOptions,
         group: Group,
-        drop_last: bool,
         torch_options: dict[str, Any],
     ) -> None:
+        global_batch = options.global_batch(group.size)
         workers = torch_options.get("num_workers", 0)
         if workers > 1:
             raise UserError(
@@ -86,15 +113,17 @@ class StreamShare(IterableDataset[Any]):
             )
         self._stream = stream
         self._global_batch = global_batch
-        self._drop_last = drop_last
+        self._options = options
         self._rank, self._size = group.rank, group.size
         self.collate_fn: Callable[[list[Any]], Any] = (
             torch_options.get("collate_fn") or default_collate
         )
         self._done = 0
+        self._evaluates = False
 
     def begin(self, epoch: int, done: int) -> None:
         self._done = done
+        self._evaluates = not self._options.is_training  # a loading process cannot tell
         set_epoch = getattr(self._stream, "set_epoch", None)  # as many streaming datasets have
         if set_epoch is not None:
             set_epoch(epoch)
@@ -103,9 +132,14 @@ class StreamShare(IterableDataset[Any]):
         others = {k: v for k, v in torch_options.items() if k != "collate_fn"}
         return DataLoader(self, batch_size=None, **others)
 
-    def __iter__(self) -> Iterator[tuple[Any, int, float]]:
+    def __iter__(self) -> Iterator[tuple[Any, int, Part]]:
         for batch in global_batches(
-            self._stream, self._global_batch, self._size, self._drop_last, self._done
+            self._stream,
+            self._global_batch,
+            self._size,
+            self._options.drop_last,
+            self._done,
+            evaluates=self._evaluates,
         ):
-            mine = batch[share_slice(len(batch), self._size, self._rank)]
-            yield self.collate_fn(mine), len(batch), len(mine) * self._size / len(batch)
+            part = part_of(len(batch), self._size, self._rank, self._global_batch)
+            yield self.collate_fn(batch[part.where]), len(batch), part

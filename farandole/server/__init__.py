@@ -8,18 +8,19 @@
 What is where:
 
     tables, ring      which range holds a row, and which servers a range
-    shelf, range      a range's values, rules and clocks: the state machine that is replicated
+    shard, range      a range's values, rules and clocks: the state machine that is replicated
     node, registrar   chains of replicas, and who is in them (no sockets)
     dialogue          what a client has asked and not been answered (no sockets)
     messages, wire, seal, channels, arena    how they talk
-    service, desk, conversation, liaison     the same at their sockets
+    service, desk, conversation, registrar_client     the same at their sockets
     store, cluster    what a script uses
 """
 
 from __future__ import annotations
 
+from farandole.server.client.calls import Pending
 from farandole.server.client.filtered import Filtered
-from farandole.server.client.store import Pending, Store
+from farandole.server.client.store import Store
 from farandole.server.client.tasks import Tasks
 from farandole.server.cluster import Cluster
 from farandole.server.tables import Table

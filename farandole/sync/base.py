@@ -59,9 +59,14 @@ class Synchronizer:
         if self._reducer is not None:
             self._reducer.notes_culprits = on
 
+    def share_samples(self, readers: int) -> None:
+        """Before that: each sample of the batch is read by so many ranks, and counts once."""
+        if self._weighing is not None:
+            self._weighing.readers = readers
+
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         """Before each training batch: how this rank's compares with the average one (1.0: equal),
-        how much of the whole run is done, if that is known, and how many samples are in it."""
+        how much of the whole run is done, if that is known, and how many samples it counts as."""
         if self._weighing is not None:
             self._weighing.weight = weight
 
@@ -97,7 +102,7 @@ class Synchronizer:
     def end_pass(self) -> None:
         """After each of them. Most strategies bring all ranks in step here."""
         if self._weighing is not None:
-            self._weighing.weight = 1.0
+            self._weighing.weight, self._weighing.readers = 1.0, 1
 
     def whole_model(self) -> dict[str, Any]:
         """The state of the one model that all replicas together stand for; changes nothing."""

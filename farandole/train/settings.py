@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.comm import TransportName, check_transport
+from farandole.comm import check_transport
 from farandole.errors import FarandoleError, UserError
 from farandole.layout.layout import Layout, parse_layout
 from farandole.schedule import piece
@@ -49,7 +49,7 @@ class Settings:
     seed: int | None = None
     script: str | None = None
     fallback: bool = False
-    transport: TransportName | None = None
+    transport: str | None = None
     hosts: str | None = None
     check_finite: bool | None = None
     trace: Path | None = None

@@ -6,9 +6,9 @@ a layout the model is cut into stages, and the step is a pipeline's; the script 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -20,9 +20,21 @@ from farandole.sync import Strategy
 from farandole.train.engines.engine import Engine, WholeModelEngine
 from farandole.train.engines.pipelined import PipelinedEngine
 from farandole.train.engines.recipe import Recipe
+from farandole.train.passes import Passes
+from farandole.train.session import Session
 
-if TYPE_CHECKING:
-    from farandole.train.run import Run
+
+class DataAndCheckpoints(Protocol):
+    """What a trainer hands on to its run."""
+
+    @property
+    def loader(self) -> Callable[..., Loader]: ...
+
+    def save(
+        self, path: str | Path | None = None, *, background: bool = False, **state: Any
+    ) -> Path: ...
+
+    def load(self, path: str | Path | None = None) -> dict[str, Any] | None: ...
 
 
 class Trainer:
@@ -30,7 +42,9 @@ class Trainer:
 
     def __init__(
         self,
-        run: Run,
+        run: DataAndCheckpoints,
+        session: Session,
+        passes: Passes,
         model: nn.Module | Sequence[nn.Module],
         recipe: Recipe,
         *,
@@ -40,11 +54,13 @@ class Trainer:
         check: bool = True,
     ) -> None:
         self._run = run
+        self._session = session
+        self._passes = passes
         whole = model if isinstance(model, nn.Module) else nn.Sequential(*model)
         self._engine: Engine = (
-            WholeModelEngine(run, whole, recipe, sync)
+            WholeModelEngine(session, whole, recipe, sync)
             if layout is None
-            else PipelinedEngine(run, whole, recipe, layout, sync, sample, check=check)
+            else PipelinedEngine(session, whole, recipe, layout, sync, sample, check=check)
         )
 
     @property
@@ -60,7 +76,7 @@ class Trainer:
     @property
     def layout(self) -> Layout | None:
         """With nothing left open: its stages and balance are those found. None: no layout."""
-        return self._run._layout
+        return self._session.layout
 
     def loader(self, source: Any, batch_size: int | None = None, **options: Any) -> Loader:
         """As `run.loader`. Replicas get different shares, the ranks of one replica the same; of a
@@ -82,7 +98,7 @@ class Trainer:
         that this rank is done with, and NaN before there is one.
         """
         loss = self._engine.step(inputs, targets)
-        self._run.group.meter.activity.step()
+        self._session.group.meter.activity.step()
         return loss
 
     def predict(self, inputs: Any) -> Any:
@@ -90,6 +106,7 @@ class Trainer:
 
         `inputs` are all arguments of the model's forward, as in `step`.
         """
+        self._passes.tell_of_shared_samples()
         return self._engine.predict(inputs)
 
     def save(

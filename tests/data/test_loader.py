@@ -80,13 +80,21 @@ def run_alone() -> Callable[..., Loader]:
 def drawn(
     folder: Path, size: int, make: Callable[[Run], Loader], epochs: int = 1
 ) -> list[list[Batches]]:
-    """[rank][epoch][step] -> samples."""
+    """[rank][epoch][step] -> samples, each on the first rank that reads it."""
 
     def body(run: Run) -> list[Batches]:
         loader = make(run)
-        return [[batch.tolist() for batch in loader] for _ in range(epochs)]
+        return [[first_read(run, loader, batch) for batch in loader] for _ in range(epochs)]
 
     return run_world(size, body, folder=folder)
+
+
+def first_read(run: Run, loader: Loader, batch: torch.Tensor) -> list[int]:
+    """The batch, or nothing if ranks before this one have read it too."""
+    info = loader.last_batch
+    assert info is not None
+    readers = 1 if info.readers == run.size else info.samples
+    return batch.tolist() if run.rank < readers else []
 
 
 def flat(batches: Iterable[list[int]]) -> list[int]:
@@ -109,7 +117,6 @@ def globally(by_rank: list[list[Batches]], epoch: int = 0) -> Batches:
 def test_global_batches_are_the_same_on_any_number_of_ranks(
     tmp_path_factory: pytest.TempPathFactory, count: int, batch: int, size: int, shuffle: bool
 ) -> None:
-    """Equal as sets step by step, except that a tail too short to share joins the step before."""
     folder = tmp_path_factory.mktemp("ranks")
     data = Numbers(count)
 
@@ -118,22 +125,94 @@ def test_global_batches_are_the_same_on_any_number_of_ranks(
 
     alone, together = drawn(folder, 1, make, epochs=2), drawn(folder, size, make, epochs=2)
     for epoch in range(2):
-        ours, theirs = globally(alone, epoch), globally(together, epoch)
-        if len(theirs) < len(ours):
-            assert len(ours[-1]) < size
-            ours[-2:] = [ours[-2] + ours[-1]]
-        assert theirs == ours
+        assert globally(together, epoch) == globally(alone, epoch)
     if shuffle and count > 20:
         assert globally(together, 0) != globally(together, 1)
 
 
 def test_batch_size_is_per_rank(tmp_path: Path) -> None:
-    by_rank = drawn(tmp_path, 3, lambda run: run.loader(Numbers(14), 2, shuffle=False))
+    by_rank = drawn(tmp_path, 3, lambda run: run.loader(Numbers(16), 2, shuffle=False))
     assert by_rank == [
-        [[[0, 1], [6, 7]]],
-        [[[2, 3], [8, 9, 10]]],
-        [[[4, 5], [11, 12, 13]]],
+        [[[0, 1], [6, 7], [12]]],
+        [[[2, 3], [8, 9], [13]]],
+        [[[4, 5], [10, 11], [14, 15]]],
     ]
+
+
+@pytest.mark.parametrize("kind", [Numbers, Stream])
+@pytest.mark.parametrize(
+    ("batch", "trained", "evaluated"),
+    [
+        # All ranks read both samples, as many as in other steps.
+        (6, [([12, 13], 2 / 3)] * 3, [[[6], [11]], [[7, 8], [12]], [[9, 10], [13]]]),
+        # Each reads one, because otherwise it never has two in training.
+        (4, [([12], 0.5), ([13], 1.0), ([12], 0.5)], [[[8], [11]], [[9], [12]], [[10], [13]]]),
+        # In evaluation, the batch before has none to lend: the tail joins it.
+        (
+            3,
+            [([12], 0.5), ([13], 1.0), ([12], 0.5)],
+            [[[6], [9]], [[7], [10, 11]], [[8], [12, 13]]],
+        ),
+    ],
+)
+def test_a_tail_with_fewer_samples_than_ranks(
+    tmp_path: Path, kind: type, batch: int, trained: Any, evaluated: Any
+) -> None:
+    """Training shares its samples in parts; evaluation sees each on one rank."""
+    data = kind(14)
+    data.set_epoch = lambda epoch: None  # a stream's samples are the same in both passes
+    options = {} if kind is Stream else {"shuffle": False}
+
+    def body(run: Run) -> tuple[Any, Any]:
+        loader = run.loader(data, global_batch_size=batch, **options)
+        with torch.no_grad():
+            seen = [batch.tolist() for batch in loader]
+        last = [(batch.tolist(), loader.last_batch.own_samples) for batch in loader][-1]
+        return last, seen[-2:]
+
+    ends = run_world(3, body, folder=tmp_path)
+    assert [last for last, _ in ends] == trained
+    assert [seen for _, seen in ends] == evaluated
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    count=st.integers(4, 60),
+    batch=st.integers(4, 20),
+    size=st.integers(2, 4),
+    stream=st.booleans(),
+)
+def test_evaluation_sees_every_sample_on_one_rank(
+    tmp_path_factory: pytest.TempPathFactory, count: int, batch: int, size: int, stream: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("ranks")
+
+    def body(run: Run) -> Batches:
+        with torch.no_grad():
+            source = Stream(count) if stream else Numbers(count)
+            loader = run.loader(source, global_batch_size=batch)
+            seen = [drawn.tolist() for drawn in loader]
+            assert stream or len(loader) == len(seen)
+        assert all(seen)
+        return seen
+
+    by_rank = run_world(size, body, folder=folder)
+    assert len({len(batches) for batches in by_rank}) == 1
+    assert sorted(flat(chain.from_iterable(by_rank))) == list(range(count))
+
+
+def test_a_loader_has_as_many_steps_as_on_one_worker(tmp_path: Path) -> None:
+    """Also where an evaluation asks before it turns gradients off."""
+
+    def body(run: Run) -> list[int]:
+        loader = run.loader(Numbers(37), global_batch_size=8)
+        with torch.no_grad():
+            evaluation = len(loader), len(list(loader))
+        assert len(loader.batch_sampler) == len(list(loader.batch_sampler)) == len(loader)
+        return [len(loader), len(list(loader)), *evaluation]
+
+    for size in (1, 3, 4):
+        assert run_world(size, body, folder=tmp_path) == [[5, 5, 5, 5]] * size
 
 
 def test_the_same_source_gives_the_same_loader_and_its_next_epoch(tmp_path: Path) -> None:
@@ -201,14 +280,14 @@ def test_a_weighted_sampler_is_drawn_once_by_rank_0(tmp_path: Path) -> None:
             [0.0] * 10 + [1.0] * 10, 37, generator=torch.Generator().manual_seed(run.rank)
         )
         loader = run.loader(DataLoader(Numbers(20), batch_size=4, sampler=sampler))
-        return [[batch.tolist() for batch in loader] for _ in range(2)]
+        return [[first_read(run, loader, batch) for batch in loader] for _ in range(2)]
 
     by_rank = run_world(3, body, folder=tmp_path)
     generator = torch.Generator().manual_seed(0)
     sampler = WeightedRandomSampler([0.0] * 10 + [1.0] * 10, 37, generator=generator)
     for epoch in range(2):
         assert flat(globally(by_rank, epoch)) == list(sampler)
-    assert [len(batch) for batch in globally(by_rank)] == [12, 12, 13]
+    assert [len(batch) for batch in globally(by_rank)] == [12, 12, 12, 1]
 
 
 def test_a_sampler_can_be_given_with_the_dataset(tmp_path: Path) -> None:
@@ -319,8 +398,8 @@ def test_sources_that_cannot_be_shared(tmp_path: Path, case: str) -> None:
 
 def test_a_stream_is_shared_exactly_and_told_the_epoch(tmp_path: Path) -> None:
     by_rank = drawn(tmp_path, 3, lambda run: run.loader(Stream(19), batch_size=3), epochs=2)
-    assert globally(by_rank) == [list(range(9)), list(range(9, 19))]
-    assert globally(by_rank, 1) == [list(range(1000, 1009)), list(range(1009, 1019))]
+    assert globally(by_rank) == [list(range(9)), list(range(9, 18)), [18]]
+    assert globally(by_rank, 1) == [list(range(1000, 1009)), list(range(1009, 1018)), [1018]]
 
 
 def test_a_stream_has_no_length(tmp_path: Path) -> None:
@@ -345,7 +424,7 @@ def test_the_run_counts_samples_of_all_ranks_but_not_evaluation(tmp_path: Path) 
                 pass
         return run.samples, run.steps
 
-    assert run_world(2, body, folder=tmp_path) == [(22, 4)] * 2
+    assert run_world(2, body, folder=tmp_path) == [(22, 6)] * 2
 
 
 def test_breaking_out_ends_the_epoch(tmp_path: Path) -> None:
@@ -426,9 +505,9 @@ def test_every_batch_is_announced_with_its_place_and_weight(tmp_path: Path) -> N
         list(Loader(Numbers(11), options, group=run.group, device=cpu, on_batch=infos.append))
         return infos
 
-    last = [BatchInfo(2, 3, 3, 2 * 1 / 3), BatchInfo(2, 3, 3, 2 * 2 / 3)]
+    last = [BatchInfo(2, 3, 3, 2 * 1 / 3, 1, 1.0), BatchInfo(2, 3, 3, 2 * 2 / 3, 1, 2.0)]
     for rank, infos in enumerate(run_world(2, body, folder=tmp_path)):
-        assert infos == [BatchInfo(0, 3, 4, 1.0), BatchInfo(1, 3, 4, 1.0), last[rank]]
+        assert infos == [BatchInfo(step, 3, 4, 1.0, 1, 2.0) for step in range(2)] + [last[rank]]
 
 
 class Graph:

@@ -280,7 +280,9 @@ def test_the_scale_of_the_loss_goes_on_where_it_was(tmp_path: Path) -> None:
     x, y = torch.ones(4, 4), torch.zeros(4, 3)
 
     def scale(run: Run) -> float:
-        return float(run._synchronizers[0].state_dict()["pipeline"]["scale"]["value"])
+        return float(
+            run._session.models.synchronizers[0].state_dict()["pipeline"]["scale"]["value"]
+        )
 
     def save(run: Run, trainer: Trainer, _: nn.Module) -> float:
         trainer.step(x, y)

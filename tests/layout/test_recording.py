@@ -163,8 +163,9 @@ def test_what_a_forward_may_do(name: str) -> None:
     blocks = blocks_of(model, sample=Sample(arguments_of(torch.randn(SHAPES[0]))))
     why = [reason for block in blocks for reason in block.module.meta["whole"].values()]
     if name == "checkpoint" and torch.__version__.startswith("2.11."):
-        # Its checkpoint enters autocast by itself: the submodule stays whole, and is as exact.
-        assert ["autocast" in reason for reason in why] == [True]
+        # Where there is no GPU, its checkpoint enters autocast by itself: the submodule stays
+        # whole, and is as exact.
+        assert all("autocast" in reason for reason in why)
     else:
         assert why == []
     assert blocks[-1].name == "after"

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
+from farandole.errors import UserError
 from farandole.layout import parse_layout
 from farandole.sync import parse
 from farandole.topology import Topology
 from farandole.train import Run
+from farandole.train.run_metrics import RunMetrics
 from farandole.train.trainer import Trainer
 from tests.layout.models import (
     MakeOptimizer,
@@ -63,7 +65,7 @@ def trained(
         return {
             "losses": losses,
             "weights": tensors_of(model),
-            "notes": list(run._synchronizers[0].notes),
+            "notes": list(run._session.models.synchronizers[0].notes),
             "in step": in_step,
             "prediction": trainer.predict(source.tensors[0][:5]),
         }
@@ -105,16 +107,62 @@ def test_all_reduce_is_one_process_with_the_global_batch(
 
 
 @pytest.mark.parametrize(
-    "text", ["stages=2,schedule=pipedream", "stages=2,microbatches=2,schedule=2bw"]
+    ("name", "text", "size", "count"),
+    [
+        ("mlp", TWO_STAGES, 4, 17),
+        ("residual", "stages=2,microbatches=2,schedule=gems", 4, 17),
+        ("skipping", "stages=2,microbatches=3,schedule=zero-bubble", 6, 18),
+        ("mlp", "stages=1,microbatches=2", 5, 20),
+        ("cnn", "tiles=2x1", 4, 17),
+    ],
 )
-def test_streams_in_step_are_one_stream_with_the_global_batch(text: str, tmp_path: Path) -> None:
-    """An uneven last batch weighs what it should, although other batches are under way."""
+def test_a_last_step_with_fewer_samples_than_replicas_is_one_of_its_own(
+    name: str, text: str, size: int, count: int, tmp_path: Path
+) -> None:
+    made = task(name)
+    source = samples(made, count)
+    (expected,) = trained(None, made, source, tmp_path / "plain")
+    found = trained(text, made, source, tmp_path / "piped", size=size)
+    for rank, each in enumerate(found):
+        assert_weights(each["weights"], expected["weights"], f"rank {rank}")
+        assert len(each["losses"]) == len(expected["losses"]) == EPOCHS * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("stages=2,schedule=pipedream", 21),
+        ("stages=2,schedule=pipedream", 17),
+        ("stages=2,microbatches=2,schedule=2bw", 21),
+    ],
+)
+def test_streams_in_step_are_one_stream_with_the_global_batch(
+    text: str, count: int, tmp_path: Path
+) -> None:
+    """An uneven last batch weighs what it should, although other batches are under way; so does one
+    that has fewer samples than there are replicas."""
     made = task("mlp")
-    source = samples(made, 21)
+    source = samples(made, count)
     expected = trained(text, made, source, tmp_path / "one")
     whole = expected[0]["weights"] | expected[1]["weights"]
     for rank, each in enumerate(trained(text, made, source, tmp_path / "two", size=4)):
         assert_weights(each["weights"], whole, f"rank {rank}")
+
+
+def test_a_stream_refuses_a_last_step_that_is_too_small_before_the_first(tmp_path: Path) -> None:
+    made = task("mlp")
+    text, source = "stages=2,microbatches=2,schedule=2bw", samples(made, 17)
+
+    def body(run: Run, trainer: Trainer, model: nn.Module) -> None:
+        with torch.no_grad():  # evaluation may
+            for x, _ in trainer.loader(source, global_batch_size=BATCH):
+                trainer.predict(x)
+        for x, y in trainer.loader(source, global_batch_size=BATCH):
+            with pytest.raises(UserError, match="the last step of an epoch has 1 samples for 2 re"):
+                trainer.step(x, y)
+            return
+
+    in_stages(parse_layout(text), made.model, body, made.loss, tmp_path, sgd, size=4)
 
 
 def test_the_norm_is_clipped_after_the_replicas_have_met(tmp_path: Path) -> None:
@@ -159,7 +207,7 @@ def test_local_steps_of_one_are_all_reduce(tmp_path: Path) -> None:
 def test_every_strategy_brings_replicas_in_step_and_all_stages_decide_alike(
     text: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Run, "_collect_notes", lambda self: None)  # so that they stay
+    monkeypatch.setattr(RunMetrics, "collect_notes", lambda self: None)  # so that they stay
     made = task("mlp")
     source = samples(made, 21 if layout == TWO_STAGES else 24)
     found = trained(
@@ -188,7 +236,7 @@ def test_every_strategy_brings_replicas_in_step_and_all_stages_decide_alike(
 
 def test_adacomm_has_something_to_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else that all stages decide alike would say nothing."""
-    monkeypatch.setattr(Run, "_collect_notes", lambda self: None)
+    monkeypatch.setattr(RunMetrics, "collect_notes", lambda self: None)
     made = task("mlp")
     found = trained(
         TWO_STAGES,
@@ -205,18 +253,20 @@ def test_adacomm_has_something_to_decide(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(each["notes"] == found[0]["notes"] for each in found)
 
 
-def test_batchnorm_over_all_replicas(tmp_path: Path) -> None:
-    """With one micro-batch it is BatchNorm over the global batch."""
+@pytest.mark.parametrize(("size", "count"), [(4, 24), (6, 18)])
+def test_batchnorm_over_all_replicas(size: int, count: int, tmp_path: Path) -> None:
+    """With one micro-batch it is BatchNorm over the global batch; two samples for three replicas
+    count once."""
     layers = [nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3), nn.BatchNorm1d(3)]
     made = task("mlp")._replace(model=drawn(nn.Sequential(*layers)))
-    source = samples(made, 24)
+    source = samples(made, count)
     (expected,) = trained(None, made, source, tmp_path / "plain")
     found = trained(
         "stages=2",
         made,
         source,
         tmp_path / "piped",
-        size=4,
+        size=size,
         sync=parse("allreduce:batchnorm=sync"),
     )
     for rank, each in enumerate(found):

@@ -241,7 +241,7 @@ def test_a_gradient_that_overflows_on_one_stage_makes_all_skip_the_step(tmp_path
         return [
             any(not torch.equal(value, after[name]) for name, value in before.items())
             for before, after in pairwise(states)
-        ], trainer._run._synchronizers[0].state_dict()["pipeline"]["scale"]["value"]
+        ], trainer._session.models.synchronizers[0].state_dict()["pipeline"]["scale"]["value"]
 
     found = in_stages(
         "stages=2,microbatches=2",
@@ -559,7 +559,7 @@ def test_tied_weights_in_a_stream_are_refused(tmp_path: Path) -> None:
 
 def test_distribute_is_refused_under_a_layout(tmp_path: Path) -> None:
     def body(run: Run) -> None:
-        run.settings = dataclasses.replace(run.settings, layout=Layout(stages=2))
+        run._session.settings = dataclasses.replace(run.settings, layout=Layout(stages=2))
         with pytest.raises(UserError, match=r"run\.trainer"):
             run.distribute(nn.Linear(2, 2))
 

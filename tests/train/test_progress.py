@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def go_through(progress: EpochProgress, clock: Clock, epoch: int, steps: int | None) -> None:
     """An epoch of 25 batches of 100 samples, a second each."""
     for step in range(25):
-        progress.batch(epoch, BatchInfo(step, steps, 100, 1.0))
+        progress.batch(epoch, BatchInfo(step, steps, 100, 1.0, 1, 100.0))
         clock.now += 1.0
     progress.end()
 
@@ -59,10 +59,10 @@ def test_on_a_terminal_a_bar_that_knows_its_loader(clock: Clock) -> None:
     progress = EpochProgress(stream)
     for step in range(5):
         clock.now += 1.0
-        progress.batch(0, BatchInfo(step, 25, 100, 1.0))
+        progress.batch(0, BatchInfo(step, 25, 100, 1.0, 1, 100.0))
     assert "5/25" in stream.getvalue()
     clock.now += 1.0
-    progress.batch(7, BatchInfo(2, 9, 100, 1.0))  # another loader, such as the test set's
+    progress.batch(7, BatchInfo(2, 9, 100, 1.0, 1, 100.0))  # another loader, such as the test set's
     assert "3/9" in stream.getvalue()
     assert "epoch 7" in stream.getvalue()
     progress.end()
@@ -77,7 +77,7 @@ def test_a_printed_line_goes_above_the_bar(
     assert capsys.readouterr().out == "before [any] bar\n"
     for step in range(3):
         clock.now += 1.0
-        progress.batch(0, BatchInfo(step, 25, 100, 1.0))
+        progress.batch(0, BatchInfo(step, 25, 100, 1.0, 1, 100.0))
     progress.print("loss 0.5 [not markup]")
     assert "loss 0.5 [not markup]" in stream.getvalue()
     progress.end()

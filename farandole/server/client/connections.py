@@ -1,4 +1,4 @@
-"""A client at its sockets: the dialogue, a line to each server, and the liaison for views.
+"""A client at its sockets: the dialogue, a line to each server, and the registrar_client for views.
 
 There is no thread here. Bytes are sent and received by zmq's own threads while the script computes;
 what has come is taken in whenever the script asks or waits for something.
@@ -33,7 +33,7 @@ class Connections:
         self,
         context: zmq.Context[Any],
         key: bytes,
-        liaison: RegistrarClient,
+        registrar_client: RegistrarClient,
         number: int,
         arena: Arena | None,
         timeout: float,
@@ -45,7 +45,7 @@ class Connections:
         self.activity: Activity = NO_ACTIVITY  # is told of waits
         self._context = context
         self._key = key
-        self._liaison = liaison
+        self._registrar_client = registrar_client
         self._arena = arena
         self._dialogue = PendingRequests(number)
         self._lines: dict[int, Line] = {}
@@ -123,7 +123,7 @@ class Connections:
         self._send_out()
 
     def _take_view(self) -> None:
-        view = self._liaison.view
+        view = self._registrar_client.view
         if view is not None and view.number > self._dialogue.view.number:
             self._dialogue.take_view(view)
             for number in [number for number in self._lines if number not in view.addresses]:
@@ -150,17 +150,17 @@ class Connections:
 
     def _check(self, began: float) -> None:
         """Raises when waiting longer makes no sense."""
-        if self._liaison.given_up:
+        if self._registrar_client.given_up:
             raise CommError(
                 "this worker was given up: the registrar had not heard of it. What it pushed since "
                 "is not taken; start it again."
             )
-        if self._liaison.job_is_over and self._liaison.others_are_done:
+        if self._registrar_client.job_is_over and self._registrar_client.others_are_done:
             raise CommError(
                 "this worker was started again too late: the others have finished, and the "
                 "parameter servers have ended with the job. Nothing of the job is lost."
             )
-        if self._liaison.job_is_over:
+        if self._registrar_client.job_is_over:
             raise CommError(
                 "the parameter servers have been closed, by the process that started them. If that "
                 "was rank 0 or a launcher, see how it ended."

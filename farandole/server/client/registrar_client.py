@@ -44,9 +44,9 @@ class RegistrarClient:
         self._mark = ""
         self._control = ControlLine(context, key, address)
         self._wake_in = context.socket(zmq.PAIR)
-        self._wake_in.bind(f"inproc://liaison-{id(self)}")
+        self._wake_in.bind(f"inproc://registrar_client-{id(self)}")
         self._wake_out = context.socket(zmq.PAIR)
-        self._wake_out.connect(f"inproc://liaison-{id(self)}")
+        self._wake_out.connect(f"inproc://registrar_client-{id(self)}")
         self._changed = threading.Condition()
         self._outgoing: deque[tuple[dict[str, Any], bytes]] = deque()
         self._number: int | None = None
@@ -58,7 +58,7 @@ class RegistrarClient:
         self._job_is_over = False
         self._others_are_done = False
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name="liaison", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="registrar_client", daemon=True)
         self._thread.start()
 
     @property

@@ -114,14 +114,29 @@ class SharedBatchNorm(SummedBatchNorm):
     group: Group | None = None
     weighing: Weighing | None = None
 
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.training and self.group is not None and self.weighing is not None:
+            all_read_it = self.weighing.readers == self.group.size > 1
+            if all_read_it and input.numel() == input.shape[1]:
+                raise ValueError(  # as torch does
+                    f"Expected more than 1 value per channel when training, got input size "
+                    f"{tuple(input.shape)}: the last step of this epoch has one sample. Use "
+                    "drop_last=True or another batch size."
+                )
+        return super().forward(input)
+
     def sum_over_ranks(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
         if self.group is None:
             return tensor
-        if part != "gradient" or self.weighing is None:
+        if self.weighing is None:
             return self.group.all_reduce(tensor)
+        # A sample that several ranks have read is one sample: each counts its part of it.
+        readers = self.weighing.readers
+        if part != "gradient":
+            return self.group.all_reduce(tensor if readers == 1 else tensor.div_(readers))
         # A rank's gradients are weighed where they are added up; here others' must be already.
         weight = self.weighing.weight
-        return self.group.all_reduce(tensor.mul_(weight)).div_(weight)
+        return self.group.all_reduce(tensor.mul_(weight)).div_(weight * readers)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedBatchNorm:
         new = type(self).__new__(type(self))
@@ -148,7 +163,7 @@ class _Normalise(torch.autograd.Function):
         wide = x if x.dtype == torch.float64 else x.float()  # half precision cannot hold the sums
         count = torch.full((1,), x.numel() / x.shape[1], dtype=wide.dtype, device=x.device)
         totals = total(torch.cat([wide.sum(axes), count]), "mean")
-        count = totals[-1]
+        count = totals[-1].round()  # parts of samples add up to whole ones
         mean = totals[:-1] / count
         # Second pass around the common mean: exact where Σx² − (Σx)²/N would cancel.
         centred = wide - mean.view(shape)

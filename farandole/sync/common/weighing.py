@@ -5,6 +5,9 @@ weight scales what a backward pass adds to the gradient of each parameter, as it
 exact when gradients of several batches accumulate, and whoever computes gradients without adding
 them up (`torch.autograd.grad`) sees them as they are. Layers that sum over ranks in the backward
 pass, such as a shared BatchNorm, must count the others' samples by the others' weights themselves.
+
+At the end of an epoch several ranks may have read the same samples, which count once: such layers
+must divide by the number of readers in the forward pass too.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ class Weighing:
         self.is_on = True
         self._model = model
         self._weight = 1.0
+        self.readers = 1  # of each sample of the batch
         self._nodes: list[Any] = []  # held, because torch only looks at those that are still there
         self._hooks: list[RemovableHandle] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,10 +13,9 @@ from torch.optim import Optimizer
 
 from farandole.layout.arguments import arguments_of, call
 from farandole.sync import Strategy
+from farandole.train.distribute import distribute_whole
 from farandole.train.engines.recipe import Recipe
-
-if TYPE_CHECKING:
-    from farandole.train.run import Run
+from farandole.train.session import Session
 
 
 class Engine(ABC):
@@ -41,16 +40,17 @@ class Engine(ABC):
 class WholeModelEngine(Engine):
     """The step that a script would write itself."""
 
-    def __init__(self, run: Run, model: nn.Module, recipe: Recipe, sync: Strategy | None) -> None:
-        self._run = run
+    def __init__(
+        self, session: Session, model: nn.Module, recipe: Recipe, sync: Strategy | None
+    ) -> None:
+        self._session = session
         self._recipe = recipe
         # Half-precision gradients vanish unless the loss is scaled up; those of bfloat16 do not.
         self._scaler = torch.amp.GradScaler(
-            run.device.type, enabled=recipe.precision is torch.float16
+            session.device.type, enabled=recipe.precision is torch.float16
         )
-        self.model, self.optimizer = run.distribute(
-            model, recipe.make_optimizer(model.to(run.device).parameters()), sync=sync
-        )
+        self.optimizer = recipe.make_optimizer(model.to(session.device).parameters())
+        self.model = distribute_whole(session, model, self.optimizer, sync)
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
         self.optimizer.zero_grad()
@@ -58,7 +58,7 @@ class WholeModelEngine(Engine):
         with self._lowered():
             loss = self._recipe.objective.of(call(self.model, given), targets)
         self._scaler.scale(loss).backward()
-        self._run.observe_loss(loss)
+        self._session.models.observe_loss(loss)
         if self._recipe.clip is not None:
             self._scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._recipe.clip)
@@ -67,7 +67,7 @@ class WholeModelEngine(Engine):
         return loss.detach()
 
     def predict(self, inputs: Any) -> Any:
-        model = self._run.unwrap(self.model)
+        model = self.model
         training = model.training
         model.eval()
         try:
@@ -79,4 +79,4 @@ class WholeModelEngine(Engine):
     def _lowered(self) -> AbstractContextManager[object]:
         if self._recipe.precision is None:
             return nullcontext()
-        return torch.autocast(self._run.device.type, self._recipe.precision)
+        return torch.autocast(self._session.device.type, self._recipe.precision)

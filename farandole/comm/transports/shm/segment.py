@@ -24,7 +24,7 @@ from datetime import timedelta
 
 import torch
 
-from farandole.comm.transports.base import PeerLost
+from farandole.comm.transports.messages import PeerLost
 
 SEMAPHORE_BYTES = 64  # a sem_t takes 32 at most; a cache line each, so that neighbours do not fight
 _SLICE_SECONDS = 0.05  # how long to sleep before asking whether the peer still lives
@@ -222,7 +222,7 @@ class Semaphores:
             return PeerLost([peer], "has ended")
         gave_up = self._statements is not None and self._statements.any()
         if gave_up or time.monotonic() - since > self._timeout_seconds:
-            return PeerLost([peer], f"did not answer within {self._timeout_seconds:g} s")
+            return PeerLost.late([peer], self._timeout_seconds)
         return None
 
 

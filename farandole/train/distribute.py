@@ -1,0 +1,64 @@
+"""`run.distribute`: a whole model on every rank, kept in step by a strategy."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from farandole.comm.activity import NO_ACTIVITY
+from farandole.errors import UserError
+from farandole.layout import Layout
+from farandole.sync import AllReduce, Strategy
+from farandole.sync.common.wrappers import refuse_wrapped, refuse_wrapper_around
+from farandole.train.checkpoint.saver import WholeSaver
+from farandole.train.compiling import NOTE, is_compiled
+from farandole.train.session import Session
+from farandole.train.settings import check_writable
+
+
+def distribute_whole(
+    session: Session, model: nn.Module, optimizer: Optimizer | None, sync: Strategy | None
+) -> nn.Module:
+    """*Together.* Moves the model to this rank's device, and builds the strategy around it.
+
+    The command line's strategy wins over `sync`. Raises `UserError` for what cannot be distributed
+    as a whole, before anything is changed.
+    """
+    if session.rank == 0:
+        check_writable(session.folder)
+    if session.models.has(model):
+        raise UserError("this model is distributed already; call run.distribute once for it.")
+    if session.settings.layout not in (None, Layout()):
+        raise UserError(
+            f"--layout {session.settings.layout} cuts the model, and this script calls it whole. "
+            "Let Farandole own the step: run.trainer(model, loss, make_optimizer)."
+        )
+    refuse_wrapped(model)
+    if is_compiled(model):
+        session.print(NOTE)
+    model = model.to(session.device)
+    if optimizer is not None:
+        _move_state(optimizer, session.device)
+        session.optimizers.append(optimizer)
+    session.strategy = session.settings.sync or sync or AllReduce()
+    synchronizer = session.strategy.build(model, optimizer, session.group)
+    saver = WholeSaver(synchronizer, optimizer, writes=session.rank == 0)
+    session.models.add(synchronizer, saver)
+    if session.size > 1:
+        refuse_wrapper_around(synchronizer.model)
+    if session.watch is not None:
+        session.watch.follow(synchronizer.model, optimizer)
+    activity = session.group.meter.activity
+    if optimizer is not None and activity is not NO_ACTIVITY:
+        optimizer.register_step_post_hook(lambda *_: activity.step())
+    return synchronizer.model
+
+
+def _move_state(optimizer: Optimizer, device: torch.device) -> None:
+    """State that was made before its parameters moved follows them."""
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            # Adam's step counter stays on the CPU unless it was made for the GPU.
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                state[key] = value.to(device)

@@ -1,0 +1,97 @@
+"""What happens around every pass over data and every batch of it.
+
+    begin ── pause ── batch ── pause ── batch … ── end        training: all of it
+    begin ─────────── batch ─────────── batch … ── end        evaluation: batches are shown, no more
+
+A pass that a script breaks off is settled when the ranks meet next: the break may have come from an
+error on this rank alone, and then the others are not there.
+"""
+
+from __future__ import annotations
+
+from farandole.data import BatchInfo, Loader
+from farandole.train.run_metrics import RunMetrics
+from farandole.train.session import Session
+from farandole.train.stopping.preemption import Preemption
+
+
+class Passes:
+    """Told by the loaders of a run; counts steps, and leads the strategies through them."""
+
+    def __init__(self, session: Session, metrics: RunMetrics) -> None:
+        self._session = session
+        self._metrics = metrics
+        self.preemption: Preemption | None = None
+        self._leading: Loader | None = None  # the training pass that others lie within
+        self._unsettled = False  # the last training pass was left, and the ranks have not met
+        self._reads_shared = False  # the batch under way has samples that other ranks read too
+        self._told_of_shared = False
+
+    def begin(self, loader: Loader, *, fresh: bool) -> None:
+        self.settle()
+        if loader.is_training and fresh:
+            self._session.models.begin_pass()
+
+    def pause(self, loader: Loader, *, within: bool) -> None:
+        """Between two steps, or before the first of a pass: here a run can be saved and stopped.
+
+        Not in the middle of an evaluation, nor where one pass over training data lies within
+        another, whose step is not over.
+        """
+        if self.preemption is None or not loader.is_training:
+            return
+        if self._leading in (None, loader):
+            self.preemption.between_steps(within_pass=within)
+            self._leading = loader
+
+    def batch(self, loader: Loader, info: BatchInfo) -> None:
+        session = self._session
+        session.group.meter.activity.step()
+        if loader.is_training:
+            if session.progress.steps == 0 and session.size > 1 and not len(session.models):
+                session.print(
+                    "note: no model was given to run.distribute, so each rank trains one of its "
+                    "own. Write `model, opt = run.distribute(model, opt)` before the loop."
+                )
+            session.progress.count(info)
+            session.models.begin_step(info, session.progress.share_done(info))
+            self._metrics.collect_notes()
+            session.cut = loader.shares
+            self._reads_shared = info.readers > 1
+            if session.models.are_evaluated:
+                self.tell_of_shared_samples()
+        if session.bar is not None:
+            session.bar.batch(loader.epoch, info)
+
+    def end(self, loader: Loader, *, finished: bool) -> None:
+        if self._leading is loader:
+            self._leading = None
+        # Evaluation in the middle of a training pass must not change that pass's weights.
+        if loader.is_training:
+            self._session.progress.pass_ended = True
+            self._unsettled = True
+            if finished:
+                self.settle()
+        if self._session.bar is not None:
+            self._session.bar.end()
+
+    def settle(self) -> None:
+        """*Together.* Ends the last pass over training data, if it has not been ended yet."""
+        if not self._unsettled:
+            return
+        self._unsettled = False
+        session = self._session
+        session.models.end_pass()
+        self._metrics.collect_notes()
+        session.models.check_after_pass(session.group, session.replicas)
+
+    def tell_of_shared_samples(self) -> None:
+        """Once, where a script evaluates and counts samples that several ranks have read."""
+        if self._reads_shared and not self._told_of_shared:
+            self._told_of_shared = True
+            self._session.print(
+                "note: a pass that is read with gradients enabled counts as training, and several "
+                "workers read the same samples in its last step: a script that counts them here "
+                "counts them several times. To evaluate, put the loop over the loader under "
+                "torch.no_grad(), or pass training=False to run.loader."
+            )

@@ -1,0 +1,68 @@
+"""What the parts of a run share: who takes part, what is trained, and how far it has come.
+
+`Run` is what a script holds; loaders, engines, metrics and checkpoints know the session instead, so
+that none of them reaches into the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.optim import Optimizer
+
+from farandole.comm import Group
+from farandole.data import Shares
+from farandole.layout import Layout
+from farandole.sync import Strategy
+from farandole.topology import Topology
+from farandole.train.counters import TrainingProgress
+from farandole.train.distributed_models import DistributedModels
+from farandole.train.progress import EpochProgress
+from farandole.train.settings import Settings
+from farandole.train.spans import Watch
+
+
+@dataclass
+class Session:
+    """One rank's. The strategy, the layout and the replicas are those of the model given last."""
+
+    group: Group
+    topology: Topology
+    device: torch.device
+    settings: Settings
+    folder: Path  # of this run
+    seed: int
+    strategy: Strategy
+    models: DistributedModels
+    progress: TrainingProgress
+    replicas: Group  # those who share the data: one rank of every replica, this one's
+    bar: EpochProgress | None  # on rank 0
+    watch: Watch | None  # where somebody wants a trace
+    layout: Layout | None = None  # None: the whole model on every rank
+    cut: Shares | None = None  # that the last training batch came from, if it is known
+    optimizers: list[Optimizer] = field(default_factory=list)  # that the script itself steps
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        return self.group.size
+
+    def print(self, *values: object) -> None:
+        """Prints on rank 0, above the progress bar if there is one."""
+        if self.bar is not None:
+            self.bar.print(" ".join(map(str, values)))
+
+    def counters(self) -> dict[str, float]:
+        """What every line of the metrics begins with."""
+        return {
+            "time": self.progress.seconds,
+            "samples": self.progress.samples,
+            "steps": self.progress.steps,
+            "waited_seconds": self.group.meter.waited_seconds,
+            "bytes_sent": self.group.meter.bytes_sent,
+        }
