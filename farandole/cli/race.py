@@ -109,15 +109,15 @@ def race(
         )
     check_entries(entries, hosts, "cuda" if torch.cuda.device_count() else "cpu", os.environ)
     folder = claim(runs, f"race-{default_name(script)}")
-    course = RaceConfig(
+    config = RaceConfig(
         (script, *arguments), folder.parent / folder.name, seed, hosts, servers, replicas
     )
     with signals_raised():
         try:
-            lanes, stopped_by = _run_all(course, entries, goal)
+            lanes, stopped_by = _run_all(config, entries, goal)
         finally:
-            course.warm.close()
-    _finish(course, lanes, goal)
+            config.warm.close()
+    _finish(config, lanes, goal)
     if stopped_by is not None:
         sys.exit(exit_code_of(stopped_by))
     sys.exit(0 if all(lane.outcome == "ok" for lane in lanes) else 1)
@@ -143,7 +143,7 @@ def _entries(layouts: Sequence[str], syncs: Sequence[str], workers: int) -> list
 
 
 def _run_all(
-    course: RaceConfig, entries: list[Entry], target: Target | None
+    config: RaceConfig, entries: list[Entry], target: Target | None
 ) -> tuple[list[Lane], str | None]:
     """All lanes in turn; the second value is the signal that stopped the race, if one did."""
     from rich.console import Console
@@ -154,20 +154,20 @@ def _run_all(
     from farandole.worker.signals import Stopped
 
     notice = TargetNotice(target)
-    lanes = [course.lane(entry) for entry in entries]
+    lanes = [config.lane(entry) for entry in entries]
     console = Console()
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     at = 0
     try:
         begin = time.perf_counter()
-        if course.warm.prepare({entry.workers for entry in entries}):
+        if config.warm.prepare({entry.workers for entry in entries}):
             click.echo(f"torch is imported once for all lanes: {time.perf_counter() - begin:.1f} s")
         if live:
             live.start()
         for at, entry in enumerate(entries):
             if not live:
                 click.echo(f"{lanes[at].name} on {entry.workers} worker(s) …")
-            for lane in run_lane(course, entry, at + 1):
+            for lane in run_lane(config, entry, at + 1):
                 lanes[at] = lane
                 if (line := notice.look(lane.history)) is not None:
                     console.print(line, style="yellow", markup=False, highlight=False)
@@ -200,7 +200,7 @@ def _tell(lane: Lane, target: Target | None) -> None:
     click.echo(f"  {lane.total_seconds:.1f} s in all{told}{before}")
 
 
-def _finish(course: RaceConfig, lanes: list[Lane], target: Target | None) -> None:
+def _finish(config: RaceConfig, lanes: list[Lane], target: Target | None) -> None:
     from rich.console import Console
 
     import farandole
@@ -213,13 +213,13 @@ def _finish(course: RaceConfig, lanes: list[Lane], target: Target | None) -> Non
         "command": shlex.join(["farandole", *sys.argv[1:]]),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
         "farandole": farandole.__version__,
-        "seed": str(course.seed),
+        "seed": str(config.seed),
     }
     console = Console()
     console.print(table(lanes, target))
     for number, (label, lane) in enumerate(zip(labels(lanes), lanes, strict=True), start=1):
         if lane.outcome in ("failed", "unfinished"):
-            click.secho(f"{label}: {lane.problem}  ({output_of(course, number)})", fg="red")
-    report = write_report(course.folder, lanes, target, facts)
+            click.secho(f"{label}: {lane.problem}  ({output_of(config, number)})", fg="red")
+    report = write_report(config.folder, lanes, target, facts)
     click.secho(plain(headline(Results(tuple(lanes), target))), bold=True)
     click.echo(f"report: {report}")

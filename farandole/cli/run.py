@@ -121,7 +121,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Start every worker afresh; else 3 and more are forked from a process that has torch.",
 )
-@click.option("--joined-file", hidden=True, type=click.Path(path_type=Path))  # for `race`
+@click.option("--outcome-file", hidden=True, type=click.Path(path_type=Path))  # for `race`
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -148,7 +148,7 @@ def run(
     grace: float,
     horovod: bool,
     no_fork: bool,
-    joined_file: Path | None,
+    outcome_file: Path | None,
     module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -198,6 +198,7 @@ def run(
     from farandole import environment as variables
     from farandole.comm import check_transport
     from farandole.launch.launcher import Job, launch
+    from farandole.launch.outcome_file import write_outcome
     from farandole.launch.servers import (
         OthersServers,
         OwnServers,
@@ -265,8 +266,8 @@ def run(
         if trace is not None:
             _merge(trace)
     print_outcome(outcome, count)
-    if joined_file is not None and outcome.joined:
-        joined_file.touch()
+    if outcome_file is not None:
+        write_outcome(outcome_file, outcome)
     sys.exit(outcome.exit_code)
 
 
