@@ -16,6 +16,7 @@ from farandole.cli.options import (
     seed_option,
     sync_option,
 )
+from farandole.launch.outcome_file import write_outcome
 from farandole.launch.outcome_text import print_outcome
 
 
@@ -116,11 +117,11 @@ from farandole.launch.outcome_text import print_outcome
     is_flag=True,
     help="Start every worker afresh; else 3 and more are forked from a process that has torch.",
 )
-@click.option("--joined-file", hidden=True, type=click.Path(path_type=Path))  # for `race`
+@click.option("--outcome-file", hidden=True, type=click.Path(path_type=Path))  # for `race`
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(joined_file: Path | None, horovod: bool, trace: Path | None, **options: Any) -> None:
+def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options: Any) -> None:
     """Start SCRIPT on workers of this host, each a process of its own.
 
     The script calls `fd.init()` and finds itself as one rank of many. Every line of output carries
@@ -142,6 +143,6 @@ def run(joined_file: Path | None, horovod: bool, trace: Path | None, **options: 
     check(chosen)
     outcome, workers = run_job(chosen)
     print_outcome(outcome, workers)
-    if joined_file is not None and outcome.joined:
-        joined_file.touch()
+    if outcome_file is not None:
+        write_outcome(outcome_file, outcome)
     sys.exit(outcome.exit_code)

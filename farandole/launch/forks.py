@@ -23,6 +23,7 @@ _COMMAND_BYTES = 1024
 _IMPORT_SECONDS = 300.0  # how long the first worker may take: torch is imported before it
 _POLL_SECONDS = 0.01
 _WAIT_SECONDS = 0.1
+_KILLED_SECONDS = 5.0
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd")
 
 
@@ -171,7 +172,8 @@ class Forks:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._server.pid, signal.SIGKILL)
-        self._server.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the system itself holds it (state D)
+            self._server.wait(_KILLED_SECONDS)
 
 
 def _is_possible() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -19,6 +20,7 @@ from farandole.worker.signals import signals_noted
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 10.0
+_KILLED_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
                 process.wait(_GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()  # its ranks end with it: see `end_with_launcher`
-                process.wait()
-    code = process.returncode
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_KILLED_SECONDS)
+    code = -signal.SIGKILL if process.returncode is None else process.returncode
     return End(code if code >= 0 else 128 - code, received[0] if received else None)

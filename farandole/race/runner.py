@@ -22,6 +22,7 @@ from typing import BinaryIO
 from farandole.environment import STARTED
 from farandole.launch.forks import Forked, ForkError, Forks
 from farandole.launch.job_directory import worker_defaults
+from farandole.launch.outcome_file import OutcomeRecord, read_outcome
 from farandole.report import Follower, History, Lane, outcome_of
 from farandole.report.metrics import FILE_NAME
 from farandole.system.orphans import tied_to_this_process
@@ -30,6 +31,7 @@ LaneProcess = Forked | subprocess.Popen[bytes]
 
 _POLL_SECONDS = 0.25
 _PATIENCE_SECONDS = 40.0  # how long a lane that was told to stop may take
+_KILLED_SECONDS = 5.0
 _LONGEST_NAME = 100  # of a folder: a file system takes 255 bytes, and a list of cuts may be longer
 
 
@@ -143,23 +145,23 @@ class WarmProcesses:
         self._servers.clear()
 
 
-def run_lane(course: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
+def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
     """Runs one entry; yields the lane as it stands, about four times a second, then at its end.
 
     Closing the iterator early, or an exception in the loop that consumes it, stops the workers.
     """
-    lane = course.lane(entry)
+    lane = config.lane(entry)
     name = folder_name(number, lane)
-    place = course.folder / name
+    place = config.folder / name
     place.mkdir(parents=True, exist_ok=True)
     output = place / "output.log"
-    _, *rest = course.arguments(entry)
+    _, *rest = config.arguments(entry)
     command = [sys.executable, "-m", "farandole", "run", "--name", name]
-    joined = place / ".joined"
-    command += ["--runs", str(course.folder), "--joined-file", str(joined), *rest]
+    ended = place / ".outcome.json"
+    command += ["--runs", str(config.folder), "--outcome-file", str(ended), *rest]
     follower = Follower(place / FILE_NAME)
     with output.open("wb") as sink:
-        process = course.warm.start(command, entry.workers, sink)
+        process = config.warm.start(command, entry.workers, sink)
     try:
         while True:
             try:
@@ -171,10 +173,10 @@ def run_lane(course: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
             if code is not None:
                 break
             yield lane
-        problem = "" if lane.outcome == "ok" else _problem(output, code, joined.exists())
+        problem = "" if lane.outcome == "ok" else _problem(output, code, read_outcome(ended))
         yield replace(lane, problem=problem)
     finally:
-        joined.unlink(missing_ok=True)
+        ended.unlink(missing_ok=True)
         if process.poll() is None:
             _stop(process)
 
@@ -189,9 +191,9 @@ def interrupted(lane: Lane) -> Lane:
     return replace(lane, outcome="unfinished", problem="stopped before its end")
 
 
-def output_of(course: RaceConfig, number: int) -> Path | None:
+def output_of(config: RaceConfig, number: int) -> Path | None:
     """Where the lane with this number wrote its output."""
-    return next(course.folder.glob(f"{number}-*/output.log"), None)
+    return next(config.folder.glob(f"{number}-*/output.log"), None)
 
 
 def _stop(process: LaneProcess) -> None:
@@ -200,18 +202,21 @@ def _stop(process: LaneProcess) -> None:
         process.wait(_PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the system itself holds it (state D)
+            process.wait(_KILLED_SECONDS)
 
 
-def _problem(output: Path, code: int, joined: bool) -> str:
-    """One line on why a lane failed: the last line of the cause's traceback."""
-    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(("farandole: every rank", "(the sys"))]
-    if code == 0 and not joined:
+def _problem(output: Path, code: int, outcome: OutcomeRecord | None) -> str:
+    """One line on why a lane failed."""
+    if code == 0 and (outcome is None or not outcome.joined):
         return (
             "the script never called fd.init(), so nothing was distributed or measured: write "
             "`run = fd.init()` at its top, and run.log(…) where it evaluates"
         )
     if code == 0:
         return "the script ended without closing its metrics; did it call run.log(…)?"
-    return telling[-1].strip() if telling else f"exit code {code}, and no output"
+    if outcome is not None and outcome.problem:
+        return outcome.problem
+    # The job did not get so far as to have an outcome: the last line is the launcher's error.
+    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else f"exit code {code}, and no output"

@@ -35,6 +35,7 @@ from typing import Any
 _GOODBYE = b"goodbye\n"
 _CLEAR_UP_SECONDS = 20.0  # how long killing goes on: a process may start others meanwhile
 _END_SECONDS = 30.0  # how long the launcher waits for the watchdog's own end
+_KILLED_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 # They remove shared memory and semaphores when the processes that used them have ended.
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
@@ -111,7 +112,8 @@ def _end(process: subprocess.Popen[bytes] | None, owner: int) -> None:
         process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the system itself holds it (state D)
+            process.wait(_KILLED_SECONDS)
 
 
 # The process

@@ -42,7 +42,7 @@ MODULES = (
     "torch._dynamo",  # every optimizer imports it
     "sklearn.datasets",
     "farandole.train",
-    "farandole.launch.backends.local",
+    "farandole.launch.launcher",
     "farandole.cli",
 )
 # What starts further processes as its work: modules, and a folder of scripts.

@@ -18,7 +18,7 @@ from farandole.worker.environment import is_loopback
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-FACTS = Path(__file__).parent / "scripts" / "facts.py"
+FACTS = Path(__file__).parents[1] / "launch" / "scripts" / "facts.py"
 LATECOMER = Path(__file__).parent / "scripts" / "latecomer.py"
 
 
