@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -15,7 +15,8 @@ from farandole.report.summary import MOST_NOTES
 from farandole.report.templating import fill
 
 
-class _Decisions(NamedTuple):
+@dataclass(frozen=True)
+class _Decisions:
     """The decisions of a lane; the last of them as a table."""
 
     index: int

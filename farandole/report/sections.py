@@ -7,8 +7,8 @@ To add a section, write such a function and its template, and put the function i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -30,7 +30,8 @@ MOST_OTHER_METRICS = 12
 MOST_RAW_ROWS = 200
 
 
-class _Warning(NamedTuple):
+@dataclass(frozen=True)
+class _Warning:
     """A sentence. A lane's name stands before `text`, after `before`."""
 
     text: str
@@ -38,7 +39,8 @@ class _Warning(NamedTuple):
     before: str = ""
 
 
-class _Panel(NamedTuple):
+@dataclass(frozen=True)
+class _Panel:
     """One metric against time, and against samples."""
 
     metric: str
@@ -46,7 +48,8 @@ class _Panel(NamedTuple):
     gaps: int
 
 
-class _Numbers(NamedTuple):
+@dataclass(frozen=True)
+class _Numbers:
     """The logs of a lane as a table. Every `every`th is in it."""
 
     index: int
