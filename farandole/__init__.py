@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from farandole import server
+    from farandole.comm import Group
+    from farandole.data.tile_source import TileSource
     from farandole.errors import (
         CheckpointError,
         CommError,
@@ -43,9 +46,11 @@ if TYPE_CHECKING:
         Local,
         PostLocal,
         Server,
+        Strategy,
     )
     from farandole.topology import Topology
     from farandole.train import Run, current, init
+    from farandole.train.trainer import Trainer
 
 _HOME = {
     "AdaComm": "farandole.sync",
@@ -58,6 +63,7 @@ _HOME = {
     "Downpour": "farandole.sync",
     "FarandoleError": "farandole.errors",
     "Federated": "farandole.sync",
+    "Group": "farandole.comm",
     "Hogwild": "farandole.sync",
     "InexactError": "farandole.errors",
     "JoinError": "farandole.errors",
@@ -72,7 +78,10 @@ _HOME = {
     "Run": "farandole.train",
     "Server": "farandole.sync",
     "StageError": "farandole.errors",
+    "Strategy": "farandole.sync",
+    "TileSource": "farandole.data.tile_source",
     "Topology": "farandole.topology",
+    "Trainer": "farandole.train.trainer",
     "UserError": "farandole.errors",
     "current": "farandole.train",
     "init": "farandole.train",
@@ -89,6 +98,7 @@ __all__ = [
     "Downpour",
     "FarandoleError",
     "Federated",
+    "Group",
     "Hogwild",
     "InexactError",
     "JoinError",
@@ -103,10 +113,14 @@ __all__ = [
     "Run",
     "Server",
     "StageError",
+    "Strategy",
+    "TileSource",
     "Topology",
+    "Trainer",
     "UserError",
     "current",
     "init",
+    "server",
 ]
 
 

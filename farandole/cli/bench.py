@@ -25,7 +25,9 @@ bench.add_command(comm)
 
 @bench.command()
 @click.option("-n", "--workers", type=int, help="Workers on this host. [one per GPU, else 1]")
-@click.option("--model", default="resnet50", show_default=True, metavar="NAME", help="What trains.")
+@click.option(
+    "--model", default="resnet50", show_default=True, metavar="NAME", help="The model to train."
+)
 @click.option("--batch-size", type=int, default=32, show_default=True, help="Images per worker.")
 @click.option("--image-size", type=int, help="Side of the square images. [the model's own]")
 @click.option(
@@ -35,13 +37,27 @@ bench.add_command(comm)
     show_default=True,
     help="tf32 needs an NVIDIA GPU from Ampere on; bf16 is PyTorch's autocast.",
 )
-@click.option("--channels-last", is_flag=True, help="Keep a pixel's channels side by side.")
+@click.option("--channels-last", is_flag=True, help="Use the channels-last memory format.")
 @click.option("--compile", is_flag=True, help="Use torch.compile.")
 @sync_option()
-@click.option("--warmup-batches", type=int, default=10, show_default=True, help="Not timed.")
-@click.option("--batches-per-iteration", type=int, default=10, show_default=True)
-@click.option("--iterations", type=int, default=10, show_default=True)
-@click.option("--bare", is_flag=True, help="Alternate with a plain PyTorch loop; print the ratio.")
+@click.option(
+    "--warmup-batches",
+    type=int,
+    default=10,
+    show_default=True,
+    help="Batches before the timing starts.",
+)
+@click.option(
+    "--batches-per-iteration",
+    type=int,
+    default=10,
+    show_default=True,
+    help="Batches that are timed together.",
+)
+@click.option(
+    "--iterations", type=int, default=10, show_default=True, help="How often they are timed."
+)
+@click.option("--bare", is_flag=True, help="Also time a plain PyTorch loop; print the ratio.")
 @click.option(
     "--json",
     "json_path",
@@ -52,8 +68,8 @@ bench.add_command(comm)
 def train(workers: int | None, sync: str | None, json_path: Path | None, **options: Any) -> None:
     """Train on random images and print images per second.
 
-    Warm-up batches first, then iterations of some batches each; the result is their mean, ± 1.96
-    standard deviations.
+    After some warm-up batches, it times iterations of several batches each. The result is their
+    mean, ± 1.96 standard deviations.
 
     \b
       farandole bench train -n 2 --model resnet18 --image-size 64

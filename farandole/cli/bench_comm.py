@@ -25,31 +25,33 @@ if TYPE_CHECKING:
     default="4KiB:64MiB",
     show_default=True,
     metavar="SIZES",
-    help="Bytes on each rank: a range, in steps of four times, or a comma list.",
+    help="Bytes on each rank: a range, in which each size is four times the one before, or a list.",
 )
 @click.option(
     "--algorithms",
     default="auto",
     show_default=True,
     metavar="NAMES",
-    help="Ours, a comma list: auto, native, ring, halving_doubling, …",
+    help="Our algorithms to time, separated by commas: auto, native, ring, halving_doubling, …",
 )
 @click.option(
     "--against",
     default="gloo",
     show_default=True,
     metavar="NAMES",
-    help="gloo, mpi, or both; empty for none. With mpi the ranks are started by mpirun.",
+    help="gloo, mpi, or both; empty for none. With mpi, mpirun starts the ranks.",
 )
-@click.option("--dtype", default="float32", show_default=True, metavar="NAME", help="What is sent.")
+@click.option("--dtype", default="float32", show_default=True, metavar="NAME", help="Data type.")
 @click.option(
     "--memory",
     default="registered",
     show_default=True,
     metavar="KIND",
-    help="Ours: registered with the group, as gradients are, or plain.",
+    help="The memory of our side: registered with the group, as gradients are, or plain.",
 )
-@click.option("--repeats", type=int, default=20, show_default=True, help="Turns of each side.")
+@click.option(
+    "--repeats", type=int, default=20, show_default=True, help="Measurements of each side."
+)
 @click.option(
     "--timeout",
     "timeout_seconds",
@@ -73,9 +75,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Draw times and ratios into FILE, a PNG.",
 )
-@click.option(
-    "--here", is_flag=True, help="Be a rank of a job that another launcher has started; no -n."
-)
+@click.option("--here", is_flag=True, help="Be one rank of another launcher's job. Leave -n out.")
 @click.option("--command", "started_as", hidden=True, help="What to write down as the command.")
 def comm(
     workers: int | None,
@@ -93,7 +93,8 @@ def comm(
 ) -> None:
     """Time all-reduces of many sizes on CPU ranks, beside gloo and MPI in the same processes.
 
-    Sides take turns; the median of the slowest rank's times counts. Every result is checked.
+    The sides take turns. What counts is the median of the slowest rank's times. Every result is
+    checked.
 
     \b
       farandole bench comm -n 4

@@ -11,13 +11,13 @@ from farandole.errors import UserError
 
 
 @click.command(context_settings=PASS_ON)
-@click.option("--hosts", type=int, default=2, show_default=True, help="How many hosts, up to 16.")
+@click.option("--hosts", type=int, default=2, show_default=True, help="Number of hosts, up to 16.")
 @click.option(
-    "--rate", default="1gbit", show_default=True, help="Of each host's link, in either direction."
+    "--rate", default="1gbit", show_default=True, help="The bandwidth of each host's link."
 )
-@click.option("--delay", help="From any host to any other, such as 1ms; the kernel needs netem.")
+@click.option("--delay", help="Delay between any two hosts, such as 1ms. The kernel needs netem.")
 @click.option("--network", help="The hosts' addresses. [198.18.0.0/24]")
-@click.option("--clean", is_flag=True, help="Only remove what killed emulators have left.")
+@click.option("--clean", is_flag=True, help="Only remove what killed emulators left behind.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def emulate(
     hosts: int,

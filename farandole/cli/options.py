@@ -68,14 +68,17 @@ def hosts_option() -> Callable[[Any], Any]:
     return click.option(
         "--hosts",
         metavar="N",
-        help="Act as if the workers sat on N hosts, or on hosts of so many each, such as 3,1. "
-        "For DASO, which wants hosts.",
+        help="Pretend that the workers are on N hosts, or on hosts with these numbers of workers, "
+        "such as 3,1. For DASO, which needs several hosts.",
     )
 
 
 def seed_option(default: int | None = None) -> Callable[[Any], Any]:
     return click.option(
-        "--seed", type=int, default=default, help="Random seed; wins over fd.init(seed=…). [0]"
+        "--seed",
+        type=int,
+        default=default,
+        help="Random seed, instead of fd.init(seed=…). [0]",
     )
 
 

@@ -43,7 +43,7 @@ from farandole.errors import UserError
     "--replicas",
     type=int,
     metavar="K",
-    help="Further copies of all that the servers hold, on other servers: so many may die. "
+    help="Further copies of each range of parameters, on other servers. As many servers may fail. "
     "[1 with several servers, else 0]",
 )
 @click.argument("script")

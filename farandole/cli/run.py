@@ -29,7 +29,7 @@ from farandole.launch.outcome_text import print_outcome
 @click.option(
     "--fallback",
     is_flag=True,
-    help="If the newest checkpoint is damaged or not finite, go on from the newest good one.",
+    help="If the newest checkpoint is damaged or not finite, resume from the newest good one.",
 )
 @seed_option()
 @click.option(
@@ -53,69 +53,70 @@ from farandole.launch.outcome_text import print_outcome
 @click.option(
     "--servers",
     metavar="N|tcp://HOST:PORT",
-    help="Parameter servers to start for the job, or where those of `farandole server` are. "
+    help="How many parameter servers to start for the job, or the address of running ones. "
     "[1 where --sync needs one]",
 )
 @click.option(
     "--replicas",
     type=int,
     metavar="K",
-    help="Further copies of all that the servers hold, on other servers: so many may die. "
+    help="Further copies of each range of parameters, on other servers. As many servers may fail. "
     "[1 with several servers, else 0]",
 )
 @click.option(
     "--functions",
     metavar="MODULE",
     multiple=True,
-    help="A module with functions that the servers shall run. Give it once for each.",
+    help="A module with functions for the servers to run. Repeat it for several modules.",
 )
 @click.option(
     "--key-file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The key of servers at an address; `farandole server` prints its name.",
+    help="The key of running servers; `farandole server` prints the name of the file.",
 )
 @click.option(
     "--restarts",
     type=int,
     default=0,
     metavar="R",
-    help="Under servers: start a worker that has failed again, up to R times. [0]",
+    help="With parameter servers: start a failed worker again, up to R times. [0]",
 )
 @click.option(
     "--exit-timeout",
     type=float,
     metavar="SECONDS",
-    help="Once a worker is done, end the others after so long. [15 minutes of doing nothing, a day "
-    "in any case]",
+    help="How long the other workers may go on after the first has finished. [15 minutes without "
+    "progress, a day in any case]",
 )
 @click.option(
     "--stall",
     type=float,
     metavar="SECONDS",
-    help="Name a worker that makes no step for so long, and show its Python stack.",
+    help="Report a worker that makes no step for this long, with its Python stack.",
 )
 @click.option(
     "--stall-kill",
     is_flag=True,
-    help="With --stall: also end that worker, if it does not just wait for another.",
+    help="With --stall: also kill that worker, unless it only waits for another.",
 )
 @click.option(
     "--grace",
     type=float,
     default=30.0,
     metavar="SECONDS",
-    help="When the job is stopped: how long workers have to save once more and leave. [30]",
+    help="When the job is stopped: how long workers have to save and exit. [30]",
 )
 @click.option(
     "--horovod",
     is_flag=True,
-    help="In the workers, `import horovod` is Farandole's: for scripts written for Horovod.",
+    help="For scripts written for Horovod: in the workers, `import horovod` imports Farandole's.",
 )
 @click.option(
     "--no-fork",
     is_flag=True,
-    help="Start every worker afresh; else 3 and more are forked from a process that has torch.",
+    help="Start every worker as a fresh process. Otherwise 3 or more workers are forked from a "
+    "process that has imported torch.",
 )
 @click.option("--outcome-file", hidden=True, type=click.Path(path_type=Path))  # for `race`
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
@@ -124,9 +125,9 @@ from farandole.launch.outcome_text import print_outcome
 def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options: Any) -> None:
     """Start SCRIPT on workers of this host, each a process of its own.
 
-    The script calls `fd.init()` and finds itself as one rank of many. Every line of output carries
-    its rank; if a worker fails, the others are stopped and its traceback is shown last. With
-    parameter servers only rank 0 is so important: without any other worker the rest go on.
+    In the script, `fd.init()` joins the workers. Every line of output carries its rank. If a worker
+    fails, the others are stopped and its traceback is shown last. With parameter servers, any
+    worker except rank 0 may fail, and the rest go on.
 
     \b
       farandole run -n 4 train.py --epochs 10

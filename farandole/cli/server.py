@@ -17,7 +17,7 @@ _BIND = "127.0.0.1:0"
     "--replicas",
     type=int,
     metavar="K",
-    help="Further copies of all that the servers hold, on other servers: so many may die. "
+    help="Further copies of each range of parameters, on other servers. As many servers may fail. "
     "[1 with several servers, else 0]",
 )
 @click.option(
@@ -31,14 +31,14 @@ _BIND = "127.0.0.1:0"
     "--key-file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The key that opens the servers; needed where other hosts can reach them. [a new one]",
+    help="The key of the servers. Required if other hosts can reach them. [a new one]",
 )
 @click.option(
     "--functions",
     metavar="MODULE",
     multiple=True,
-    help="A module with functions that the servers shall run. Give it once for each; one that "
-    "joins needs those of the others.",
+    help="A module with functions for the servers to run. Repeat it for several modules. A server "
+    "that joins others needs the same modules.",
 )
 @click.option(
     "--join", metavar="tcp://HOST:PORT", help="Add one server to those that run at this address."
@@ -53,8 +53,8 @@ def server(
 ) -> None:
     """Start parameter servers, and run them until Ctrl-C.
 
-    Prints where they are and which key opens them, as `farandole run --servers` and
-    `fd.server.connect` want it. What they hold is gone when they end.
+    Prints their address and their key file, for `farandole run --servers` and `fd.server.connect`.
+    What they hold is lost when they end.
 
     \b
       farandole server --servers 3

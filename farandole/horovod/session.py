@@ -21,7 +21,7 @@ from typing import Final
 from farandole.comm.group import Group
 from farandole.errors import UserError
 from farandole.horovod.common.exceptions import NotInitialisedError
-from farandole.horovod.common.process_sets import ProcessSet, as_process_set
+from farandole.horovod.common.process_sets import ProcessSet, as_process_set, take_sessions_from
 from farandole.horovod.engine.engine import Engine
 from farandole.horovod.engine.gpus import GpuLinks
 from farandole.horovod.engine.requests import ADD_SET, REMOVE_SET, Request
@@ -177,7 +177,7 @@ class Session:
         if engine is not None:
             engine.close("removed the process set")
         del self._sets[number]
-        process_set._invalidate()
+        process_set.invalidate()
         return True
 
     def _leave_sets(self, reason: str) -> None:
@@ -221,7 +221,7 @@ class Session:
         with ExitStack() as last_first:
             last_first.callback(self.stop_timeline)
             for process_set in self._sets.values():
-                last_first.callback(process_set._invalidate)
+                last_first.callback(process_set.invalidate)
             for _, engine in sorted(self._engines.items()):
                 last_first.callback(engine.close, reason)
 
@@ -307,5 +307,7 @@ def current() -> Session:
         raise NotInitialisedError
     return session
 
+
+take_sessions_from(current)
 
 __all__ = ["Holder", "Session", "current", "hold_here", "holder"]

@@ -49,12 +49,9 @@ def write_report(
 
 def page(results: Results, sections: Sequence[Section] = SECTIONS) -> str:
     """The whole page; a section that returns nothing is left out."""
-    return fill(
-        "page.html",
-        title=plain(headline(results)),
-        style=style_sheet(),
-        sections=[Markup(part) for section in sections if (part := section(results))],
-    )
+    parts = [Markup(part) for section in sections if (part := section(results))]
+    title = plain(headline(results))
+    return str(fill("page.html", title=title, style=style_sheet(), sections=parts))
 
 
 def style_sheet() -> Markup:

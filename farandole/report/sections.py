@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -31,7 +30,8 @@ MOST_OTHER_METRICS = 12
 MOST_RAW_ROWS = 200
 
 
-class _Warning(NamedTuple):
+@dataclass(frozen=True)
+class _Warning:
     """A sentence. A lane's name stands before `text`, after `before`."""
 
     text: str
@@ -39,7 +39,8 @@ class _Warning(NamedTuple):
     before: str = ""
 
 
-class _Panel(NamedTuple):
+@dataclass(frozen=True)
+class _Panel:
     """One metric against time, and against samples."""
 
     metric: str

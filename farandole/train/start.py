@@ -43,15 +43,17 @@ def init(
 ) -> Run:
     """Joins the job that this process belongs to, or runs alone as rank 0 of 1.
 
-    Seeds Python, NumPy and torch with `seed` (None: leaves them alone); `farandole run --seed`
-    wins over it. Every wait for other ranks ends after `timeout` (seconds, or a timedelta) with
-    an error that names them. `transport` is what carries the bytes: `auto`, `shm`, `c10d`
-    (gloo, NCCL) or `mpi`; `farandole run --transport` wins over it. Metrics and checkpoints go to
+    Seeds `random`, `numpy.random` and torch (CPU and GPUs) with `seed`, the same on every rank.
+    None leaves them alone; `farandole run --seed` takes precedence over it.
+
+    Every wait for other ranks ends after `timeout` (seconds, or a timedelta) with an error that
+    names them. `transport` is what carries the bytes: `auto`, `shm`, `c10d` (gloo, NCCL) or `mpi`;
+    `farandole run --transport` takes precedence over it. Metrics and checkpoints go to
     `folder/name`. After each pass over the training data all ranks compare a digest of their
     parameters, and stop if they differ, unless `check_in_step` is False. A gradient that is not
     finite stops all ranks with a `DivergedError` before it is applied, unless `check_finite` is
-    False; `farandole run --no-check-finite` wins over it. With `fallback`, or `farandole run
-    --fallback`, `run.load` passes over checkpoints that are damaged and takes the newest good one.
+    False; `farandole run --no-check-finite` takes precedence over it. With `fallback`, or
+    `farandole run --fallback`, `run.load` skips damaged checkpoints and takes the newest good one.
     """
     check_transport(transport)
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)

@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from farandole.errors import UserError
+from farandole.horovod.common.exceptions import NotInitialisedError
+
+
+class Membership(Protocol):
+    """What a process set must know of the session that it belongs to."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def ranks_of(self, process_set: ProcessSet, /) -> Sequence[int]: ...
+
+
+_sources: list[Callable[[], Membership]] = []
+
+
+def take_sessions_from(source: Callable[[], Membership]) -> None:
+    """`source` gives the current session, and raises `NotInitialisedError` if there is none.
+
+    The session knows this file, and not the other way round: it calls this when it is imported.
+    """
+    _sources[:] = [source]
+
+
+def _session() -> Membership:
+    if not _sources:
+        raise NotInitialisedError
+    return _sources[0]()
 
 
 class ProcessSet:
@@ -22,19 +50,15 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """The number of its ranks; None if it has not been added."""
-        from farandole.horovod import session
-
         if self.process_set_id is None:
             return None
-        return len(session.current().ranks_of(self))
+        return len(_session().ranks_of(self))
 
     def rank(self) -> int | None:
         """This process's place in it; None if it has not been added. Raises where it has none."""
-        from farandole.horovod import session
-
         if self.process_set_id is None:
             return None
-        here = session.current()
+        here = _session()
         ranks = here.ranks_of(self)
         if here.rank not in ranks:
             raise UserError(f"rank {here.rank} is not in {self}; ask included() before.")
@@ -42,14 +66,13 @@ class ProcessSet:
 
     def included(self) -> bool | None:
         """Whether this process is in it; None if it has not been added."""
-        from farandole.horovod import session
-
         if self.process_set_id is None:
             return None
-        here = session.current()
+        here = _session()
         return here.rank in here.ranks_of(self)
 
-    def _invalidate(self) -> None:
+    def invalidate(self) -> None:
+        """It has been removed, or Horovod has shut down."""
         self.process_set_id = None
 
     def __eq__(self, other: object) -> bool:
@@ -73,7 +96,7 @@ class GlobalProcessSet(ProcessSet):
         self.ranks = None
         self.process_set_id = 0
 
-    def _invalidate(self) -> None:
+    def invalidate(self) -> None:
         """It comes back with the next `hvd.init()`."""
 
 

@@ -12,6 +12,7 @@ from farandole.horovod import session
 from farandole.horovod.common.process_sets import ProcessSet, global_process_set
 from farandole.horovod.engine.requests import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, Request
 from farandole.horovod.engine.work import Work
+from farandole.horovod.torch.dense_reductions import Reduction, reduce_group, reduce_one
 from farandole.horovod.torch.handles import (
     Finish,
     Handle,
@@ -20,8 +21,7 @@ from farandole.horovod.torch.handles import (
     tensor_or_error,
     tensors_or_error,
 )
-from farandole.horovod.torch.operations import Average, with_gradient
-from farandole.horovod.torch.reductions import allreduce, grouped_allreduce
+from farandole.horovod.torch.operations import with_gradient
 
 # All-gather
 
@@ -90,9 +90,7 @@ def _allgather(
 
     def back(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         called = f"{name}.grad" if name is not None else None
-        averaged = grouped_allreduce(
-            list(gradients), name=called, op=Average, process_set=process_set
-        )
+        averaged = reduce_group(list(gradients), Reduction.average(called, process_set))
         counts = torch.tensor([shape[0] if shape else 1 for shape in shapes]).reshape(1, -1)
         sizes = f"{name}.rows" if name is not None else None
         (table,) = grouped_allgather([counts], sizes, process_set)
@@ -174,7 +172,7 @@ def broadcast(
 
     def back(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         called = f"{name}.grad" if name is not None else None
-        averaged = allreduce(gradients[0], name=called, op=Average, process_set=process_set)
+        averaged = reduce_one(gradients[0], Reduction.average(called, process_set))
         at_root = session.current().rank == root_rank
         return [averaged if at_root else torch.zeros_like(averaged)]
 
