@@ -82,7 +82,7 @@ def train(workers: int | None, sync: str | None, json_path: Path | None, **optio
     import torch
 
     from farandole.bench.throughput import Workload
-    from farandole.launch.backends.local import Job, launch
+    from farandole.launch.launcher import Job, launch
     from farandole.options import format_options
     from farandole.sync import parse
 

@@ -154,7 +154,7 @@ def _start(plan: BenchPlan, workers: int, words: list[str]) -> None:
             raise LaunchError(f"the benchmark failed: mpirun ended with exit code {end.exit_code}.")
         return
 
-    from farandole.launch.backends.local import Job, launch
+    from farandole.launch.launcher import Job, launch
 
     # Only rank 0 prints, so its lines need no prefix.
     finish(launch(Job(workers, words, variables, rank0_owns_terminal=True)))

@@ -16,7 +16,7 @@ from farandole.cli.options import (
     seed_option,
     sync_option,
 )
-from farandole.launch.ends import tell_end
+from farandole.launch.outcome_text import print_outcome
 
 
 @click.command(context_settings=PASS_ON)
@@ -142,7 +142,7 @@ def run(joined_file: Path | None, horovod: bool, trace: Path | None, **options: 
     chosen = RunOptions(horovod=horovod, trace=trace.absolute() if trace else None, **options)
     check(chosen)
     outcome, workers = run_job(chosen)
-    tell_end(outcome, workers)
+    print_outcome(outcome, workers)
     if joined_file is not None and outcome.joined:
         joined_file.touch()
     sys.exit(outcome.exit_code)

@@ -88,7 +88,7 @@ def run_job(options: RunOptions) -> tuple[Outcome, int]:
     """How the job ended, and how many workers it had."""
     import torch
 
-    from farandole.launch.backends.local import launch
+    from farandole.launch.launcher import launch
     from farandole.launch.servers import OwnServers, launch_with_servers, plan_servers
     from farandole.sync import parse
     from farandole.train import settings
@@ -207,7 +207,7 @@ def _refuse_settings_of_our_own(options: RunOptions) -> None:
 def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
     """Where `import horovod` is ours, and each worker is told its seat in Horovod's words too."""
     from farandole.horovod.aliases import shim_variables
-    from farandole.launch.seats import horovod_seat
+    from farandole.launch.rank_variables import horovod_rank_variables
     from farandole.topology import Topology
     from farandole.train.settings import declared_hosts
 
@@ -217,7 +217,7 @@ def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
     return replace(
         job,
         environment={**job.environment, **shim_variables(), **timeline},
-        per_rank=[horovod_seat(topology, rank) for rank in range(job.workers)],
+        per_rank=[horovod_rank_variables(topology, rank) for rank in range(job.workers)],
     )
 
 

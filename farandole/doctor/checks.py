@@ -231,7 +231,7 @@ def check_compiler(
 def check_all_reduce(workers: int = 2) -> tuple[Finding, ...]:
     """Starts workers as `farandole run` does, lets them add numbers, and measures their links."""
     from farandole.comm.calibration import read_measured
-    from farandole.launch.backends.local import Job, launch
+    from farandole.launch.launcher import Job, launch
 
     name = f"all-reduce, {workers} workers"
     begin = time.perf_counter()

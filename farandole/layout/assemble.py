@@ -34,6 +34,7 @@ from farandole.layout.pipeline.scaling import LossScale
 from farandole.layout.pipeline.stage import Stage
 from farandole.layout.pipeline.update import Update
 from farandole.layout.pipeline.versions import Latest, Stash, Weights
+from farandole.layout.pipeline.weight_hooks import WeightHooks
 from farandole.layout.recording.forward_changes import ForwardChanges, reasons
 from farandole.layout.teams import Teams
 from farandole.layout.tiles.core.grid import Grid
@@ -104,7 +105,8 @@ def assemble(
     _follow(model, buffers, gate)
     ends = find_ends(seats, pipe, gate, tensors)
     scale = LossScale(pipe) if numbers.precision is torch.float16 else None
-    update = Update(gate, ends, averages=layout.streams, clip=numbers.clip, scale=scale)
+    hooks = WeightHooks(gate, names, whole=len(parts) == 1)
+    update = Update(gate, ends, hooks, averages=layout.streams, clip=numbers.clip, scale=scale)
 
     def name_of(rank: int) -> str:
         stages = "+".join(map(str, places.held(teams.place(rank))))
@@ -117,6 +119,8 @@ def assemble(
     for stage, part in held.items() if layout.recompute_blocks else ():
         part.rerun = _rerun(tilings.get(stage), offload=layout.offload)
         part.rerun_blocks = layout.recompute_blocks
+    for part in held.values():
+        part.runs_again, part.draws_alike = layout.recompute, lanes is not None
     kinds = _weights(layout, place)
     last = places.stages - 1
     means = _means(layout, objective)

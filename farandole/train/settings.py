@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.comm import TransportName, check_transport
+from farandole.comm import check_transport
 from farandole.environment import (
     CHECK_FINITE,
     FALLBACK,
@@ -45,7 +45,7 @@ class Settings:
     seed: int | None = None
     script: str | None = None
     fallback: bool = False
-    transport: TransportName | None = None
+    transport: str | None = None
     hosts: str | None = None
     check_finite: bool | None = None
     trace: Path | None = None

@@ -458,7 +458,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> BaseException | 
     def no_start(*started: object) -> None:
         pytest.fail(f"ranks were started: {started}")
 
-    monkeypatch.setattr("farandole.launch.backends.local.launch", no_start)
+    monkeypatch.setattr("farandole.launch.launcher.launch", no_start)
     monkeypatch.setattr(mpi_start, "run", no_start)
     for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)

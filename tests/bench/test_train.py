@@ -22,7 +22,7 @@ from farandole.bench.throughput import Bench, Workload
 from farandole.cli import commands
 from farandole.doctor.checks import check_compiler
 from farandole.errors import FarandoleError, LaunchError, UserError
-from farandole.launch.backends.local import Outcome
+from farandole.launch.launcher import Outcome
 from farandole.models import build
 from farandole.options import format_options, parse_options
 from farandole.testing import run_world
@@ -222,7 +222,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> BaseException | 
     def no_launch(job: object) -> None:
         pytest.fail(f"workers were started: {job}")
 
-    monkeypatch.setattr("farandole.launch.backends.local.launch", no_launch)
+    monkeypatch.setattr("farandole.launch.launcher.launch", no_launch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     return CliRunner().invoke(commands, ["bench", "train", *arguments]).exception
 

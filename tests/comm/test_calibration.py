@@ -23,7 +23,8 @@ from farandole.comm.calibration import (
     measure,
     parse_link,
 )
-from farandole.comm.transports.base import TYPICAL_LINK, Message
+from farandole.comm.transports.base import TYPICAL_LINK
+from farandole.comm.transports.messages import Message
 from farandole.errors import UserError
 from farandole.schedule import Link
 from farandole.topology import Topology

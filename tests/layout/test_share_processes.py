@@ -16,7 +16,7 @@ def test_they_train_as_the_plain_model_or_are_refused(sandbox: Sandbox, tmp_path
     done = sandbox.farandole("run", "-n", "2", SCRIPT, tmp_path, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     found, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    assert len(found) == 13
+    assert len(found) == 15
     for case, off in found.items():
         if case.startswith("hook "):
             assert "register_hook is not possible with a tensor that is divided" in off, off

@@ -212,7 +212,7 @@ def test_a_submodule_that_cannot_be_recorded_stays_whole(kind: type[nn.Module]) 
 @pytest.mark.parametrize("kind", [Depth, ByValue])
 def test_a_model_that_cannot_be_recorded(kind: type[nn.Module]) -> None:
     with pytest.raises(
-        UserError, match=f"{kind.__name__} cannot be cut .* Pass an nn.Sequential, a list of blocks"
+        UserError, match=f"{kind.__name__} cannot be cut .* pass an nn.Sequential, a list of blocks"
     ):
         blocks_of(kind(4))
 

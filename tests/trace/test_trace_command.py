@@ -14,7 +14,7 @@ import pytest
 
 from farandole.cli import main
 from farandole.comm.meter import ring_bytes
-from farandole.launch.backends import local
+from farandole.launch import launcher
 from farandole.trace import merge as tracing
 from farandole.trace.chrome import TraceFile, read_part
 from farandole.worker.failure import Failure
@@ -288,8 +288,8 @@ def test_a_script_that_never_joins(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hello.py").touch()
-    started: list[local.Job] = []
-    monkeypatch.setattr(local, "launch", lambda job: started.append(job) or local.Outcome())
+    started: list[launcher.Job] = []
+    monkeypatch.setattr(launcher, "launch", lambda job: started.append(job) or launcher.Outcome())
     monkeypatch.setattr(sys, "argv", ["farandole", "run", "--trace", "out.json", "hello.py"])
     with pytest.raises(SystemExit) as end:
         main()
@@ -308,14 +308,14 @@ def test_a_trace_that_cannot_be_written_does_not_hide_how_the_job_ended(
     (tmp_path / "train.py").touch()
     failure = Failure(rank=1, exit_code=7, error="ValueError: enough", time_ns=0)
 
-    def launch(job: local.Job) -> local.Outcome:
+    def launch(job: launcher.Job) -> launcher.Outcome:
         parts = Path(job.environment["FARANDOLE_TRACE_PARTS"])
         header = {"rank": 0, "size": 2, "host": "here", "pid": 1}
         tracing.part_file(parts, 0).write_text(json.dumps(header) + "\n")
         (tmp_path / "out.json").mkdir()  # in the way, by now
-        return local.Outcome(failure, (1,), logs=tmp_path)
+        return launcher.Outcome(failure, (1,), logs=tmp_path)
 
-    monkeypatch.setattr(local, "launch", launch)
+    monkeypatch.setattr(launcher, "launch", launch)
     monkeypatch.setattr(sys, "argv", ["farandole", "run", "--trace", "out.json", "train.py"])
     with pytest.raises(SystemExit) as end:
         main()
@@ -343,8 +343,8 @@ def test_a_place_that_cannot_be(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / "folder.json").mkdir()
-    started: list[local.Job] = []
-    monkeypatch.setattr(local, "launch", started.append)
+    started: list[launcher.Job] = []
+    monkeypatch.setattr(launcher, "launch", started.append)
     monkeypatch.setattr(sys, "argv", ["farandole", "run", "--trace", where, "train.py"])
     with pytest.raises(SystemExit) as end:
         main()

@@ -27,18 +27,15 @@ from farandole.comm.arithmetic import Op, divide_, reduce_into
 from farandole.comm.choice import cheapest
 from farandole.comm.meter import Meter
 from farandole.comm.queue import Queue
-from farandole.comm.transports.base import (
+from farandole.comm.transports.base import NATIVE, Transport
+from farandole.comm.transports.c10d import C10d
+from farandole.comm.transports.claims import (
     CLAIM_BYTES,
-    NATIVE,
-    Message,
-    PeerLost,
-    Transport,
     decode_claim,
     encode_claim,
-    numbered,
     require_agreement,
 )
-from farandole.comm.transports.c10d import C10d
+from farandole.comm.transports.messages import Message, PeerLost, numbered
 from farandole.comm.transports.shm.transport import SharedMemory
 from farandole.comm.transports.subset import Subset
 from farandole.schedule import Link, piece, piece_bounds

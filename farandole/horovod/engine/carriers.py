@@ -15,9 +15,9 @@ from torch.distributed import PrefixStore, Store
 
 from farandole.comm import C10d, Transport, check_transport, over_hosts
 from farandole.comm.calibration import calibrate
-from farandole.comm.transports.base import PeerLost
 from farandole.comm.transports.by_store import ByStore
 from farandole.comm.transports.c10d import new_process_group
+from farandole.comm.transports.messages import PeerLost
 from farandole.comm.transports.shm.transport import SharedMemory
 from farandole.environment import TRANSPORT
 from farandole.errors import JoinError, UserError

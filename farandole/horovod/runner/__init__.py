@@ -20,11 +20,11 @@ from farandole.errors import LaunchError, UserError
 from farandole.horovod.aliases import shim_variables
 from farandole.horovod.runner.call import Call, read_result
 from farandole.horovod.runner.reference import refuse_inside_a_worker
-from farandole.launch.backends.ssh.job import launch_on_hosts
-from farandole.launch.backends.ssh.start import Ssh
-from farandole.launch.hosts import HERE, gathered, parse_hosts, read_hostfile, seat_workers
+from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.hosts import HERE, gathered, parse_hosts, place_workers, read_hostfile
 from farandole.launch.job import Job, Outcome
-from farandole.launch.seats import horovod_seat
+from farandole.launch.launcher import launch_on_hosts
+from farandole.launch.rank_variables import horovod_rank_variables
 from farandole.topology import Topology
 
 __all__ = ["run"]
@@ -92,7 +92,7 @@ def run(
         command=("-m", "farandole.horovod.runner.task"),
         environment=shim_variables(),
         program=executable or sys.executable,
-        per_rank=[horovod_seat(topology, rank) for rank in range(topology.size)],
+        per_rank=[horovod_rank_variables(topology, rank) for rank in range(topology.size)],
         output=Path(output_filename) if output_filename is not None else None,
     )
     interfaces = network_interface.split(",") if network_interface else ()
@@ -159,9 +159,9 @@ def _topology(hosts: str | None, hostfile: str | Path | None, workers: int) -> T
     if workers < 1:
         raise UserError(f"num_proc={workers}: a job needs at least 1 worker.")
     if hosts is not None:
-        return seat_workers(gathered(parse_hosts(hosts, "hosts")), workers)
+        return place_workers(gathered(parse_hosts(hosts, "hosts")), workers)
     if hostfile is not None:
-        return seat_workers(gathered(read_hostfile(Path(hostfile))), workers)
+        return place_workers(gathered(read_hostfile(Path(hostfile))), workers)
     return Topology.single(workers, HERE)
 
 

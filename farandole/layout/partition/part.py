@@ -2,7 +2,8 @@
 
 Random numbers in a block, such as dropout's, are drawn from a seed made of the run's seed, the
 step, the micro-batch and the block. So they are the same however the model is cut, in whatever
-order the micro-batches are computed, and when activations are computed again.
+order the micro-batches are computed, and when activations are computed again. Those of Python and
+NumPy are seeded as torch's are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import nn
 
 from farandole.layout.arguments import call
 from farandole.layout.partition.blocks import Block
+from farandole.layout.recording.random_states import RandomStates, set_seed
 
 
 class Moment(NamedTuple):
@@ -44,12 +46,18 @@ class StageModule(nn.Module):
         self.blocks = nn.ModuleList(block.module for block in blocks)
         self.block_names = [block.name for block in blocks]
         self.first = first
-        self._draws: dict[int, bool] = {}  # whether a block draws random numbers, once it is known
+        self._draws: dict[tuple[bool, int], bool] = {}
+        """Whether a block draws random numbers in training, and in evaluation; once it is known."""
+        self.runs_again = False  # whether a backward pass runs it again: to draw the same then
+        self.draws_alike = False  # whether other lanes run it too, and must draw the same
+        self._predictions = 0
         self.rerun: Rerun | None = None  # how blocks are run that are computed again, if they are
         self.rerun_blocks = 0  # at a time
 
     def forward(self, value: Any, moment: Moment | None = None) -> Any:
         count = len(self.blocks)
+        if moment is None:
+            moment = self._of_prediction()
         if self.rerun is None or moment is None or not self.training:
             return self._run(range(count), value, moment)
         for first in range(0, count, self.rerun_blocks):
@@ -57,6 +65,11 @@ class StageModule(nn.Module):
             again = partial(self._again, several, moment=moment)
             value = self.rerun(again, value, self.blocks[first : several.stop], True)
         return value
+
+    def _of_prediction(self) -> Moment | None:
+        """The random state of this process may not be that of other lanes."""
+        self._predictions += 1
+        return Moment(0, -self._predictions, 0) if self.draws_alike else None
 
     def _again(self, several: range, value: Any, moment: Moment) -> Any:
         """Blocks that are computed again. Of several, each is once more: so that when they are,
@@ -71,7 +84,8 @@ class StageModule(nn.Module):
 
     def _run(self, several: range, value: Any, moment: Moment | None) -> Any:
         for index in several:
-            if moment is None or not self.training or self._draws.get(index) is False:
+            draws = self.runs_again or self._draws.get((self.training, index), True)
+            if moment is None or not draws:
                 value = call(self.blocks[index], value)
             else:
                 value = self._drawing(index, value, moment.seed_of(self.first + index))
@@ -83,32 +97,17 @@ class StageModule(nn.Module):
 
     def _drawing(self, index: int, value: Any, seed: int) -> Any:
         """Runs a block with a random state of its own; the first time, sees if it needs one."""
-        outside = _random_states()
-        torch.manual_seed(seed)
-        inside = _random_states() if index not in self._draws else None
+        outside = RandomStates()
+        set_seed(seed)
+        key = self.training, index
+        inside = RandomStates() if key not in self._draws else None
         try:
             result = call(self.blocks[index], value)
             if inside is not None:
-                self._draws[index] = any(
-                    not torch.equal(before, after)
-                    for before, after in zip(inside, _random_states(), strict=True)
-                )
+                self._draws[key] = inside != RandomStates()
         finally:
-            _restore(outside)
+            outside.put_back()
         return result
-
-
-def _random_states() -> list[torch.Tensor]:
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state())
-    return states
-
-
-def _restore(states: Sequence[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state(states[1])
 
 
 def names_in(model: nn.Module, part: nn.Module) -> dict[str, str]:

@@ -52,7 +52,7 @@ class GradientBridge(nn.Module):
         for weight in weights:
             gradients.append(torch.zeros_like(weight) if weight.grad is None else weight.grad)
             weight.grad = None
-        result: torch.Tensor = _Known.apply(gradients, *weights)
+        result: torch.Tensor = Known.apply(gradients, *weights)
         return result
 
     def exchange(self) -> None:
@@ -64,7 +64,7 @@ class GradientBridge(nn.Module):
             weights[0].grad = None  # nobody has added to what stood for nothing
 
 
-class _Known(torch.autograd.Function):
+class Known(torch.autograd.Function):
     """Zero, with gradients that are known."""
 
     @staticmethod

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
+from farandole.layout.recording.saved_tensors import noted, saved_tensors_noted
+
 _MIB = 2**20
 
 
@@ -29,15 +31,13 @@ class ActivationMeter:
         """Around a forward pass; `weights` are storages that do not count."""
         kept = self._kept.setdefault(key, {})
 
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in weights:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
+        def note(place: int, size: int) -> None:
+            if place not in weights:
+                kept[place] = size
 
         for tensor in inputs:  # kept in any case: their gradients are asked for
-            note(tensor)
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            noted(tensor, note)
+        with saved_tensors_noted(note):
             yield
         self.peak_bytes = max(self.peak_bytes, self._held_bytes())
 

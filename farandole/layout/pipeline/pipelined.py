@@ -38,7 +38,7 @@ from farandole.layout.pipeline.scaling import LossScale
 from farandole.layout.pipeline.stage import Stage
 from farandole.layout.pipeline.update import Update
 from farandole.layout.teams import Teams
-from farandole.schedule.pipelines import Pipeline
+from farandole.schedule.pipelines import Action, Pipeline
 
 _PATIENCE_SECONDS = 2.0  # for telling others why
 
@@ -143,7 +143,7 @@ class Pipelined:
                 return self._whole_step(micros)
             self._feed(micros, 0)
             actions = [*self._stream.turn(self._place, 0), *self._stream.drain(self._place, 1)]
-            self._guarded(lambda: self._interpreter.run(actions))
+            self._guarded(lambda: self._perform(actions))
             self._interpreter.feeds.clear()
             return self._loss_of_all(self._loss_of_done())
         finally:
@@ -162,12 +162,18 @@ class Pipelined:
         pipeline = self._pipeline(len(micros))
         self._interpreter.places = pipeline
         self._feed(micros, 0)
-        self._guarded(lambda: self._interpreter.run(pipeline.actions[self._place]))
+        self._guarded(lambda: self._perform(pipeline.actions[self._place]))
         loss = self._loss_of_done()
         self._compare_means()
         loss = self._loss_of_all(loss)
         self._interpreter.feeds.clear()
         return loss
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        """Hooks of weights wait for the update, which comes last."""
+        with self._update.hooks.held_back():
+            self._interpreter.run(actions)
+            self._update.hooks.refuse_new()
 
     def _loss_of_all(self, loss: torch.Tensor) -> torch.Tensor:
         """*Together.* Of the whole batch, where this rank has computed some of it."""
@@ -202,7 +208,7 @@ class Pipelined:
         self._feed(micros, self.turns * wanted)
         actions = self._stream.turn(self._place, self.turns)
         self.turns += 1
-        self._guarded(lambda: self._interpreter.run(actions))
+        self._guarded(lambda: self._perform(actions))
 
     def drain(self) -> None:
         """Brings everything that is under way to its end."""
@@ -210,7 +216,7 @@ class Pipelined:
             return
         actions = self._stream.drain(self._place, self.turns)
         self.turns = 0
-        self._guarded(lambda: self._interpreter.run(actions))
+        self._guarded(lambda: self._perform(actions))
         self._interpreter.feeds.clear()
         self.reloaded()
 

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from farandole.layout.shards.rows import Rows
-from farandole.layout.tiles.core.tile import Tile
+from farandole.layout.tiles.core.tile import Divided, Tile
 
 
 def recomputed(
@@ -65,6 +65,8 @@ def _taken_apart(
     tensors: list[torch.Tensor] = []
     makers: list[Callable[[Iterator[torch.Tensor]], Any]] = []
     for leaf in leaves:
+        if isinstance(leaf, Divided):
+            leaf.flow.check()
         if isinstance(leaf, Tile):
             tensors += leaf.pieces
             makers.append(_tile_maker(leaf))

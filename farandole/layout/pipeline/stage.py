@@ -263,8 +263,8 @@ def _can_be_split(
     all that the weights did, and once.
 
     Every root that depends on a weight must depend on an input too. And from each weight a single
-    way must lead up to where it meets what comes from the inputs: a weight that is used twice, or
-    that has a hook, is left to a whole backward.
+    way must lead up to where it meets what comes from the inputs: a weight that is used twice is
+    left to a whole backward.
     """
     wanted = {id(weight) for weight in weights}
     fed = {id(tensor) for tensor in inputs}
@@ -280,8 +280,6 @@ def _can_be_split(
         node = leaves.get(id(weight))
         if node is None:
             continue
-        if weight._backward_hooks:
-            return False
         while node not in met:
             users = above.get(node, [])
             if len(users) != 1:

@@ -3,8 +3,10 @@
 1. ranks that hold the same stage add up            GEMS's two directions; replicas of a stage
 2. ranks that hold the same tied weight add up      an embedding that is the last layer too
 3. the gate: the strategy                           replicas of the whole pipeline
-4. unscaling; the norm over all stages, and clipping
-5. the optimizer
+4. unscaling
+5. hooks that the user has set on weights           see `weight_hooks`
+6. the norm over all stages, and clipping
+7. the optimizer
 
 A weight that no micro-batch has used has no gradient, as in the plain model: momentum and decay
 leave it alone. Ranks that add up tell each other, beside the gradients, which weights have one.
@@ -25,6 +27,7 @@ from farandole.layout.pipeline.deferred import commit_statistics, share_statisti
 from farandole.layout.pipeline.gradient_bridge import GradientBridge
 from farandole.layout.pipeline.scaling import LossScale
 from farandole.layout.pipeline.sums import sum_over
+from farandole.layout.pipeline.weight_hooks import WeightHooks
 
 
 class Tie(NamedTuple):
@@ -54,6 +57,7 @@ class Update:
         self,
         gate: GradientBridge,
         ends: GradientGroups,
+        hooks: WeightHooks,
         *,
         averages: bool = False,
         clip: float | None = None,
@@ -61,6 +65,7 @@ class Update:
     ) -> None:
         self._gate = gate
         self._ends = ends
+        self.hooks = hooks
         self._averages = averages
         self._clip = clip
         self._scale = scale
@@ -74,11 +79,14 @@ class Update:
     def __call__(self, batches_here: int = 1) -> None:
         """Makes a new version of the weights, from what was added up since the last."""
         trained = self._gate.trained()
+        self.hooks.refuse_new()
         self._add_up(trained, batches_here)
         if self._exchange is not None:
             self._exchange()
+        goes_on = self._scale is None or self._scale.unscale(_gradients(trained))
+        if goes_on:
+            self.hooks.run()
         gradients = _gradients(trained)
-        goes_on = self._scale is None or self._scale.unscale(gradients)
         if goes_on and self._clip is not None:
             self._clip_to(self._clip, gradients)
         if goes_on and self._optimizer is not None:

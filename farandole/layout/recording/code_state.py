@@ -4,6 +4,8 @@ A recorded forward has them as they were. So whoever records compares them befor
 that changes one cannot be recorded. And before every step they are compared with what they were
 when the model was recorded, because a script may change them too: `model.temperature = 0.9`.
 
+Functions that a forward calls are followed, into other files of the user too (see `user_code`).
+
 Only modules whose inside was recorded matter. All others run their own code, with whatever their
 attributes are by then.
 """
@@ -14,13 +16,14 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from farandole.errors import UserError
+from farandole.layout.recording.user_code import is_of_the_user, is_record, names_in
 
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), range),
@@ -33,6 +36,7 @@ _OF_TORCH = (  # in every module; what of it matters is looked at by itself
     "_is_full_backward_hook",
 )
 _DEPTH = 3  # of objects in objects
+_MOST_SEEN = 5000  # functions and objects
 _MOST_ENTRIES = 1000  # of a list or dictionary that are looked at
 
 
@@ -183,18 +187,11 @@ class CodeState:
                 self._add(f"{kind.__qualname__}.{name}", value, 1)
 
     def _add_function(self, name: str, function: FunctionType) -> None:
-        if id(function) in self._seen:
+        if id(function) in self._seen or len(self._seen) > _MOST_SEEN:
             return
         self._seen[id(function)] = function
-        known = function.__globals__
-        for used in function.__code__.co_names:
-            value = known.get(used)
-            if isinstance(value, FunctionType) and value.__module__ == function.__module__:
-                self._add_function(used, value)
-            if isinstance(value, (*_PLAIN, list, dict, torch.Tensor)) and used in known:
-                self._undo.append(partial(known.__setitem__, used, value))
-                self._settings.append((partial(known.get, used), value))
-                self._add(f"{known.get('__name__', '')}.{used}", value, 1)
+        mentioned = names_in(function.__code__)
+        self._add_globals(function.__globals__, function.__module__, mentioned)
         for used, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
@@ -206,6 +203,40 @@ class CodeState:
             if isinstance(value, _PLAIN):
                 self._undo.append(partial(setattr, cell, "cell_contents", value))
             self._add(f"{used} of {name}", value, 1)
+
+    def _add_globals(self, known: dict[str, Any], module: str, mentioned: set[str]) -> None:
+        """What code in a module reads of it, and of other modules and classes of the user."""
+        for used in mentioned & known.keys():
+            value = known[used]
+            if isinstance(value, FunctionType):
+                if value.__module__ == module or is_of_the_user(value.__module__):
+                    self._add_function(used, value)
+            elif isinstance(value, (*_PLAIN, list, dict, set, torch.Tensor)) or is_record(value):
+                self._undo.append(partial(known.__setitem__, used, value))
+                self._settings.append((partial(known.get, used), value))
+                self._add(f"{known.get('__name__', '')}.{used}", value, 1)
+                if is_record(value):
+                    self._add_used_class(type(value), mentioned)
+            elif isinstance(value, ModuleType):
+                if is_of_the_user(value.__name__):
+                    self._add_globals(vars(value), value.__name__, mentioned - {used})
+            elif isinstance(value, type) and is_of_the_user(value.__module__):
+                self._add_used_class(value, mentioned)
+
+    def _add_used_class(self, kind: type, mentioned: set[str]) -> None:
+        """A class that code mentions, such as one of settings. Modules are looked at elsewhere."""
+        if id(kind) in self._seen or issubclass(kind, nn.Module):
+            return
+        self._seen[id(kind)] = kind
+        for name in mentioned & vars(kind).keys():
+            value = vars(kind)[name]
+            function = _function(value)
+            if function is not None:
+                self._add_function(f"{kind.__qualname__}.{name}", function)
+            elif isinstance(value, (*_PLAIN, list, dict, tuple, set, torch.Tensor)):
+                self._undo.append(partial(_set_back, kind, name, value))
+                self._settings.append((partial(vars(kind).get, name), value))
+                self._add(f"{kind.__qualname__}.{name}", value, 1)
 
     def _add(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, _PLAIN):

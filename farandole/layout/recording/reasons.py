@@ -9,6 +9,14 @@ from types import FrameType
 
 import torch
 
+_WORDS_OF_FX = {
+    "inputs to control flow": "its control flow depends on the input's values or sizes (if, while, "
+    "assert, float(), .item())",
+    "object cannot be iterated": "its code iterates over a tensor (for, zip(), *x)",
+    "'len' is not supported": "its code asks for len() of a tensor; x.shape[0] can be traced",
+    "Proxy": "its code gives a tensor, or a size of one, to something that takes plain values only",
+}
+"""What torch.fx says, by a part of it, and what that means."""
 _NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parents[1])
 
 
@@ -25,6 +33,7 @@ def short(error: BaseException) -> str:
         cause = cause.__context__
     text = str(error).strip() or type(error).__name__
     text = text.splitlines()[0].split(". ")[0].rstrip(".")
+    text = next((words for said, words in _WORDS_OF_FX.items() if said in text), text)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_the_model(frame.filename):
             return f"{text} ({Path(frame.filename).name}, line {frame.lineno})"

@@ -79,8 +79,9 @@ def _record(model: nn.Module, cuts: Sequence[str]) -> Recording:
     except Exception as error:
         raise UserError(
             f"{type(model).__name__} cannot be cut into stages, for its forward cannot be traced: "
-            f"{short(error)}. Pass an nn.Sequential, a list of blocks, or put this code "
-            f"into a submodule: one that cannot be traced stays whole and runs as it is."
+            f"{short(error)}. Put this code into a submodule: one that cannot be traced stays "
+            f"whole and runs as it is. Or pass an nn.Sequential, a list of blocks, or "
+            f"run.trainer(…, sample=x), with which the model is recorded while it runs."
         ) from error
     attributes = {}
     for node in graph.nodes:
@@ -109,7 +110,7 @@ class _Recorder(fx.Tracer):
         self.starts: dict[nn.Module, fx.Node] = {}
         self.whole: dict[nn.Module, str] = {}
         self.opened: dict[nn.Module, str] = {}
-        self.eager = _EagerOperations()
+        self.eager = _EagerOperations(model)
         self._around = surroundings()
         tensors = [
             *model.named_parameters(remove_duplicate=False),
@@ -250,6 +251,12 @@ class _Proxy(fx.Proxy):
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
+    def __deepcopy__(self, memo: dict[Any, Any]) -> fx.Proxy:
+        # It would be a copy of the whole recording.
+        raise CannotRecordError("its code copies a tensor by copy.deepcopy; .clone() can be traced")
+
+    __copy__ = __reduce_ex__ = __deepcopy__  # type: ignore[assignment]
+
 
 def _add_in_place_operators() -> None:
     for name in _IN_PLACE:
@@ -304,8 +311,9 @@ class _EagerOperations(TorchDispatchMode):
     `read`: the tensors from outside whose values the recording now depends on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        self._weights = {id(each): name for name, each in model.named_parameters()}
         self.read: dict[int, torch.Tensor] = {}
         self._made: list[torch.Tensor] = []  # kept, so that no other gets its memory
         self._own: set[int] = set()  # where they lie
@@ -324,6 +332,12 @@ class _EagerOperations(TorchDispatchMode):
                 written = argument.alias_info is not None and argument.alias_info.is_write
                 if written and not all(map(self._is_own, _tensors(value))):
                     raise CannotRecordError(f"it writes to a tensor from outside ({func})")
+        for each in outside:
+            if id(each) in self._weights:  # found by named_parameters(), say
+                raise CannotRecordError(
+                    f"it computes with the weight {self._weights[id(each)]!r} by another way than "
+                    f"as an attribute ({func}), and the recording would have its value of now"
+                )
         self.read |= {id(each): each for each in outside}
         result = func(*args, **kwargs)
         inherited = {each.untyped_storage()._cdata for each in outside}

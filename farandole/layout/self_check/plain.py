@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from farandole.layout.arguments import call
 from farandole.layout.objective import Objective, one_number
 from farandole.layout.pipeline.micro import Micro
+from farandole.layout.recording.saved_tensors import saved_tensors_noted
 from farandole.layout.recording.surroundings import drawn_elsewhere
 from farandole.layout.self_check.draws import ExpectedDraws, UnknownDrawError
 from farandole.layout.self_check.swapped import swapped, tensors_of
@@ -78,7 +78,7 @@ class PlainModel:
             with ExpectedDraws(), torch.enable_grad():
                 for _ in range(passes):
                     for micro in micros:
-                        with saved_tensors_hooks(self._counted(), _given_back):
+                        with saved_tensors_noted(self._counted()):
                             output = call(self.model, micro.inputs)
                             loss = one_number(self._objective.of(output, micro.targets))
                         total += float(loss.detach()) * micro.weight
@@ -123,24 +123,18 @@ class PlainModel:
         room = _SHARE_OF_MEMORY * _free_bytes(self._device)
         taken = 0
 
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
+        def keep(place: int, size: int) -> None:
             nonlocal taken
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                taken += storage.nbytes()
+            if place not in seen:
+                seen.add(place)
+                taken += size
             if taken > room:
                 raise CannotCheckError(
                     f"the plain model's activations take more than {room / 2**30:.1f} GiB, the "
                     "memory that a check may use here"
                 )
-            return tensor
 
         return keep
-
-
-def _given_back(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _free_bytes(device: torch.device) -> float:

@@ -19,7 +19,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from farandole.layout.tiles.core.tile import ABOUT, Divided, Flow, Spoiled, divided_leaves
+from farandole.layout.recording.custom_functions import is_under_transform
+from farandole.layout.tiles.core.tile import (
+    ABOUT,
+    Divided,
+    Flow,
+    Spoiled,
+    divided_leaves,
+    refuse_below,
+)
 from farandole.schedule import piece
 
 
@@ -127,6 +135,8 @@ class Rows(Divided):
                 return func(*args, **kwargs)
         divided = divided_leaves((args, kwargs))
         flow = divided[0].flow
+        if is_under_transform():
+            raise refuse_below(flow, func)
         handler = flow.row_handlers.get(func)
         if handler is not None and all(isinstance(leaf, Rows) for leaf in divided):
             result = handler(divided[0], func, args, kwargs)
@@ -149,6 +159,8 @@ def spoil(value: Divided | None, function: Any) -> None:
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        return False
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 

@@ -1,6 +1,6 @@
 """Who lives, and who holds what: the registrar, without its sockets.
 
-It is told who came and who is lost, and writes views. The rest follows from one comparison: for
+It learns who came and who is lost, and writes views. The rest follows from one comparison: for
 every range, the chain that the ring wants against the chain that is. Dead servers are taken out of
 a chain at once; newcomers get in when the head has brought the range to them (`Reshape`). A few
 ranges move at a time, so that the others go on without a pause.
@@ -93,7 +93,7 @@ class Registrar:
         )
 
     def take_reshaped(self, sender: int, message: Reshaped) -> None:
-        """The head of a range has brought it where it was told to."""
+        """The head of a range has moved it as ordered."""
         order = self._moving.get(message.range)
         if order is None or order.epoch != message.epoch:
             return

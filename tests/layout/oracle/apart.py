@@ -2,14 +2,17 @@
 
 What lanes have found is put together: their rows, and the sums of their gradients. A tensor that
 every lane has whole must be the same on all of them. Lanes in threads share one generator of random
-numbers, so nothing may draw any.
+numbers. So one of them runs at a time, until it waits for another, and each has its own random
+state, as lanes in processes have: at first they are the same.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +27,7 @@ from farandole.layout.tiles.core.tile import Flow
 from farandole.layout.tiles.core.whole import computed_whole
 from tests.layout.oracle.calls import Found, arguments_of, gradients_for
 from tests.layout.oracle.database import Given, is_batch
-from tests.layout.tiles.checks import TABLE, ApartLanes, Mailboxes
+from tests.layout.tiles.checks import SEED, TABLE, ApartLanes, Mailboxes
 
 LANES = 2
 ROW_TABLE = row_functions()
@@ -37,14 +40,32 @@ class _LeftAloneError(Exception):
 class _Boxes(Mailboxes):
     failed = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = threading.Lock()
+
+    @contextmanager
+    def turns(self) -> Iterator[None]:
+        """Inside, other lanes run only while this one waits for them."""
+        with self._turn:
+            torch.manual_seed(SEED)
+            yield
+
     def fail(self) -> None:
         with self._changed:
             self.failed = True
             self._changed.notify_all()
 
     def get(self, key: tuple[int, int, int, bool]) -> list[Tensor]:
+        state = torch.get_rng_state()
+        self._turn.release()
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: key in self._letters or self.failed, timeout=20)
+        finally:
+            self._turn.acquire()
+            torch.set_rng_state(state)
         with self._changed:
-            self._changed.wait_for(lambda: key in self._letters or self.failed, timeout=20)
             if key not in self._letters:
                 raise _LeftAloneError(str(key))
             return self._letters.pop(key)
@@ -69,7 +90,8 @@ class Shares(NamedTuple):
 
         def run(lane: int) -> _End | None:
             try:
-                return self._on(lane, boxes, call, given)
+                with boxes.turns():
+                    return self._on(lane, boxes, call, given)
             except Exception as error:
                 errors.append(error)
                 boxes.fail()

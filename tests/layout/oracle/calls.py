@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.layout.oracle.database import Given
 from tests.layout.tiles.checks import SEED, numbers
@@ -77,23 +75,3 @@ def run(
         if ends:
             torch.autograd.backward(ends, gradients_for(ends))
     return Found(results, [leaf.grad for leaf in leaves], after, whole)
-
-
-class _Draws(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found = self.found or torch.Tag.nondeterministic_seeded in func.tags
-        return func(*args, **(kwargs or {}))
-
-
-def draws(call: Callable[..., Any], given: Given) -> bool:
-    """Whether a call draws random numbers."""
-    _, arguments, fill = arguments_of(given)
-    args, kwargs = fill(arguments)
-    with warnings.catch_warnings(), suppress(Exception), torch.no_grad(), _Draws() as mode:
-        warnings.simplefilter("ignore")
-        call(*args, **kwargs)
-    return mode.found

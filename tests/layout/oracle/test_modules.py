@@ -16,7 +16,6 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from tests.layout.oracle import coverage
-from tests.layout.oracle.calls import draws
 from tests.layout.oracle.database import Given, is_batch, module_cases, modules
 from tests.layout.oracle.verdicts import WrongError, expected, verdict
 from tests.layout.oracle.ways import WAYS
@@ -39,10 +38,7 @@ def test_modules(chunk: int) -> None:
                         continue
                     called, bare = _called(module, given)
                     true = expected(called, bare)
-                    random = draws(called, bare)
                     for way in ALONE:
-                        if way.name == "shares" and random:
-                            continue  # see `apart`
                         try:
                             each = verdict(called, bare, way, true, _names(module))
                         except WrongError as error:

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from tests.layout.oracle import coverage
-from tests.layout.oracle.calls import draws
 from tests.layout.oracle.database import Case, cases, operators, wrong_cases
 from tests.layout.oracle.verdicts import WHOLE, WrongError, expected, verdict
 from tests.layout.oracle.ways import WAYS, Way
@@ -52,11 +51,8 @@ def _verdicts(
 ) -> list[tuple[str, str]]:
     true = expected(case.call, case.given)
     refused = isinstance(true, Exception)
-    random = draws(case.call, case.given)
     found = []
     for way in ways:
-        if way.name == "shares" and random:
-            continue  # see `apart`
         try:
             each = verdict(
                 case.call,

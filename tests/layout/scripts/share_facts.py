@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,10 +22,13 @@ from torch.utils.checkpoint import checkpoint
 
 import farandole as fd
 from farandole.layout import parse_layout
+from farandole.layout.partition.part import Moment
+from farandole.layout.recording.random_states import set_seed
 from farandole.train.settings import Settings
 
 Inside = Callable[["Net", Tensor], Tensor]
 SIZE = 8
+SEED = 3
 
 
 class Net(nn.Module):
@@ -103,6 +108,27 @@ def joined_branch(net: Net, x: Tensor) -> Tensor:
     return torch.cat([x, branch], 1)[:, 2:6]
 
 
+def drawing(net: Net, x: Tensor) -> Tensor:
+    """From all three generators; the ranks' are not alike."""
+    at = random.randrange(3)
+    x = x.roll(at, 2) * float(np.random.rand()) + torch.rand(x.shape)
+    return x * torch.rand_like(x) + F.gumbel_softmax(x, dim=1)
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0].clamp(-1e-3, 1e-3)
+
+
+def clipped_weight(net: Net, x: Tensor) -> Tensor:
+    return F.conv2d(x, Clipped.apply(net.second.weight), padding=1)
+
+
 CASES: tuple[Inside, ...] = (
     nothing,
     custom_function,
@@ -113,6 +139,8 @@ CASES: tuple[Inside, ...] = (
     hook,
     mixed,
     joined_branch,
+    drawing,
+    clipped_weight,
 )
 
 
@@ -134,7 +162,7 @@ def off_from_plain(run: fd.Run, inside: Inside, *, check: bool) -> Any:
     model = Net(inside)
     plain = copy.deepcopy(model)
     settings = Settings(name="other", folder=run.folder, script="facts")
-    one = fd.Run(run.group, run.topology, run.device, settings=settings, seed=3)
+    one = fd.Run(run.group, run.topology, run.device, settings=settings, seed=SEED)
     trainer = one.trainer(
         model,
         loss,
@@ -145,14 +173,16 @@ def off_from_plain(run: fd.Run, inside: Inside, *, check: bool) -> Any:
     x, y = batch()
     optimizer = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
     try:
-        for _ in range(2):
+        for step in range(2):
             trainer.step(x, y)
             optimizer.zero_grad()
+            set_seed(Moment(SEED, step, 0).seed_of(0))
             loss(plain(x), y).backward()
             optimizer.step()
         predicted = trainer.predict(x)
     except fd.FarandoleError as error:
         return str(error)
+    set_seed(Moment(0, -1, 0).seed_of(0))
     with torch.no_grad():
         expected = plain.eval()(x)
     pairs = [*zip(predicted, expected, strict=True)]
@@ -163,6 +193,7 @@ def off_from_plain(run: fd.Run, inside: Inside, *, check: bool) -> Any:
 def main() -> None:
     torch.set_default_dtype(torch.float64)
     run = fd.init(timeout=60)
+    set_seed(run.rank)
     found = {
         f"{inside.__name__} {'checked' if check else 'unchecked'}": off_from_plain(
             run, inside, check=check

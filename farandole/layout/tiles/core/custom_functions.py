@@ -7,17 +7,25 @@ with the whole gradient of its output, which is that of all lanes together.
     input   each lane's part ──▶ all of it   ── forward ──▶   output, cut again
             its part        ◀── once of all ◀── backward ──   gradients of all lanes, added up
 
+A function of weights alone, such as one that rounds them, is seen too: each lane would give it the
+gradient of its own tile.
+
 Torch's checkpoint is one too, and would run the model again in the backward pass, where lanes could
-not agree on what they exchange. It runs once, and keeps its activations.
+not agree on what they exchange. It runs once, and keeps its activations. So does the other kind of
+checkpoint, which is no custom function. Only what the layout itself recomputes runs again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch.autograd.function import Function, _SingleLevelFunction
+from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
 from farandole.layout.recording.left_alone import one_at_a_time
@@ -25,25 +33,83 @@ from farandole.layout.tiles.core.lanes import Lanes
 from farandole.layout.tiles.core.tile import Divided, Flow, divided_leaves
 from farandole.layout.tiles.halo.exchange import add_lanes
 
+_OURS = __name__.partition(".")[0]
+_AT_WORK: ContextVar[Flow | None] = ContextVar("farandole.tiles.at_work", default=None)
+"""The flow whose model runs in this thread."""
+
+
+@contextmanager
+def at_work(flow: Flow | None) -> Iterator[None]:
+    """Inside, custom functions that are given no divided tensor are of this flow's model."""
+    token = _AT_WORK.set(flow)
+    try:
+        yield
+    finally:
+        _AT_WORK.reset(token)
+
 
 def watch_custom_functions() -> None:
     """From now on, in this process, a custom function that is given a divided tensor is computed
     whole. It can be called any number of times."""
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(each, Divided) for each in args):
+        divided = any(isinstance(each, Divided) for each in args)
+        divided = divided and not _is_of_checkpoint(cls)
+        flow = divided_leaves(args)[0].flow if divided else _flow_for(cls, args)
+        if flow is None:
             return torch._C._FunctionBase.__dict__["apply"].__get__(None, cls)(*args, **kwargs)
-        flow = divided_leaves(args)[0].flow
         if cls is CheckpointFunction:
             run, _, *given = args
             return run(*given)
-        return flow.otherwise(flow, CustomFunction(cls, flow), args, kwargs)
+        function = CustomFunction(cls, flow)
+        if not divided:
+            return function(*args, **kwargs)
+        return flow.otherwise(flow, function, args, kwargs)
 
     # Torch's own `Function.apply` asks its base for this name: whoever has kept `MyFunction.apply`
     # from before comes by here too.
     with one_at_a_time():  # else a recording in another thread would take it away at its end
         if "apply" not in vars(_SingleLevelFunction):
             _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+        _watch_checkpoints()
+
+
+def _watch_checkpoints() -> None:
+    """Those that are no custom functions: `use_reentrant=False`."""
+    around: Any = checkpoint._checkpoint_without_reentrant_generator
+    if around.__module__ == __name__:
+        return
+
+    def runs_once(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        divided = any(isinstance(each, Divided) for each in pytree.tree_leaves((args, kwargs)))
+        ours = str(getattr(function, "__module__", "")).partition(".")[0] == _OURS
+        if not ours and (divided or _AT_WORK.get() is not None):
+            yield
+        else:
+            yield from around(function, *args, **kwargs)
+
+    checkpoint._checkpoint_without_reentrant_generator = runs_once  # type: ignore[assignment]
+
+
+def _is_of_checkpoint(kind: type[Function]) -> bool:
+    """Whether torch's checkpoint keeps its inputs by it, and looks for them in its node; nothing is
+    computed by it. There is such a one until 2.11."""
+    return kind.__module__ == checkpoint.__name__ and kind is not CheckpointFunction
+
+
+def _flow_for(kind: type[Function], args: tuple[Any, ...]) -> Flow | None:
+    """Of a call with whole tensors alone: the flow whose lanes share its gradient, if there is
+    one."""
+    flow = _AT_WORK.get()
+    if flow is None or kind.__module__.partition(".")[0] == _OURS or _is_of_checkpoint(kind):
+        return None
+    if kind is CheckpointFunction:  # what it runs may compute with tiles
+        return flow
+    if flow.lanes.all_here:
+        return None
+    tensors = [each for each in args if isinstance(each, torch.Tensor)]
+    differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    return flow if differentiable else None
 
 
 class CustomFunction:
@@ -55,10 +121,11 @@ class CustomFunction:
         self._lanes = flow.lanes
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._lanes.all_here:
-            return self._kind.apply(*args, **kwargs)
-        args = pytree.tree_map_only(torch.Tensor, self._entered, args)
-        return pytree.tree_map_only(torch.Tensor, self._left, self._kind.apply(*args, **kwargs))
+        with at_work(None):  # it is the function itself that is called now
+            if self._lanes.all_here:
+                return self._kind.apply(*args, **kwargs)
+            args = pytree.tree_map_only(torch.Tensor, self._entered, args)
+            return pytree.tree_map_only(torch.Tensor, self._left, self._kind.apply(*args, **kwargs))
 
     def _entered(self, tensor: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = _CountedOnce.apply(self._lanes.mine[0] == 0, tensor)

@@ -18,6 +18,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from farandole.errors import UserError
+from farandole.layout.recording.custom_functions import is_under_transform
 from farandole.layout.tiles.core.grid import (
     Axes,
     Box,
@@ -110,7 +111,7 @@ class Divided(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        raise refuse(divided_leaves((args, kwargs))[0].flow, func)
+        raise refuse_below(divided_leaves((args, kwargs))[0].flow, func)
 
 
 def divided_leaves(value: Any) -> list[Divided]:
@@ -253,6 +254,8 @@ class Tile(Divided):
                 return func(*args, **kwargs)
         divided = divided_leaves((args, kwargs))
         flow = divided[0].flow
+        if is_under_transform():
+            raise refuse_below(flow, func)
         handler = flow.handlers.get(func)
         if handler is None or not all(isinstance(leaf, Tile) for leaf in divided):
             return flow.otherwise(flow, func, args, kwargs)
@@ -312,6 +315,18 @@ def refuse(flow: Flow, function: Any) -> UserError:
         f"{flow.layer}: {function_name(function)} is not possible with a tensor that is divided "
         "among workers: it would see or change this worker's part only. Write it as a function "
         "with a result, leave it away, or train this model without tiles."
+    )
+
+
+def refuse_below(flow: Flow, function: Any) -> UserError:
+    """For what comes by another way than through the functions of torch that Python calls."""
+    name = function_name(function).partition(".")[0]
+    return UserError(
+        f"{flow.layer}: {name} is computed inside of torch.func (vmap, grad, jvp), torch.jit, a "
+        "subclass of torch.Tensor or a compiled extension, with a tensor that is divided among "
+        "workers. These see a tensor's memory, and each worker has a part of it. Call torch's "
+        "functions directly, end the tiles before this layer with handoff=…, or train this model "
+        "without tiles."
     )
 
 

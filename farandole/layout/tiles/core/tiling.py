@@ -10,24 +10,27 @@ errors.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from farandole.errors import UserError
+from farandole.errors import FarandoleError, UserError
 from farandole.layout.shards.rows import Rows, share_of
 from farandole.layout.shards.table import row_functions
-from farandole.layout.tiles.core.custom_functions import watch_custom_functions
+from farandole.layout.tiles.core.custom_functions import at_work, watch_custom_functions
 from farandole.layout.tiles.core.grid import Axes
 from farandole.layout.tiles.core.handoff import hand_off, hand_over
 from farandole.layout.tiles.core.lanes import Lanes
+from farandole.layout.tiles.core.side_effects import WholeGradientsOnly
 from farandole.layout.tiles.core.snapshot import plain
 from farandole.layout.tiles.core.table import functions
 from farandole.layout.tiles.core.tile import Divided, Flow, Tile, Windowed, cut, function_name
 from farandole.layout.tiles.core.whole import all_rows_for_loss, computed_whole, whole_of
 
+_WATCHED = 2  # forward passes
 _TILE, _ROWS = "farandole.tile", "farandole.rows"
 """The keys of a tile and of a share in a message; beside it stands where it belongs."""
 
@@ -58,6 +61,7 @@ class Tiling:
         self._chosen = chosen
         self._gathers = gathers
         self._samples = 0
+        self._passes = 0  # forward passes so far
         self._recording = True  # of each forward pass, until somebody has seen it
         self._in_loss = False
         self._path: list[str] = []
@@ -83,7 +87,7 @@ class Tiling:
     def forward(self, run: Callable[[Any], Any], message: Any, samples: int) -> Any:
         """A stage that is not the last; returns a message."""
         self._begin(samples)
-        result = run(self._received(message))
+        result = self._run(run, message)
         return self._handed_over(result) if self._gathers else _sent(result)
 
     def loss(
@@ -96,7 +100,7 @@ class Tiling:
     ) -> torch.Tensor:
         """The last stage. All lanes' results add up to the loss."""
         self._begin(samples)
-        result = run(self._received(message))
+        result = self._run(run, message)
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Divided)]
         if leaves and all(isinstance(leaf, Tile) for leaf in leaves):
             try:
@@ -108,7 +112,7 @@ class Tiling:
     def predict(self, run: Callable[[Any], Any], message: Any, samples: int, last: bool) -> Any:
         """A forward pass alone: a message; of the last stage all samples, on every lane."""
         self._begin(samples)
-        result = run(self._received(message))
+        result = self._run(run, message)
         if last:
             return pytree.tree_map_only(torch.Tensor, _whole, result)
         return self._handed_over(result) if self._gathers else _sent(result)
@@ -135,7 +139,8 @@ class Tiling:
             # Recorded again if it was, so that it does the same; but the layers are known already.
             known, self.flow.record = self.flow.record, [] if recorded else None
             try:
-                return run(value)
+                with at_work(self.flow):
+                    return run(value)
             finally:
                 self.flow.record = known
 
@@ -339,6 +344,24 @@ class Tiling:
 
     # Around a forward pass
 
+    def _run(self, run: Callable[[Any], Any], message: Any) -> Any:
+        """The first passes are watched more closely, which takes time."""
+        self._passes += 1
+        apart = self._passes <= _WATCHED and not self.flow.lanes.all_here
+        watched = WholeGradientsOnly(self.flow) if apart else nullcontext()
+        try:
+            with at_work(self.flow), watched:
+                return run(self._received(message))
+        except (FarandoleError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            said = (str(error).splitlines() or [""])[0]
+            raise UserError(
+                f"{self.flow.layer}: {type(error).__name__}: {said} This layer computes with a "
+                "tensor that is divided among workers. If the model runs without a layout, end the "
+                "tiles before this layer with handoff=…, or train this model without tiles."
+            ) from error
+
     def _begin(self, samples: int) -> None:
         self.flow.begin()
         if self._recording:
@@ -350,6 +373,8 @@ class Tiling:
         def enter(module: nn.Module, args: tuple[Any, ...]) -> Any:
             self._path.append(name)
             self.flow.layer = name
+            if module._backward_hooks or module._backward_pre_hooks:
+                self._refuse_backward_hooks(module)
             if name != self._chosen:
                 return None
             if self.handed_off_at is None:
@@ -361,8 +386,18 @@ class Tiling:
                 self._path.pop()
             self.flow.layer = self._path[-1] if self._path else "the model's own forward"
 
+        if isinstance(module, torch.jit.ScriptModule):  # has no hooks
+            return
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)
+
+    def _refuse_backward_hooks(self, module: nn.Module) -> None:
+        if torch.is_grad_enabled():
+            raise UserError(
+                f"{self.flow.layer}: its backward hook (register_full_backward_hook) would see the "
+                "gradient of this worker's tile alone. Write it as a torch.autograd.Function, "
+                "whose backward sees all of it, or train this model without tiles."
+            )
 
 
 def _whole(leaf: torch.Tensor) -> torch.Tensor:
@@ -387,6 +422,8 @@ def _sent(value: Any) -> Any:
     """As a message: what is divided as what this lane has of it."""
 
     def one(leaf: torch.Tensor) -> Any:
+        if isinstance(leaf, Divided):
+            leaf.flow.check()
         if isinstance(leaf, Rows):
             return {_ROWS: leaf.own, "where": f"{leaf.samples}/{leaf.factor}"}
         if not isinstance(leaf, Tile):
