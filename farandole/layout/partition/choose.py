@@ -144,7 +144,7 @@ def _measured(
 ) -> list[BlockProfile]:
     """What each block needs on one rank: of tiled stages, for one tile.
 
-    A tile is measured as if it were the image: that is nearly what a lane computes, and the whole
+    A tile is measured as if it were the image: that is nearly what a shard computes, and the whole
     image may be too large for any rank. A model that takes images of one size only is measured
     whole, and its tiles are said to need their share.
     """
@@ -156,13 +156,13 @@ def _measured(
 
         return profile_blocks(blocks, pytree.tree_map_only(torch.Tensor, ready, inputs))
 
-    if layout.lanes == 1 or layout.in_turn or layout.tiled:
+    if layout.shards == 1 or layout.in_turn or layout.tiled:
         return measure_for(shrunk=False)
     parts = math.prod(layout.tiles)
     try:
         profiles, rest = measure_for(shrunk=parts > 1), layout.channels
     except UserError:
-        profiles, rest = measure_for(shrunk=False), layout.lanes
+        profiles, rest = measure_for(shrunk=False), layout.shards
     return [_share_of(profile, rest) for profile in profiles]
 
 

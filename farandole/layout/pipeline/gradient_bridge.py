@@ -6,7 +6,7 @@ passes in a step, and none of them is the one. So when all are done, the gradien
 added up go through one more, in which nothing is computed: a function whose gradients are known.
 
     stage      B0 B1 B2 B3 ─▶ gradients, added up
-    gate                        ╰─▶ forward: 0 ─▶ backward: these gradients ─▶ hooks, optimizer
+    bridge                      ╰─▶ forward: 0 ─▶ backward: these gradients ─▶ hooks, optimizer
 
 Any strategy sees an ordinary module with an ordinary step, and needs no word about pipelines. A
 weight without a gradient has none there either; strategies know what to do about that.
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from farandole.layout.partition.part import StageModule
+from farandole.layout.partition.stage_module import StageModule
 
 
 class GradientBridge(nn.Module):

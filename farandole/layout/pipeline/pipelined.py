@@ -28,7 +28,7 @@ from farandole.errors import (
 from farandole.layout.arguments import arguments_of
 from farandole.layout.layout import Layout
 from farandole.layout.objective import Objective
-from farandole.layout.partition.part import Moment
+from farandole.layout.partition.stage_module import PassId
 from farandole.layout.pipeline.interpreter import Feed, Interpreter
 from farandole.layout.pipeline.masked_means import MaskedMeans, compare
 from farandole.layout.pipeline.memory import ActivationMeter
@@ -37,7 +37,7 @@ from farandole.layout.pipeline.predict import RowlessOutputError, joined, predic
 from farandole.layout.pipeline.scaling import LossScale
 from farandole.layout.pipeline.stage import Stage
 from farandole.layout.pipeline.update import Update
-from farandole.layout.teams import Teams
+from farandole.layout.tile_groups import TileGroups
 from farandole.schedule.pipelines import Action, Pipeline
 
 _PATIENCE_SECONDS = 2.0  # for telling others why
@@ -64,14 +64,14 @@ class Pipelined:
         seed: int,
         scale: LossScale | None = None,
         name: str,
-        team: Group | None = None,
+        tile_group: Group | None = None,
         means: MaskedMeans | None = None,
     ) -> None:
         self.layout = layout
         self.pipe = pipe
-        self.team = team  # the ranks with the other tiles, if there are any
-        teams = Teams(layout.teams)
-        self._place = teams.place(pipe.rank)
+        self.tile_group = tile_group  # the ranks with the other tiles, if there are any
+        tile_groups = TileGroups(layout.group_sizes)
+        self._place = tile_groups.place(pipe.rank)
         self.stages = stages
         self.steps = 0
         self._mail = mail
@@ -89,11 +89,12 @@ class Pipelined:
         self._loss = torch.tensor(float("nan"))
         self.places = layout.pipeline() if self._stream is None else self._stream.unroll(1)
         self._interpreter = Interpreter(
-            self.places, stages, mail, self._on_update, pipe.trace, teams, pipe.rank
+            self.places, stages, mail, self._on_update, pipe.trace, tile_groups, pipe.rank
         )
 
     def connect(self, exchange: Callable[[], None] | None, optimizer: Optimizer) -> None:
-        """`exchange` takes the gradients through the gate and a strategy, if there is one."""
+        """`exchange` takes the gradients through the gradient bridge and a strategy, if there is
+        one."""
         self._update.connect(exchange, optimizer)
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
@@ -151,7 +152,7 @@ class Pipelined:
             self._means = means
             for stage, meter in meters.items():
                 stage.meter, stage.means = meter, means
-                stage.part.forget_draws()
+                stage.module.forget_draws()
             self.reloaded()
 
     def add_up_gradients(self) -> None:
@@ -177,9 +178,9 @@ class Pipelined:
 
     def _loss_of_all(self, loss: torch.Tensor) -> torch.Tensor:
         """*Together.* Of the whole batch, where this rank has computed some of it."""
-        if self.team is not None:
-            team, own = self.team, loss.to(self._mail.device, torch.float64)
-            return self._guarded(lambda: team.all_reduce(own))
+        if self.tile_group is not None:
+            tile_group, own = self.tile_group, loss.to(self._mail.device, torch.float64)
+            return self._guarded(lambda: tile_group.all_reduce(own))
         if self._takes_turns:
             # A rank that had no micro-batch does not know in which precision others' losses are,
             # nor where.
@@ -252,9 +253,9 @@ class Pipelined:
             micro._replace(inputs=arguments_of(micro.inputs))
             for micro in cut_batch(inputs, (), count, "mean")
         ]
-        teams = Teams(self.layout.teams)
+        tile_groups = TileGroups(self.layout.group_sizes)
         outputs = self._guarded(
-            lambda: predict(self.pipe, self._mail, self.places, teams, self.stages, micros)
+            lambda: predict(self.pipe, self._mail, self.places, tile_groups, self.stages, micros)
         )
         return joined(outputs)
 
@@ -298,8 +299,8 @@ class Pipelined:
     def _feed(self, micros: Sequence[Micro], first: int) -> None:
         for index, micro in enumerate(micros):
             if self._is_mine(first + index):
-                moment = Moment(self._seed, self.steps, index)
-                self._interpreter.feeds[first + index] = Feed(micro, moment)
+                pass_id = PassId(self._seed, self.steps, index)
+                self._interpreter.feeds[first + index] = Feed(micro, pass_id)
 
     def _is_mine(self, micro: int) -> bool:
         places = self._interpreter.places

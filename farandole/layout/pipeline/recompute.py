@@ -124,7 +124,7 @@ class _Kept:
 
 
 class _Away:
-    """A tensor, or what this lane has of one, in the host's memory."""
+    """A tensor, or what this shard has of one, in the host's memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._device = tensor.device

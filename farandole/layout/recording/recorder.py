@@ -38,13 +38,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from farandole.layout.arguments import Arguments
-from farandole.layout.recording.code_state import CodeState
+from farandole.layout.recording.aliases import writes_in_place
 from farandole.layout.recording.custom_functions import (
     CustomFunction,
     custom_functions_seen,
     is_under_transform,
 )
-from farandole.layout.recording.cut_graph import Recording, writes_in_place
+from farandole.layout.recording.cut_graph import Recording
 from farandole.layout.recording.reasons import CannotRecordError, caller, short
 from farandole.layout.recording.replay import (
     Output,
@@ -55,6 +55,7 @@ from farandole.layout.recording.replay import (
     require,
     signature_of,
 )
+from farandole.layout.recording.state.code_state import CodeState
 from farandole.layout.recording.surroundings import (
     as_if_compiling,
     drawn_elsewhere,

@@ -1,6 +1,6 @@
 """Convolutions on tiles, plain and transposed, in any number of dimensions.
 
-Channels are an axis like the others: a lane that owns some of the output channels needs the input
+Channels are an axis like the others: a shard that owns some of the output channels needs the input
 channels of their groups, and uses those rows of the weight.
 """
 
@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Box
 from farandole.layout.tiles.core.intervals import Interval, Spread, Window
-from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo.overlapped import convolve
 from farandole.layout.tiles.halo.windows import (
     WindowPart,

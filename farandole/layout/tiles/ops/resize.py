@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.frames import whole_along
 from farandole.layout.tiles.core.grid import Box
 from farandole.layout.tiles.core.intervals import Interval
-from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo.windows import WindowPart, windowed
 from farandole.layout.tiles.ops.pooling import adaptive_avg_pool
 from farandole.layout.tiles.ops.shapes import regained
@@ -84,7 +85,7 @@ def interpolate(
         for old, new, scale in zip(input.sizes[1:], lengths, scales, strict=True)
     ]
     changed = [at + 2 for at in range(spatial) if lengths[at] != input.sizes[at + 1]]
-    # One pixel becomes an image again: lanes that had it whole need only their part.
+    # One pixel becomes an image again: shards that had it whole need only their part.
     single = [at for at in changed if input.sizes[at - 1] == 1]
     input = whole_along(input, single)
 
