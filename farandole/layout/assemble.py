@@ -12,12 +12,19 @@ from torch import nn
 
 from farandole.comm import Group
 from farandole.comm.p2p.mail import Mail
-from farandole.errors import UserError, nearest
+from farandole.errors import UserError
+from farandole.layout.assemble_tiles import (
+    check_handoff,
+    make_tilings,
+    shards_of,
+    stage_of,
+    tile_group_of,
+)
 from farandole.layout.layout import Layout
 from farandole.layout.objective import Objective
 from farandole.layout.partition.blocks import Block
 from farandole.layout.partition.stage_module import Rerun, StageModule, names_in, release
-from farandole.layout.pipeline.deferred import DeferredBatchNorm, defer_statistics
+from farandole.layout.pipeline.deferred import defer_statistics
 from farandole.layout.pipeline.gradient_bridge import GradientBridge
 from farandole.layout.pipeline.gradient_groups import (
     Placement,
@@ -37,8 +44,6 @@ from farandole.layout.pipeline.versions import Latest, Stash, Weights
 from farandole.layout.pipeline.weight_hooks import WeightHooks
 from farandole.layout.recording.state.forward_changes import ForwardChanges, reasons
 from farandole.layout.tile_groups import TileGroups
-from farandole.layout.tiles.core.grid import Grid
-from farandole.layout.tiles.core.shard_group import LocalShards, MailShards, ShardGroup
 from farandole.layout.tiles.core.tiling import Tiling
 from farandole.schedule.pipelines import Pipeline, facts
 
@@ -85,59 +90,25 @@ def assemble(
         refuse_ties(tensors, layout.schedule)
     tile_groups = TileGroups(layout.group_sizes)
     placement = Placement(places, tile_groups)
-    place = tile_groups.place(pipe.rank)
-    held = {stage: modules[stage] for stage in places.held(place)}
+    held = {stage: modules[stage] for stage in places.held(tile_groups.place(pipe.rank))}
     layers = {module: name for name, module in model.named_modules() if name}
-    if layout.handoff and layout.handoff not in layers.values():
-        raise UserError(
-            f"handoff: the model has no submodule {layout.handoff!r}. "
-            f"{nearest(layout.handoff, layers.values())}"
-        )
+    check_handoff(layout, layers)
     bridge = GradientBridge(held, unused(model, tensors) if pipe.rank == 0 else ())
     names = names_in(model, bridge)
     release(model, bridge)
-    buffers = dict(bridge.named_buffers())
-    for module in held.values():
-        module.to(settings.device)
-        if layout.batchnorm == "deferred":
-            defer_statistics(module)
-    bridge.to(settings.device)
-    _follow(model, buffers, bridge)
+    _move(model, bridge, held, layout, settings.device)
     groups = find_gradient_groups(placement, pipe, bridge, tensors)
     scale = LossScale(pipe) if settings.precision is torch.float16 else None
     hooks = WeightHooks(bridge, names, whole=len(modules) == 1)
     update = Update(bridge, groups, hooks, averages=layout.streams, clip=settings.clip, scale=scale)
-
-    def name_of(rank: int) -> str:
-        stages = "+".join(map(str, places.held(tile_groups.place(rank))))
-        return f"rank {first_rank + rank} (stage {stages})"
-
-    mail = Mail(pipe, routes(places, tile_groups), settings.device, name_of)
-    shards = _shards(layout, tile_groups, pipe.rank, mail)
-    handoff_stage = _stage_of(layout.handoff, modules, layers)
-    tilings = {} if shards is None else _tilings(layout, held, shards, layers, handoff_stage)
-    for stage, module in held.items() if layout.recompute_blocks else ():
-        module.rerun = _rerun(tilings.get(stage), offload=layout.offload)
-        module.rerun_blocks = layout.recompute_blocks
-    for module in held.values():
-        module.runs_again, module.draws_alike = layout.recompute, shards is not None
-    kinds = _weights(layout, place)
-    last = places.stages - 1
+    mail = _mail(placement, pipe, settings.device, first_rank)
+    shards = shards_of(layout, tile_groups, pipe.rank, mail)
+    handoff_stage = stage_of(layout.handoff, modules, layers)
+    tilings = {} if shards is None else make_tilings(layout, held, shards, layers, handoff_stage)
+    _set_up_recompute(layout, held, tilings, draws_alike=shards is not None)
     means = _means(layout, objective)
-    stages = {
-        stage: Stage(
-            stage,
-            kinds(module),
-            objective.of if stage == last else None,
-            recompute=layout.recompute and not layout.recompute_blocks,
-            offload=layout.offload,
-            lowered=_lowered(settings),
-            tiling=tilings.get(stage),
-            means=means,
-            changes=_changes(layout, module, layers) if strict else None,
-        )
-        for stage, module in held.items()
-    }
+    computing = _Computing(layout, settings, objective, means, layers if strict else None)
+    stages = _stages(computing, placement, pipe.rank, held, tilings)
     pipelined = Pipelined(
         layout,
         pipe,
@@ -148,11 +119,89 @@ def assemble(
         seed=settings.seed,
         scale=scale,
         name=f"rank {first_rank + pipe.rank}",
-        tile_group=_tile_group(tile_groups, pipe),
+        tile_group=tile_group_of(tile_groups, pipe),
         means=means,
     )
     owned = {use.name for use in tensors.values() if owner(placement, use) == pipe.rank}
     return Assembled(pipelined, bridge, names, owned, tilings)
+
+
+def _move(
+    model: nn.Module,
+    bridge: GradientBridge,
+    held: Mapping[int, StageModule],
+    layout: Layout,
+    device: torch.device,
+) -> None:
+    """To the device, before anything else refers to the tensors of the stages."""
+    buffers = dict(bridge.named_buffers())
+    for module in held.values():
+        module.to(device)
+        if layout.batchnorm == "deferred":
+            defer_statistics(module)
+    bridge.to(device)
+    _follow(model, buffers, bridge)
+
+
+def _mail(placement: Placement, pipe: Group, device: torch.device, first_rank: int) -> Mail:
+    places, tile_groups = placement
+
+    def name_of(rank: int) -> str:
+        stages = "+".join(map(str, places.held(tile_groups.place(rank))))
+        return f"rank {first_rank + rank} (stage {stages})"
+
+    return Mail(pipe, routes(places, tile_groups), device, name_of)
+
+
+def _set_up_recompute(
+    layout: Layout,
+    held: Mapping[int, StageModule],
+    tilings: Mapping[int, Tiling],
+    *,
+    draws_alike: bool,
+) -> None:
+    """What runs again must draw the random numbers that it drew the first time."""
+    for stage, module in held.items():
+        if layout.recompute_blocks:
+            module.rerun = _rerun(tilings.get(stage), offload=layout.offload)
+            module.rerun_blocks = layout.recompute_blocks
+        module.runs_again, module.draws_alike = layout.recompute, draws_alike
+
+
+class _Computing(NamedTuple):
+    """What the stages of a rank have in common."""
+
+    layout: Layout
+    settings: ComputeSettings
+    objective: Objective
+    means: MaskedMeans | None
+    layers: Mapping[nn.Module, str] | None  # None: a forward may change what it likes
+
+
+def _stages(
+    computing: _Computing,
+    placement: Placement,
+    rank: int,
+    held: Mapping[int, StageModule],
+    tilings: Mapping[int, Tiling],
+) -> dict[int, Stage]:
+    layout, layers = computing.layout, computing.layers
+    kinds = _weights(layout, placement.tile_groups.place(rank))
+    last = placement.places.stages - 1
+    return {
+        stage: Stage(
+            stage,
+            kinds(module),
+            computing.objective.of if stage == last else None,
+            recompute=layout.recompute and not layout.recompute_blocks,
+            offload=layout.offload,
+            lowered=_lowered(computing.settings),
+            tiling=tilings.get(stage),
+            means=computing.means,
+            changes=None if layers is None else _changes(layout, module, layers),
+        )
+        for stage, module in held.items()
+    }
 
 
 def _follow(model: nn.Module, before: Mapping[str, torch.Tensor], bridge: GradientBridge) -> None:
@@ -198,45 +247,6 @@ def cut(blocks: Sequence[Block], balance: Sequence[int]) -> dict[int, StageModul
     return modules
 
 
-def _tilings(
-    layout: Layout,
-    held: Mapping[int, StageModule],
-    shards: ShardGroup,
-    layers: Mapping[nn.Module, str],
-    handoff_stage: int,
-) -> dict[int, Tiling]:
-    """One for each stage of a rank: they are at different layers at the same time.
-
-    `handoff_stage`: the stage of the chosen hand-off. Behind it, what is left of tiles may end
-    anywhere.
-    """
-    last_tiled = layout.tiled - 1 if layout.tiled and layout.tiled != layout.stages else None
-    tilings = {}
-    for stage, module in held.items():
-        inside = set(module.modules())
-        tilings[stage] = Tiling(
-            shards,
-            {layer: name for layer, name in layers.items() if layer in inside},
-            chosen=layout.handoff if stage <= handoff_stage else "",
-            gathers=stage == last_tiled,
-        )
-        tilings[stage].flow.overlap = layout.overlap
-        for layer in inside:
-            if isinstance(layer, DeferredBatchNorm):
-                layer.counted = tilings[stage].counted
-    return tilings
-
-
-def _stage_of(
-    name: str, modules: Mapping[int, StageModule], layers: Mapping[nn.Module, str]
-) -> int:
-    """The stage that has a layer; the last one if none has it as a module of its own."""
-    for stage, module in modules.items():
-        if any(layers.get(each) == name for each in module.modules()):
-            return stage
-    return len(modules) - 1
-
-
 def _rerun(tiling: Tiling | None, *, offload: bool) -> Rerun:
     def rerun(run: Callable[[Any], Any], value: Any, module: nn.Module, late: bool) -> Any:
         again = run if tiling is None else tiling.repeatable(run)
@@ -246,23 +256,6 @@ def _rerun(tiling: Tiling | None, *, offload: bool) -> Rerun:
         )
 
     return rerun
-
-
-def _shards(layout: Layout, tile_groups: TileGroups, rank: int, mail: Mail) -> ShardGroup | None:
-    """The tiles of a rank's stages; None: it has none."""
-    place = tile_groups.place(rank)
-    if layout.shards == 1 or (layout.tiled and place >= layout.tiled):
-        return None
-    grid = Grid(layout.tiles, layout.channels)
-    if layout.in_turn:
-        return LocalShards(grid)
-    return MailShards(grid, tile_groups.shard(rank), mail, list(tile_groups.members(place)))
-
-
-def _tile_group(tile_groups: TileGroups, pipe: Group) -> Group | None:
-    """*Together.* The ranks with the other tiles of this rank's stages."""
-    place = tile_groups.place(pipe.rank)
-    return pipe.subgroup(tile_groups.members(place)) if tile_groups.sizes[place] > 1 else None
 
 
 def routes(places: Pipeline, tile_groups: TileGroups) -> set[tuple[int, int]]:

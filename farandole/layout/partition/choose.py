@@ -46,18 +46,8 @@ def choose(
     layout: Layout, blocks: Sequence[Block], world: Group, sample: Any, device: torch.device
 ) -> Choice:
     """*Together.* `sample`: the model's arguments for a batch, or None."""
+    _check_can_choose(layout, blocks, sample)
     stages = layout.stages
-    if stages != "auto" and stages > len(blocks):
-        raise UserError(
-            f"layout: stages={stages}, and the model has {len(blocks)} blocks: "
-            f"{', '.join(block.name for block in blocks)}. Take at most {len(blocks)} stages."
-        )
-    if sample is None and (stages == "auto" or layout.memory_gib is not None):
-        what = "stages=auto" if stages == "auto" else f"memory_gib={layout.memory_gib:g}"
-        raise UserError(
-            f"layout: {what} needs measurements. Pass run.trainer(…, sample=x), the inputs of a "
-            "batch."
-        )
     profiles = _profiles(layout, blocks, world, sample, device)
     network = _network(world) if sample is not None else Network(1e30)
     batches = layout.microbatches
@@ -109,6 +99,22 @@ def choose(
         warning = unevenness(cut, profiles, whole, measured=sample is not None)
         text += f"\n{warning}" if warning is not None else ""
     return Choice(chosen, text, activations)
+
+
+def _check_can_choose(layout: Layout, blocks: Sequence[Block], sample: Any) -> None:
+    """Raises `UserError` where there are too few blocks, or nothing to measure with."""
+    stages = layout.stages
+    if stages != "auto" and stages > len(blocks):
+        raise UserError(
+            f"layout: stages={stages}, and the model has {len(blocks)} blocks: "
+            f"{', '.join(block.name for block in blocks)}. Take at most {len(blocks)} stages."
+        )
+    if sample is None and (stages == "auto" or layout.memory_gib is not None):
+        what = "stages=auto" if stages == "auto" else f"memory_gib={layout.memory_gib:g}"
+        raise UserError(
+            f"layout: {what} needs measurements. Pass run.trainer(…, sample=x), the inputs of a "
+            "batch."
+        )
 
 
 def _filled_in(layout: Layout, cut: Cut) -> Layout:

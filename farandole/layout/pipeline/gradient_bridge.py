@@ -46,7 +46,8 @@ class GradientBridge(nn.Module):
     def forward(self) -> torch.Tensor:
         """Takes the gradients away from the weights; the backward of the result gives them back."""
         trained = self.trained()
-        # A pass without any gradient is none that a strategy would see, and others may wait.
+        # Invariant: every rank has exactly one pass a step. A pass without any gradient is none
+        # that a strategy would see, and the other replicas would wait in their all-reduce.
         weights = [weight for weight in trained if weight.grad is not None] or trained[:1]
         gradients = []
         for weight in weights:
@@ -74,5 +75,6 @@ class Known(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> Any:
+        # The gradients are given away, not copied: autograd may take them as `weight.grad`.
         gradients, ctx.gradients = ctx.gradients, None
         return None, *gradients

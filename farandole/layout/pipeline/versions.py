@@ -69,6 +69,8 @@ class Stash(Weights):
 
     def done(self, version: int) -> None:
         self._pending[version] -= 1
+        # Backwards of several versions add to one gradient. Invariant: when an update reads
+        # `weight.grad`, it has every backward since the last update, and the copies have none.
         for name, weight in self.module.named_parameters():
             leaf = self._copies[version][name]
             if leaf.grad is None:
@@ -100,6 +102,9 @@ class Stash(Weights):
 
     def _forget(self) -> None:
         for version in list(self._copies):
+            # Invariant: a copy lives while a forward may still begin with it (`behind`) or a
+            # backward must still use it (`_pending`). Without the first test a copy that nobody
+            # uses now would go, and the weights have moved on: it could not be made again.
             if version < self._newest - self._behind and not self._pending[version]:
                 del self._copies[version]
 

@@ -14,15 +14,14 @@ treat samples one by one. For any other, all shards put the samples together and
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from farandole.layout.recording.custom_functions import is_under_transform
 from farandole.layout.tiles.core.flow import Flow
-from farandole.layout.tiles.core.refusals import Spoiled, refuse_below
-from farandole.layout.tiles.core.tile import ABOUT, Divided, divided_leaves
+from farandole.layout.tiles.core.refusals import Spoiled
+from farandole.layout.tiles.core.tile import Divided
 from farandole.schedule import piece
 
 
@@ -117,27 +116,13 @@ class Rows(Divided):
             spoil(self.source(), function)
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def handled(
+        cls, func: Any, divided: Sequence[Divided], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
-        if func in ABOUT:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        divided = divided_leaves((args, kwargs))
-        flow = divided[0].flow
-        if is_under_transform():
-            raise refuse_below(flow, func)
-        handler = flow.row_handlers.get(func)
-        if handler is not None and all(isinstance(leaf, Rows) for leaf in divided):
-            result = handler(divided[0], func, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        return flow.otherwise(flow, func, args, kwargs)
+        handler = divided[0].flow.row_handlers.get(func)
+        if handler is None or not all(isinstance(leaf, Rows) for leaf in divided):
+            return NotImplemented
+        return handler(divided[0], func, args, kwargs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C.DisableTorchFunctionSubclass():

@@ -24,10 +24,11 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch.autograd.function import Function, _SingleLevelFunction
+from torch.autograd.function import Function
 from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
+from farandole.layout.recording.apply_hook import watch
 from farandole.layout.recording.state.left_alone import one_at_a_time
 from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.shard_group import ShardGroup
@@ -52,27 +53,24 @@ def at_work(flow: Flow | None) -> Iterator[None]:
 def watch_custom_functions() -> None:
     """From now on, in this process, a custom function that is given a divided tensor is computed
     whole. It can be called any number of times."""
-
-    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        divided = any(isinstance(each, Divided) for each in args)
-        divided = divided and not _is_of_checkpoint(cls)
-        flow = divided_leaves(args)[0].flow if divided else _flow_for(cls, args)
-        if flow is None:
-            return torch._C._FunctionBase.__dict__["apply"].__get__(None, cls)(*args, **kwargs)
-        if cls is CheckpointFunction:
-            run, _, *given = args
-            return run(*given)
-        function = CustomFunction(cls, flow)
-        if not divided:
-            return function(*args, **kwargs)
-        return flow.otherwise(flow, function, args, kwargs)
-
-    # Torch's own `Function.apply` asks its base for this name: whoever has kept `MyFunction.apply`
-    # from before comes by here too.
-    with one_at_a_time():  # else a recording in another thread would take it away at its end
-        if "apply" not in vars(_SingleLevelFunction):
-            _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+    watch(_computed_whole)
+    with one_at_a_time():
         _watch_checkpoints()
+
+
+def _computed_whole(kind: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    divided = any(isinstance(each, Divided) for each in args)
+    divided = divided and not _is_of_checkpoint(kind)
+    flow = divided_leaves(args)[0].flow if divided else _flow_for(kind, args)
+    if flow is None:
+        return NotImplemented
+    if kind is CheckpointFunction:
+        run, _, *given = args
+        return run(*given)
+    function = CustomFunction(kind, flow)
+    if not divided:
+        return function(*args, **kwargs)
+    return flow.otherwise(flow, function, args, kwargs)
 
 
 def _watch_checkpoints() -> None:

@@ -64,7 +64,9 @@ class _Move:
         count = grid.shards
         self.shares = [share_of(shard, count, tile.rows, gathers) for shard in range(count)]
         self.boxes = [grid.owned(shard, tile.sizes, tile.axes) for shard in range(grid.shards)]
-        # Along axes that do not divide the tile, shards ask those with their own coordinates.
+        # Along axes that do not divide the tile, several shards have the same part. Each asks those
+        # with its own coordinates there. Invariant: every part of a sample comes exactly once, and
+        # in the backward its gradient goes to the shard that it came from.
         kept = [axis for axis in range(len(grid.parts)) if axis not in tile.axes]
         here = grid.coordinates[self.shard]
         self.partners = [
@@ -123,5 +125,6 @@ class _Shared(torch.autograd.Function):
 
 
 def _add(result: torch.Tensor, move: _Move, shard: int, part: torch.Tensor) -> None:
+    # A spare share is a sample that another shard has too: its gradient must not count twice.
     if not move.shares[shard].spare:
         result[move.rows(shard)] += part

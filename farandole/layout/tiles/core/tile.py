@@ -38,6 +38,33 @@ class Divided(torch.Tensor):
     flow: Flow
 
     @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in ABOUT:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        divided = divided_leaves((args, kwargs))
+        flow = divided[0].flow
+        if is_under_transform():
+            raise refuse_below(flow, func)
+        result = cls.handled(func, divided, args, kwargs)
+        return flow.otherwise(flow, func, args, kwargs) if result is NotImplemented else result
+
+    @classmethod
+    def handled(
+        cls, func: Any, divided: Sequence[Divided], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of a function of which this kind of tensor knows how shards compute it, each
+        its part; NotImplemented: it does not know."""
+        raise NotImplementedError
+
+    @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -172,24 +199,13 @@ class Tile(Divided):
         return all(mine.covers(wanted) for mine, wanted in zip(self.held(shard), box, strict=True))
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def handled(
+        cls, func: Any, divided: Sequence[Divided], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
-        if func in ABOUT:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        divided = divided_leaves((args, kwargs))
         flow = divided[0].flow
-        if is_under_transform():
-            raise refuse_below(flow, func)
         handler = flow.handlers.get(func)
         if handler is None or not all(isinstance(leaf, Tile) for leaf in divided):
-            return flow.otherwise(flow, func, args, kwargs)
+            return NotImplemented
         return handler(flow, *args, **kwargs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

@@ -96,6 +96,9 @@ class _Gather(torch.autograd.Function):
         results = []
         for shard, shape, owned in zip(mine, ctx.shapes, job.owned, strict=True):
             result = gradients[0].new_zeros(shape)
+            # The backward is the forward turned round: where a value was copied to several shards,
+            # their gradients of it add up at its owner. Nothing was taken from beyond
+            # `owned`, so the gradient is zero there.
             inside = result[slices(owned)]
             for copy in job.copies:
                 if copy.source == shard and copy.to in mine:

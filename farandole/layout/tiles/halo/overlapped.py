@@ -111,6 +111,8 @@ class _Convolve(torch.autograd.Function):
         plan, shards, number, _ = job
         kernel = plan.kernel
         post_parts(shards, number, plan.copies, lambda copy: job.sent(copy, pieces))
+        # Everything is posted before anything is waited for. Invariant: all shards do their
+        # exchanges in the same order, so no two of them wait for each other in a circle.
         if any(share.ready for share in plan.shares):
             expect_parts(shards, plan.copies)
         begun = [
@@ -125,6 +127,8 @@ class _Convolve(torch.autograd.Function):
                 result = pieces[0].new_empty((pieces[0].shape[0], *share.shape))
             elif result is None:
                 result = _outputs(kernel, share.whole, tensors, weight, bias)
+            # Outputs near the edge were computed as if the halo were zero. They are overwritten,
+            # not added to: each output is the sum over its whole window, in torch's own order.
             for term in share.border:
                 result[term.outputs] = _outputs(kernel, term, tensors, weight, bias)
             results.append(result)
