@@ -1,29 +1,41 @@
 # Two commands do everything from a fresh clone, set-up included: `make race` and `make test`.
+# `make help` lists all of them.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: race test lint types docs setup clean
+.DEFAULT_GOAL := race
+
+.PHONY: help race test quick tests lint types docs setup clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
 
 race: setup  ## the same script under each strategy: which reaches the target first?
 	$(BIN)/farandole race -n 2 --sync allreduce --sync allreduce:bucket_mib=0.05 --serial \
 	  --target accuracy=0.95 examples/digits.py
 
-test: setup lint types  ## ruff, mypy and every test
+test: setup lint  ## ruff, mypy and every test; mypy runs beside the tests
+	$(MAKE) --no-print-directory -j 2 types tests
+
+quick: setup lint  ## ruff, and about a minute of the tests of what has changed since main (SINCE=commit)
+	$(BIN)/python -m tests.support.quick $(SINCE)
+
+tests: setup  ## every test
 	$(BIN)/pytest
 
-lint: setup
+lint: setup  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup
+types: setup  ## mypy
 	$(BIN)/mypy
 
-docs: setup
+docs: setup  ## the site, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-setup: $(READY)
+setup: $(READY)  ## .venv, with all that is pinned
 
 # Setuptools goes in first, so that our own package builds with the pinned one, not a fetched one.
 $(READY): pyproject.toml constraints.txt
@@ -32,5 +44,5 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
 	touch $@
 
-clean:
+clean:  ## removes .venv and whatever was made
 	rm -rf $(VENV) runs site build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -113,9 +113,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "server":
         return importlib.import_module("farandole.server")
-    if name not in _HOME:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    else:  # a strategy that nobody has listed above: its registry knows it
+        value = importlib.import_module("farandole.sync.registry").STRATEGIES.home_of(name)
+    if value is None:
         raise AttributeError(f"module 'farandole' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

@@ -1,32 +1,102 @@
-"""Names of environment variables by which a job's processes find what they need of it."""
+"""Every environment variable of Farandole: its name and its meaning, defined once.
+
+No other file spells such a name. The table in docs/commands.md is generated from `VARIABLES`.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
-JOB: Final = "FARANDOLE_JOB"
-"""The identity of the job that a process belongs to, whoever started the process."""
-SERVERS: Final = "FARANDOLE_SERVERS"
-"""The address of the servers' registrar."""
-SERVER_KEY: Final = "FARANDOLE_SERVER_KEY"
-"""The file with the job's key."""
-ELASTIC_WORKER: Final = "FARANDOLE_ELASTIC_WORKER"
-"""The number of an elastic job's worker, which lasts while its process does. Ranks change."""
-FORK: Final = "FARANDOLE_FORK"
-"""0: workers are always fresh processes, and never forked from one that has imported torch."""
-FORKS: Final = "FARANDOLE_FORKS"
-"""By which a launcher that was forked finds its own fork server: a descriptor and a process id."""
-RESERVED: Final = "FARANDOLE_RESERVED"
-"""Room for variables that a forked process shows as its own."""
-ACTIVITY: Final = "FARANDOLE_ACTIVITY"
-"""The file in which a worker shows its launcher that it makes progress."""
-GRACE: Final = "FARANDOLE_GRACE"
-"""How many seconds a worker has between SIGTERM and SIGKILL."""
-STARTED: Final = "FARANDOLE_STARTED"
-"""When a race started a lane, by the system's monotonic clock."""
-STORE: Final = "FARANDOLE_STORE"
-"""Where the launcher's store is: `unix:PORT:PATH`, or `tcp:PORT:HOST`."""
-TOKEN: Final = "FARANDOLE_TOKEN"
-"""What proves to a store between hosts that a process belongs to the job."""
-TOKEN_FILE: Final = "FARANDOLE_TOKEN_FILE"
-"""A private file with that token, for ranks that another launcher started."""
+PREFIX: Final = "FARANDOLE_"
+
+
+class Variable(NamedTuple):
+    name: str
+    meaning: str
+    for_users: bool
+    """False: launchers set it for the processes that they start."""
+
+
+_defined: list[Variable] = []
+
+
+def _user(name: str, meaning: str) -> str:
+    _defined.append(Variable(PREFIX + name, meaning, True))
+    return PREFIX + name
+
+
+def _internal(name: str, meaning: str) -> str:
+    _defined.append(Variable(PREFIX + name, meaning, False))
+    return PREFIX + name
+
+
+# The options of `farandole run`, for jobs that another launcher starts.
+SYNC: Final = _user("SYNC", "The strategy, as `--sync` has it.")
+LAYOUT: Final = _user("LAYOUT", "The layout, as `--layout` has it.")
+NAME: Final = _user("NAME", "The run's folder below the folder of all runs.")
+RUNS: Final = _user("RUNS", "The folder of all runs.")
+SEED: Final = _user("SEED", "The random seed. It takes precedence over `fd.init(seed=…)`.")
+FALLBACK: Final = _user(
+    "FALLBACK", "1: if the newest checkpoint is damaged, go on from the newest good one."
+)
+TRANSPORT: Final = _user("TRANSPORT", "What carries the bytes: auto, shm, c10d or mpi.")
+HOSTS: Final = _user(
+    "HOSTS", "Pretended hosts: their number, or the number of workers of each, as in `3,1`."
+)
+CHECK_FINITE: Final = _user(
+    "CHECK_FINITE", "0: go on with gradients and parameters that are NaN or infinite. 1: stop."
+)
+TRACE: Final = _user("TRACE", "The file of the trace. The ranks merge their parts themselves.")
+SERVERS: Final = _user("SERVERS", "The address of the parameter servers' registrar.")
+SERVER_KEY: Final = _user("SERVER_KEY", "The file with the parameter servers' key.")
+GRACE: Final = _user("GRACE", "How many seconds a worker has between SIGTERM and SIGKILL.")
+FORK: Final = _user(
+    "FORK", "0: every worker is a fresh process, never forked from one that has imported torch."
+)
+LINK: Final = _user(
+    "LINK", "The network between hosts, instead of a measurement: seconds, seconds per byte."
+)
+TOKEN: Final = _user(
+    "TOKEN", "The secret by which a store between hosts knows the processes of its job."
+)
+TOKEN_FILE: Final = _user("TOKEN_FILE", "A private file that contains the token.")
+
+# Set by launchers for the processes that they start.
+JOB: Final = _internal("JOB", "The identity of the job that a process belongs to.")
+LAUNCHER: Final = _internal("LAUNCHER", "The process id of the launcher.")
+SCRIPT: Final = _internal("SCRIPT", "The script, as the command line has it.")
+STORE: Final = _internal("STORE", "The launcher's store: `unix:PORT:PATH` or `tcp:PORT:HOST`.")
+ACTIVITY: Final = _internal("ACTIVITY", "The file in which a worker records its progress.")
+STARTED: Final = _internal(
+    "STARTED", "When a race started a lane, by the system's monotonic clock."
+)
+TRACE_PARTS: Final = _internal(
+    "TRACE_PARTS", "The folder in which each rank writes its part of a trace, for the launcher."
+)
+ELASTIC_WORKER: Final = _internal(
+    "ELASTIC_WORKER",
+    "The number of a worker of an elastic job. Its rank may change; its number does not.",
+)
+ELASTIC_GENERATION: Final = _internal(
+    "ELASTIC_GENERATION", "The generation of an elastic job that a worker joins first."
+)
+ELASTIC_STATE: Final = _internal(
+    "ELASTIC_STATE", "Whether a worker of an elastic job has state to keep."
+)
+FORKS: Final = _internal(
+    "FORKS", "The fork server of a launcher that was forked itself: a descriptor and a process id."
+)
+RESERVED: Final = _internal("RESERVED", "Space for the variables of a forked process.")
+EMULATED_HOST: Final = _internal("EMULATED_HOST", "The number of this emulated host.")
+EMULATED_HOSTS: Final = _internal("EMULATED_HOSTS", "The number of emulated hosts.")
+EMULATED_ADDRESSES: Final = _internal(
+    "EMULATED_ADDRESSES", "The addresses of the emulated hosts, separated by commas."
+)
+HOROVOD_RANK_OWNER: Final = _internal(
+    "HOROVOD_RANK_OWNER", "The process that holds the rank of the other variables, under `hvd`."
+)
+HOROVOD_TASK: Final = _internal(
+    "HOROVOD_TASK", "The function that a worker of `horovod.run()` is importing."
+)
+
+VARIABLES: Final = tuple(_defined)

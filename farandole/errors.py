@@ -51,6 +51,20 @@ class CheckpointError(FarandoleError):
     """A checkpoint could not be written, or is damaged; the message names the last good one."""
 
 
+class NotSerializableError(CheckpointError, UserError):
+    """A value that can be neither saved nor sent: `place` in its tree, `kind`, and what to do."""
+
+    def __init__(self, place: str, kind: str, advice: str) -> None:
+        super().__init__(
+            f"{place or 'the value'} is a {kind}, which cannot be saved or sent. {advice}"
+        )
+        self.place, self.kind, self.advice = place, kind, advice
+
+
+class DamagedError(FarandoleError):
+    """Bytes that arrived are not what was sent."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint to append to an error: the known name nearest to `word`, or all of them."""
     names = sorted(known)

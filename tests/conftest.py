@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -25,6 +23,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 # These tests run side by side, one a core: further threads in each only wait for their turn, and
 # burn time while they do. Said before torch is there to hear it; what a sandbox starts is not told.
@@ -41,6 +40,8 @@ import pytest
 from farandole.emulate import namespaces
 from farandole.errors import UserError
 from farandole.launch.one_host_mpi import one_host_variables
+from tests.support.order import ordered
+from tests.support.warm_starts import WarmStarts, fresh_starts
 
 # Hypothesis' own limit of time per example would be a timed test: the first one loads torch.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -51,7 +52,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).parents[1]
-FORKED = Path(__file__).parent / "scripts" / "forked.py"
+WARM_SERVER = Path(__file__).parent / "support" / "warm_server.py"
+ROOM_BYTES = 1 << 15
+MOST_WORKERS = 12  # each takes a GB
 MARK = "FARANDOLE_TEST"
 # What launchers and users set, and what would change how a job starts or how its output looks.
 FOREIGN = re.compile(
@@ -59,7 +62,6 @@ FOREIGN = re.compile(
     r"WORLD_SIZE$|OMP_NUM_THREADS$|GLOO_|NCCL_|CUDA_VISIBLE|PYTHONUNBUFFERED$|PYTHONWARNINGS$|"
     r"COLUMNS$|FORCE_COLOR$|NO_COLOR$"
 )
-SLOW_TO_IMPORT = ("torch._dynamo", "sklearn.datasets")  # every optimizer imports the former
 PACKAGES = {  # that only some tests need: the module, and how to get it
     "expecttest": "pip install expecttest",
     "mkdocs": "pip install mkdocs-material",
@@ -87,6 +89,13 @@ def mark_of(process: psutil.Process) -> str | None:
         return None
 
 
+def has_ended(process: subprocess.Popen[str], deadline: float) -> bool:
+    """Whether it does by then."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, deadline - time.monotonic()))
+    return process.poll() is not None
+
+
 def require(name: str) -> None:
     """Skips the test where a package or a program is missing; where all must be there, fails it."""
     if name in PROGRAMS:
@@ -98,6 +107,36 @@ def require(name: str) -> None:
         give_up(message)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """How many tests run side by side: three for two cores, since most wait for others at times."""
+    return max(2, min(MOST_WORKERS, len(os.sched_getaffinity(0)) * 3 // 2))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long files first, dealt to the workers of pytest-xdist."""
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers > 1:
+        items[:] = ordered(items, lambda item: item.nodeid.partition("::")[0], workers)
+
+
+def pytest_sessionstart() -> None:
+    """Whatever these tests start, and what their launchers start, is forked where it can be:
+    importing torch takes longer than most of them."""
+    WARM.starts.install()
+
+
+def pytest_sessionfinish() -> None:
+    WARM.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Tests of how processes start (`@pytest.mark.fresh`) get interpreters of their own."""
+    marked = item.get_closest_marker("fresh") is not None
+    with fresh_starts() if marked else contextlib.nullcontext():
+        return (yield)
+
+
 @pytest.hookimpl(tryfirst=True)  # before the fixtures, which may need them too
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
@@ -105,102 +144,63 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             require(name)
 
 
-class Forks:
-    """A process that has imported torch, and forks others that need not.
-
-    It starts with the first of them, `under` some command. See `scripts/forked.py`.
-    """
+class WarmProcess:
+    """The process from which others are forked. It starts with the first of them, `under` some
+    command. See `support/warm_server.py`."""
 
     def __init__(self, under: Sequence[str] = ()) -> None:
-        self.mark = uuid.uuid4().hex  # of whatever is forked: what it says itself is not seen
-        modules = [name for name in SLOW_TO_IMPORT if find_spec(name.split(".")[0]) is not None]
-        self._command = [*under, sys.executable, str(FORKED), *modules]
-        self._environment = clean_environment(self.mark)
-        self._process: subprocess.Popen[str] | None = None
+        self._under = under
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self.starts = WarmStarts(self._connect)
 
-    def run(
-        self,
-        folder: Path,
-        variables: Mapping[str, str],
-        ranks: Sequence[Mapping[str, str]],
-        arguments: Sequence[str],
-    ) -> list[subprocess.CompletedProcess[str]]:
-        """Runs a script on ranks that each have some variables more, all to their end."""
-        codes = self._ask(
-            {"folder": str(folder), "variables": variables, "ranks": ranks, "arguments": arguments}
-        )
-        files = [[folder / f"{rank}.{end}" for end in ("out", "err")] for rank in range(len(ranks))]
-        texts = [[file.read_text() for file in pair if file.exists()] for pair in files]
-        if not codes:
-            pytest.fail(f"{arguments} did not end.\n{texts}")
-        for file in itertools.chain(*files):  # what is left in the folder is the scripts' doing
-            file.unlink()
-        return [
-            subprocess.CompletedProcess(arguments, code, *text)
-            for code, text in zip(codes, texts, strict=True)
-        ]
-
-    def _ask(self, request: Mapping[str, object]) -> list[int]:
-        """The exit codes; none if the ranks did not end, and all are ended now."""
-        if self._process is None:
+    def _connect(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        room = "." * ROOM_BYTES  # for the command lines and the variables of those that it forks
+        with theirs, fresh_starts():
             self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+                [*self._under, sys.executable, str(WARM_SERVER), str(theirs.fileno()), room],
+                env=clean_environment("") | {"ROOM": room},
+                stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                pass_fds=[theirs.fileno()],
             )
-        asked, told = self._process.stdin, self._process.stdout
-        assert asked is not None
-        assert told is not None
-        codes = None
-        try:
-            asked.write(json.dumps(request) + "\n")
-            asked.flush()
-            if select.select([told], [], [], PATIENCE_SECONDS)[0]:
-                codes = json.loads(told.readline())
-        finally:
-            if codes is None:  # whatever it may say later is no answer to the next request
-                self.close()
-        return codes or []
-
-    def is_own(self, process: psutil.Process) -> bool:
-        """Whether it is one that was forked here."""
-        itself = self._process is not None and process.pid == self._process.pid
-        return not itself and mark_of(process) == self.mark
+        self._connection = ours
+        return ours
 
     def close(self) -> None:
-        """Ends it, and what it has forked."""
-        if self._process is None:
-            return
-        for process in psutil.process_iter():
-            if mark_of(process) == self.mark:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-        self._process.communicate()
-        self._process = None
+        if self._process is not None and self._connection is not None:
+            self._connection.close()  # which it takes for the end
+            self._process.wait(PATIENCE_SECONDS)
+
+
+WARM = WarmProcess()
 
 
 class Sandbox:
     """Starts processes in `folder` and knows which of them are still there."""
 
-    def __init__(self, folder: Path, temporary: Path, forks: Forks) -> None:
+    def __init__(self, folder: Path, temporary: Path) -> None:
         self.folder = folder
         self.temporary = temporary
         self.mark = uuid.uuid4().hex
         self.environment = clean_environment(self.mark) | {"TMPDIR": str(temporary)}
-        self._forks = forks
 
-    def start(self, command: Sequence[str | Path], **variables: str) -> subprocess.Popen[str]:
+    def start(
+        self,
+        command: Sequence[str | Path],
+        stdout: IO[str] | int = subprocess.PIPE,
+        stderr: IO[str] | int = subprocess.PIPE,
+        **variables: str,
+    ) -> subprocess.Popen[str]:
         """In a session of its own, so that a signal to it reaches nobody else."""
         return subprocess.Popen(
             [str(part) for part in command],
             cwd=self.folder,
             env=self.environment | variables,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
             text=True,
             start_new_session=True,
         )
@@ -223,7 +223,9 @@ class Sandbox:
 
     def python(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """A fresh interpreter, with all that its start-up does; `fork` is sooner there."""
-        return self.run([sys.executable, *arguments], **variables)
+        with fresh_starts():
+            process = self.start([sys.executable, *arguments], **variables)
+        return self.finish(process)
 
     def fork(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """A script, or -m and a module, in a process in which torch is imported already."""
@@ -237,19 +239,46 @@ class Sandbox:
         under: Sequence[str] = (),
     ) -> list[subprocess.CompletedProcess[str]]:
         """Runs a script on ranks that are each told by some variables; all `under` some command."""
-        words = [str(argument) for argument in arguments]
+        command = [sys.executable, *map(str, arguments)]
         if not under:
-            return self._forks.run(self.folder, self.environment, ranks, words)
-        forks = Forks(under)
+            return self._run_ranks(command, ranks)
+        warm = WarmProcess(under)
         try:
-            return forks.run(self.folder, self.environment, ranks, words)
+            with warm.starts.installed():
+                return self._run_ranks(command, ranks)
         finally:
-            forks.close()
+            warm.close()
+
+    def _run_ranks(
+        self, command: Sequence[str], ranks: Sequence[Mapping[str, str]]
+    ) -> list[subprocess.CompletedProcess[str]]:
+        """All to their end. They write to files: nobody reads the one's while the other waits."""
+        with contextlib.ExitStack() as stack:
+            files = [
+                [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)] for _ in ranks
+            ]
+            processes = [
+                self.start(command, stdout=out, stderr=err, **variables)
+                for variables, (out, err) in zip(ranks, files, strict=True)
+            ]
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            running = [process for process in processes if not has_ended(process, deadline)]
+            for process in running:
+                process.kill()
+            for file in itertools.chain(*files):
+                file.seek(0)
+            texts = [(out.read(), err.read()) for out, err in files]
+        if running:
+            pytest.fail(f"{command} did not end.\n{texts}")
+        return [
+            subprocess.CompletedProcess(command, process.wait(), *text)
+            for process, text in zip(processes, texts, strict=True)
+        ]
 
     def farandole(
         self, *arguments: str | Path, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """The command to its end. What it starts are fresh interpreters; it is forked itself."""
+        """The command to its end."""
         return self.fork("-m", "farandole", *arguments, **variables)
 
     def start_farandole(self, *arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
@@ -263,10 +292,7 @@ class Sandbox:
 
     def processes(self) -> list[psutil.Process]:
         """All that were started here, by whomever, and are still running."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        return mark_of(process) == self.mark or self._forks.is_own(process)
+        return [process for process in psutil.process_iter() if mark_of(process) == self.mark]
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -278,19 +304,11 @@ class Sandbox:
         self.wait_until(lambda: not self.processes(), f"all gone; left: {self.processes()}")
 
 
-@pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    """One for all tests of this process: importing torch once takes as long as many of them."""
-    process = Forks()
-    yield process
-    process.close()
-
-
 @pytest.fixture
-def sandbox(tmp_path: Path, forks: Forks) -> Iterator[Sandbox]:
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
     # A short path: Open MPI keeps sockets below its temporary folder.
     temporary = Path(tempfile.mkdtemp(prefix="fd-"))
-    place = Sandbox(tmp_path, temporary, forks)
+    place = Sandbox(tmp_path, temporary)
     yield place
     left = place.processes()
     for process in left:

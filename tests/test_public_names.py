@@ -5,30 +5,19 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import farandole
+from tests.house import FLOOR
 
 ROOT = Path(farandole.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-# From the lowest room to the highest; a room may import those below it only.
-FLOORS = (
-    {"errors", "environment"},
-    {"options", "topology", "files", "serialization", "system", "models", "optim"},
-    {"schedule", "trace", "emulate"},
-    {"comm", "report"},
-    {"server", "layout", "data"},
-    {"sync", "worker"},
-    {"train", "launch"},
-    {"race", "bench", "doctor", "horovod"},
-    {"testing", "cli"},
-    {"__main__"},
-)
-FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 # Modules that run what they read, and torch's calls that do so underneath.
 UNSAFE_MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 UNSAFE_CALLS = {"torch.load", "torch.save"}
@@ -38,6 +27,10 @@ def room_of(path: Path) -> str | None:
     """The first-level package or module of a file; None for the package itself."""
     first = path.relative_to(ROOT).parts[0].removesuffix(".py")
     return None if first == "__init__" else first
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -149,6 +142,21 @@ def test_a_room_imports_lower_ones_only() -> None:
         if FLOOR[other] >= FLOOR[room]
     ]
     assert upwards == []
+
+
+def test_no_two_files_import_each_other_in_a_circle() -> None:
+    """Not through others either, nor inside functions, nor for types alone."""
+    names = {module_of(path): path for path in FILES if path.name != "__init__.py"}
+    graph = {
+        name: {other for other in imports(path) if other in names and other != name}
+        for name, path in names.items()
+    }
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
+def test_no_folder_is_too_full_to_be_overseen() -> None:
+    folders = Counter(path.parent for path in FILES)
+    assert {str(folder): count for folder, count in folders.items() if count > 20} == {}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -12,7 +12,7 @@ import click
 from farandole.errors import LaunchError, UserError
 
 if TYPE_CHECKING:
-    from farandole.launch.backends.local import Outcome
+    from farandole.launch.launcher import Outcome
 
 
 def check_output(option: str, path: Path) -> Path:

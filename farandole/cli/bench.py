@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from farandole import environment
 from farandole.bench.ends import check_output
 from farandole.bench.ends import finish as _finish
 from farandole.cli.bench_comm import comm
 from farandole.cli.options import sync_option
 from farandole.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.group()
@@ -68,10 +66,9 @@ def train(workers: int | None, sync: str | None, json_path: Path | None, **optio
     import torch
 
     from farandole.bench.throughput import Workload
-    from farandole.launch.backends.local import Job, launch
+    from farandole.launch.launcher import Job, launch
     from farandole.options import format_options
     from farandole.sync import parse
-    from farandole.train import settings
 
     count = workers or torch.cuda.device_count() or 1
     strategy = parse(sync) if sync else None
@@ -82,7 +79,10 @@ def train(workers: int | None, sync: str | None, json_path: Path | None, **optio
     if workload.compile:
         _check_compile()
     output = check_output("--json", json_path) if json_path else None
-    chosen = {settings.SCRIPT: "bench train", settings.SYNC: str(strategy) if strategy else ""}
+    chosen = {
+        environment.SCRIPT: "bench train",
+        environment.SYNC: str(strategy) if strategy else "",
+    }
     command = ["-m", "farandole.bench.throughput", format_options(workload)]
     job = Job(
         workers=count,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farandole import environment
 from farandole.bench.ends import check_output, finish, stopped
 from farandole.errors import LaunchError, UserError
 
@@ -138,23 +139,21 @@ def comm(
 
 
 def _start(plan: BenchPlan, workers: int, words: list[str]) -> None:
-    from farandole.train import settings
-
-    environment = {settings.SCRIPT: "bench comm"}
+    variables = {environment.SCRIPT: "bench comm"}
     if "mpi" in plan.against:
         from farandole.launch import mpirun
         from farandole.launch.one_host_mpi import one_host_variables
 
-        environment |= one_host_variables()
+        variables |= one_host_variables()
         found = mpirun.require()
-        end = mpirun.run(mpirun.command(found, workers, [sys.executable, *words]), environment)
+        end = mpirun.run(mpirun.command(found, workers, [sys.executable, *words]), variables)
         if end.stopped_by is not None:
             stopped(end.stopped_by)
         if end.exit_code:
             raise LaunchError(f"the benchmark failed: mpirun ended with exit code {end.exit_code}.")
         return
 
-    from farandole.launch.backends.local import Job, launch
+    from farandole.launch.launcher import Job, launch
 
     # Only rank 0 prints, so its lines need no prefix.
-    finish(launch(Job(workers, words, environment, rank0_owns_terminal=True)))
+    finish(launch(Job(workers, words, variables, rank0_owns_terminal=True)))

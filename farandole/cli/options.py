@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from farandole.errors import UserError
-
-KINDS = (
-    "allreduce",
-    "lagged",
-    "local",
-    "postlocal",
-    "adacomm",
-    "diloco",
-    "federated",
-    "daso",
-    "hogwild",
-    "server",
-    "downpour",
-)
-"""The strategies, by name; here as text, because help must not wait for torch."""
-
-SCHEDULES = ("layer", "gpipe", "1f1b", "interleaved", "zero-bubble", "gems", "pipedream", "2bw")
-"""The schedules of a layout with stages; as text, for the same reason."""
+from farandole.sync.registry import STRATEGIES
 
 PASS_ON = {"allow_interspersed_args": False}
 """What follows the script belongs to the script."""
+
+
+class OptionWithNames(click.Option):
+    """An option whose help lists names, for `{names}`. They are looked up when help is asked for,
+    because what knows them takes a while to import."""
+
+    def __init__(self, *args: Any, names: Callable[[], Iterable[str]], **settings: Any) -> None:
+        self._names = names
+        super().__init__(*args, **settings)
+
+    @property
+    def help(self) -> str | None:
+        return self._help and self._help.replace("{names}", ", ".join(self._names()))
+
+    @help.setter
+    def help(self, text: str | None) -> None:
+        self._help = text
+
+
+def schedules() -> tuple[str, ...]:
+    """The schedules of a layout with stages."""
+    from farandole.schedule.pipelines import schedule_names
+
+    return schedule_names()
 
 
 def sync_option(*, multiple: bool = False) -> Callable[[Any], Any]:
@@ -38,8 +45,8 @@ def sync_option(*, multiple: bool = False) -> Callable[[Any], Any]:
         "--sync",
         metavar="STRATEGY",
         multiple=multiple,
-        help=f"How replicas stay in step: {', '.join(KINDS)}; with options as in local:every=8."
-        + again,
+        help=f"How replicas stay in step: {', '.join(STRATEGIES)}; "
+        f"with options as in local:every=8.{again}",
     )
 
 
@@ -47,12 +54,13 @@ def layout_option(*, multiple: bool = False) -> Callable[[Any], Any]:
     again = " Give it once for each layout to compare." if multiple else ""
     return click.option(
         "--layout",
+        cls=OptionWithNames,
+        names=schedules,
         metavar="LAYOUT",
         multiple=multiple,
         help="Where a replica of the model lives: whole on every worker, or in stages on several, "
-        f"as in stages=4,microbatches=8,schedule=gpipe, or on tiles of the image, as in tiles=2x2. "
-        f"Schedules: {', '.join(SCHEDULES)}."
-        f"{again} [the script's, else whole]",
+        "as in stages=4,microbatches=8,schedule=gpipe, or on tiles of the image, as in tiles=2x2. "
+        f"Schedules: {{names}}.{again} [the script's, else whole]",
     )
 
 

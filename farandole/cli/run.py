@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from farandole import environment
 from farandole.cli.options import (
     PASS_ON,
-    check_script,
     hosts_option,
     layout_option,
     seed_option,
     sync_option,
 )
-from farandole.errors import FarandoleError, UserError
-from farandole.launch.ends import tell_end
-
-if TYPE_CHECKING:
-    from farandole.launch.job import Job
+from farandole.launch.outcome_text import print_outcome
 
 
 @click.command(context_settings=PASS_ON)
@@ -51,7 +46,7 @@ if TYPE_CHECKING:
     "--trace",
     metavar="FILE.json",
     type=click.Path(path_type=Path),
-    envvar="FARANDOLE_TRACE",
+    envvar=environment.TRACE,
     help="Write a timeline of all ranks, for https://ui.perfetto.dev.",
 )
 @click.option(
@@ -125,34 +120,7 @@ if TYPE_CHECKING:
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
-    workers: int | None,
-    layout: str | None,
-    sync: str | None,
-    name: str | None,
-    runs: Path | None,
-    fallback: bool,
-    seed: int | None,
-    transport: str | None,
-    hosts: str | None,
-    no_check_finite: bool,
-    trace: Path | None,
-    servers: str | None,
-    replicas: int | None,
-    functions: tuple[str, ...],
-    key_file: Path | None,
-    restarts: int,
-    exit_timeout: float | None,
-    stall: float | None,
-    stall_kill: bool,
-    grace: float,
-    horovod: bool,
-    no_fork: bool,
-    joined_file: Path | None,
-    module: bool,
-    script: str,
-    arguments: tuple[str, ...],
-) -> None:
+def run(joined_file: Path | None, horovod: bool, trace: Path | None, **options: Any) -> None:
     """Start SCRIPT on workers of this host, each a process of its own.
 
     The script calls `fd.init()` and finds itself as one rank of many. Every line of output carries
@@ -168,152 +136,12 @@ def run(
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
       farandole run -n 4 --horovod train_with_horovod.py
     """
-    if horovod:
-        _refuse_settings_of_our_own(click.get_current_context().params)
-    if workers is not None and workers < 1:
-        raise UserError(f"-n {workers}: a job needs at least 1 worker.")
-    if exit_timeout is not None and not exit_timeout > 0:
-        raise UserError(f"--exit-timeout {exit_timeout:g}: give seconds above 0; inf: no limit.")
-    if stall is not None and not stall > 0:
-        raise UserError(f"--stall {stall:g}: give the seconds without a step, above 0.")
-    if stall_kill and stall is None:
-        raise UserError("--stall-kill: say with --stall SECONDS how long is too long.")
-    if not 0 < grace < float("inf"):
-        raise UserError(f"--grace {grace:g}: give a number of seconds above 0.")
-    if not module:
-        check_script(script)
-    if transport == "mpi":
-        raise UserError(
-            "--transport mpi needs ranks that mpirun has started: "
-            f"FARANDOLE_TRANSPORT=mpi mpirun -n {workers or 2} python {script}"
-        )
+    from farandole.cli.run_job import RunOptions, check, run_job
 
-    if workers is None and {"-n", "--workers"} & set(arguments):
-        click.echo(
-            "farandole: -n after the script is the script's own; ours goes before it", err=True
-        )
-
-    import torch
-
-    from farandole import environment as variables
-    from farandole.comm import check_transport
-    from farandole.launch.backends.local import Job, launch
-    from farandole.launch.servers import (
-        OthersServers,
-        OwnServers,
-        launch_with_servers,
-        plan_servers,
-    )
-    from farandole.sync import parse
-    from farandole.trace import merge as tracing
-    from farandole.train import settings
-
-    strategy = parse(sync) if sync is not None else None
-    place = settings.read_layout(layout) if layout is not None else None
-    count = workers or torch.cuda.device_count() or 1
-    if place is not None:
-        settings.check_workers(place, count)
-        if strategy is not None:
-            settings.check_goes_with(place, strategy)
-    plan = plan_servers(strategy, servers, replicas, functions, key_file)
-    if restarts and plan is None:
-        raise UserError(
-            f"--restarts {restarts}: without parameter servers no worker can come back alone. "
-            "Choose a strategy that needs them, such as --sync server, or leave --restarts out."
-        )
-    chosen = {
-        settings.SYNC: str(strategy) if strategy is not None else None,
-        settings.LAYOUT: settings.write_layout(place) if place is not None else None,
-        settings.NAME: name,
-        settings.FOLDER: str(runs) if runs else None,
-        settings.FALLBACK: "1" if fallback else None,
-        settings.SEED: str(seed) if seed is not None else None,
-        settings.SCRIPT: script,
-        settings.TRANSPORT: check_transport(transport) if transport is not None else None,
-        settings.CHECK_FINITE: "0" if no_check_finite else None,
-    }
-    if trace is not None:
-        trace = trace.absolute()
-        chosen[settings.TRACE_PARTS] = str(tracing.prepare(trace))
-        chosen[settings.TRACE] = ""  # the ranks need not merge
-    if hosts is not None:
-        topology = settings.declared_hosts(hosts, count)  # or says what is wrong with it
-        if strategy is not None and place is None:
-            strategy.check_place(topology, "cuda" if torch.cuda.device_count() else "cpu")
-        chosen[settings.HOSTS] = hosts
-    if isinstance(plan, OthersServers):
-        chosen[variables.SERVERS] = plan.address
-        chosen[variables.SERVER_KEY] = str(plan.key_file)
-    job = Job(
-        workers=count,
-        command=(*(["-m"] if module else []), script, *arguments),
-        environment={key: value for key, value in chosen.items() if value is not None},
-        rank0_owns_terminal=sys.stdout.isatty() and sys.stderr.isatty(),
-        tolerant=plan is not None,
-        restarts=restarts,
-        fork=not no_fork,
-        exit_seconds=exit_timeout,
-        stall_seconds=stall,
-        stall_kill=stall_kill,
-        grace_seconds=grace,
-    )
-    if horovod:
-        job = _with_horovod(job, hosts, trace)
-    try:
-        outcome = launch_with_servers(job, plan) if isinstance(plan, OwnServers) else launch(job)
-    finally:
-        if trace is not None:
-            _merge(trace)
-    tell_end(outcome, count)
+    chosen = RunOptions(horovod=horovod, trace=trace.absolute() if trace else None, **options)
+    check(chosen)
+    outcome, workers = run_job(chosen)
+    print_outcome(outcome, workers)
     if joined_file is not None and outcome.joined:
         joined_file.touch()
     sys.exit(outcome.exit_code)
-
-
-def _refuse_settings_of_our_own(given: dict[str, Any]) -> None:
-    for name in ("sync", "layout", "servers", "name", "runs", "fallback", "seed"):
-        if given[name] not in (None, False):
-            raise UserError(
-                f"--{name} is for scripts that call fd.init(); with --horovod the script calls "
-                f"hvd.init(), which knows no such thing. Leave out --{name} or --horovod."
-            )
-    if given["stall"] is not None:
-        raise UserError(
-            "--stall watches scripts that call fd.init(). With --horovod set "
-            "HOROVOD_STALL_CHECK_TIME_SECONDS, which names the ranks that are missing."
-        )
-
-
-def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
-    """Where `import horovod` is ours, and each worker is told its seat in Horovod's words too."""
-    from farandole.horovod.aliases import shim_variables
-    from farandole.launch.seats import horovod_seat
-    from farandole.topology import Topology
-    from farandole.train.settings import declared_hosts
-
-    alone = Topology.single(job.workers)
-    topology = declared_hosts(hosts, job.workers) if hosts is not None else alone
-    timeline = {"HOROVOD_TIMELINE": str(trace)} if trace is not None else {}
-    return replace(
-        job,
-        environment={**job.environment, **shim_variables(), **timeline},
-        per_rank=[horovod_seat(topology, rank) for rank in range(job.workers)],
-    )
-
-
-def _merge(trace: Path) -> None:
-    """Whatever became of the job: what its ranks recorded is there."""
-    from farandole.trace import merge as tracing
-    from farandole.worker.signals import undisturbed
-
-    if not tracing.parts_folder(trace).exists():
-        return  # under hvd.init() rank 0 merges them itself, if it lives so long, and says so
-    with undisturbed():
-        try:
-            merged = tracing.merge(trace)
-        except FarandoleError as error:  # must not hide how the job ended; the parts stay
-            click.secho(f"farandole: {error}", fg="red", err=True)
-            return
-        tracing.remove_parts(trace)
-    said = merged or f"there is no trace {trace}: no rank got through fd.init()"
-    click.echo(f"farandole: {said}", err=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farandole.bench.ends import check_output
-from farandole.cli.options import SCHEDULES
+from farandole.cli.options import schedules
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +23,15 @@ _STEPS = 6
 _NARROWEST, _WIDEST = 40, 240
 
 
-@click.command(epilog=f"Schedules: {', '.join(SCHEDULES)}.")
+class _WithSchedules(click.Command):
+    """Lists the schedules below its help. They are looked up when help is asked for."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.epilog = f"Schedules: {', '.join(schedules())}."
+        super().format_epilog(ctx, formatter)
+
+
+@click.command(cls=_WithSchedules)
 @click.argument("layout")
 @click.option(
     "--forward",

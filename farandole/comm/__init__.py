@@ -1,7 +1,6 @@
 """How bytes travel between ranks."""
 
 from farandole.comm.arithmetic import Op
-from farandole.comm.choice import TransportName, check_transport
 from farandole.comm.group import Group
 from farandole.comm.meter import Meter
 from farandole.comm.queue import Handle
@@ -10,9 +9,11 @@ from farandole.comm.transports.by_device import ByDevice
 from farandole.comm.transports.c10d import C10d
 from farandole.comm.transports.inprocess import Exchange, InProcess
 from farandole.comm.transports.multihost import over_hosts
+from farandole.comm.transports.registry import TRANSPORTS, check_transport
 from farandole.comm.transports.shm.transport import SharedMemory
 
 __all__ = [
+    "TRANSPORTS",
     "ByDevice",
     "C10d",
     "Exchange",
@@ -23,7 +24,6 @@ __all__ = [
     "Op",
     "SharedMemory",
     "Transport",
-    "TransportName",
     "check_transport",
     "over_hosts",
 ]

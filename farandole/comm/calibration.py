@@ -28,10 +28,10 @@ import torch
 
 from farandole.comm.choice import cheapest
 from farandole.comm.transports.base import NATIVE, NativeWins, Transport
+from farandole.environment import LINK
 from farandole.errors import UserError
 from farandole.schedule import Link
 
-OVERRIDE = "FARANDOLE_LINK"
 _SIZES = (64, 64 * 2**10, 2**20, 2**24)
 _TELLING = 2.0  # times as long as the smallest message: then the bytes are what takes the time
 _LARGE = 2**20  # the start of a transfer costs too little here to be taken for bandwidth
@@ -69,9 +69,9 @@ def measure(transport: Transport, first: int, second: int) -> Link | Unmeasured:
     return read_measured(json.loads(transport.share(found)[first]))
 
 
-def read_measured(told: Mapping[str, Any]) -> Link | Unmeasured:
+def read_measured(entry: Mapping[str, Any]) -> Link | Unmeasured:
     """What `dataclasses.asdict` wrote."""
-    return Unmeasured(**told) if "largest_bytes" in told else Link(**told)
+    return Unmeasured(**entry) if "largest_bytes" in entry else Link(**entry)
 
 
 def link_between(transport: Transport, first: int, second: int) -> Link:
@@ -123,15 +123,15 @@ def calibrate(
     """
     hosts = transport.topology.hosts
     pair = (hosts[0].ranks[0], hosts[1].ranks[0] if len(hosts) > 1 else hosts[0].ranks[1])
-    kept = Kept(folder or cache_folder(environ), f"{transport.name} {transport.topology}")
+    kept = CostCache(folder or cache_folder(environ), f"{transport.name} {transport.topology}")
     known = ""
     if transport.rank == 0:
-        asked = environ.get(OVERRIDE)
+        asked = environ.get(LINK)
         found = Costs(parse_link(asked), ()) if asked else kept.read()
         known = json.dumps(found and found.as_json())
-    told = json.loads(transport.share(known)[0])
-    if told is not None:
-        transport.link, transport.native_wins = Costs.from_json(told)
+    agreed = json.loads(transport.share(known)[0])
+    if agreed is not None:
+        transport.link, transport.native_wins = Costs.from_json(agreed)
         return
     measured = measure(transport, *pair)
     if isinstance(measured, Link):
@@ -172,7 +172,7 @@ def parse_link(text: str) -> Link:
         alpha = beta = -1.0
     if not (0 <= alpha < 3600 and 0 < beta < 1):
         raise UserError(
-            f"{OVERRIDE}={text!r}: write seconds per message and seconds per byte, such as "
+            f"{LINK}={text!r}: write seconds per message and seconds per byte, such as "
             "0.0002,8e-9 for 200 µs and 1 Gbit/s."
         )
     return Link(alpha, beta)
@@ -193,13 +193,13 @@ class Costs(NamedTuple):
         return [self.link.seconds_per_message, self.link.seconds_per_byte, self.native_wins]
 
     @classmethod
-    def from_json(cls, told: Sequence[Any]) -> Costs:
-        alpha, beta, wins = told
+    def from_json(cls, entry: Sequence[Any]) -> Costs:
+        alpha, beta, wins = entry
         link = Link(float(alpha), float(beta))
         return cls(link, tuple((int(nbytes), bool(native)) for nbytes, native in wins))
 
 
-class Kept:
+class CostCache:
     """What one transport costs, in the file of those measured. One that is no use is as good as
     none."""
 

@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Literal, get_args
 
 from farandole.comm.transports.base import NATIVE, NativeWins, Transport
 from farandole.errors import UserError, nearest
 from farandole.schedule import ALGORITHMS, Link, build, cost_seconds
 
 AUTO = "auto"
-
-TransportName = Literal["auto", "shm", "c10d", "mpi"]
-"""What a user may ask for. `auto` is shared memory inside a host and c10d elsewhere."""
 
 
 def choose(transport: Transport, nbytes: int, asked: str, *, cuda: bool = False) -> str:
@@ -49,12 +45,13 @@ def cheapest(ranks: int, nbytes: int, link: Link) -> tuple[str, float]:
     And the seconds it takes. Of two that cost the same it is the one listed first.
     """
     # Rounded up to a power of two, so that one search serves many sizes.
-    return _cheapest(ranks, 1 << max(nbytes - 1, 0).bit_length(), link)
+    return _cheapest(ranks, 1 << max(nbytes - 1, 0).bit_length(), link, len(ALGORITHMS))
 
 
 @functools.lru_cache(maxsize=1024)
-def _cheapest(ranks: int, nbytes: int, link: Link) -> tuple[str, float]:
-    flat = [name for name in ALGORITHMS if name != "two_level"]  # which is for hosts
+def _cheapest(ranks: int, nbytes: int, link: Link, known: int) -> tuple[str, float]:
+    """`known`: how many algorithms there are. One that is registered later is considered too."""
+    flat = [name for name in ALGORITHMS if not ALGORITHMS[name].for_hosts]
     costs = {name: cost_seconds(_schedule(name, ranks), nbytes, link) for name in flat}
     name = min(costs, key=lambda name: costs[name])
     return name, costs[name]
@@ -68,12 +65,3 @@ def check_algorithm(name: str) -> None:
     known = [*ALGORITHMS, NATIVE, AUTO]
     if name not in known:
         raise UserError(f"no all-reduce algorithm {name!r}. {nearest(name, known)}")
-
-
-def check_transport(name: str) -> TransportName:
-    """Raises `UserError` unless there is a transport of this name to ask for."""
-    known: tuple[TransportName, ...] = get_args(TransportName)
-    for transport in known:
-        if name == transport:
-            return transport
-    raise UserError(f"no transport {name!r}. {nearest(name, known)}")

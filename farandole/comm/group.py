@@ -1,8 +1,8 @@
 """Ranks that talk to each other: every collective, over whatever carries the bytes.
 
-A `Transport` moves flat tensors. This class adds what the rest of the house needs: any shape and
-layout, the choice of algorithm, collectives in the background, measured waiting, failures that name
-the collective and the rank, and structured values as JSON, so nothing is ever unpickled.
+`direct_collectives` carries a collective out. This class adds their order: collectives run one at a
+time, in the order in which the script began them, in its thread or in the background. It also
+checks arguments, measures waiting, and has structured values as JSON: nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -20,14 +19,14 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from farandole.comm.arithmetic import Op, check_op
-from farandole.comm.choice import choose
+from farandole.comm.collective_scope import CollectiveScope, CollectiveScopes
+from farandole.comm.direct_collectives import DirectCollectives
 from farandole.comm.meter import Meter, ring_bytes
 from farandole.comm.process_group import GroupAdapter
 from farandole.comm.queue import Handle, Queue
-from farandole.comm.tensors import batches, claim_of, flat_view, kind_of, put_back
-from farandole.comm.transports.base import PeerLost, Transport, disagreement, name_ranks
-from farandole.errors import CommError, UserError
-from farandole.schedule import piece
+from farandole.comm.tensors import batches, flat_view, put_back
+from farandole.comm.transports.base import Transport
+from farandole.errors import UserError
 from farandole.topology import Topology
 from farandole.trace.spans import NO_TRACE, Trace
 
@@ -55,17 +54,28 @@ class Group:
     ) -> None:
         """`more_time` is what a user sets to make the ranks wait longer."""
         self.transport = transport
-        self._more_time = more_time
         self.rank = transport.rank
         self.size = transport.size
         self.timeout: timedelta = transport.timeout
         self.meter = meter or Meter()
-        self.trace = trace
-        self.process_group: dist.ProcessGroup = transport.process_group or GroupAdapter(self)
+        self._more_time = more_time
+        self._scopes = CollectiveScopes(transport, trace, more_time)
+        self._direct = DirectCollectives(transport, self.meter, self._scopes)
+        self.process_group: dist.ProcessGroup = transport.process_group or GroupAdapter(
+            self, transport.name
+        )
         """For code of PyTorch's that wants a c10d group, such as DDP."""
         self._queue = Queue(self.meter)
         self._subgroups: weakref.WeakSet[Group] = weakref.WeakSet()
-        self._broken: str | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """Hears of every collective. It may be replaced between two of them."""
+        return self._scopes.trace
+
+    @trace.setter
+    def trace(self, trace: Trace) -> None:
+        self._scopes.trace = trace
 
     @property
     def topology(self) -> Topology:
@@ -94,7 +104,7 @@ class Group:
             return self._device_future(tensor)
 
         def average() -> torch.Tensor:
-            return self._all_reduce(tensor, "average", algorithm, agreed=True)
+            return self._direct.all_reduce(tensor, "average", algorithm, agreed=True)
 
         if not last:
             return self._queue.start(average).future
@@ -125,7 +135,7 @@ class Group:
         """
 
         def work() -> AbstractContextManager[object]:
-            with self.collective("register", tensor.nbytes):
+            with self._scopes.enter("register", tensor.nbytes):
                 return self.transport.register(tensor)
 
         return self._queue.in_order(work)
@@ -141,21 +151,9 @@ class Group:
         the transport does by itself, or `auto`.
         """
         check_op(op, tensor.dtype)
-        return self._queue.in_order(lambda: self._all_reduce(tensor, op, algorithm, agreed=False))
-
-    def _all_reduce(
-        self, tensor: torch.Tensor, op: Op, algorithm: str, agreed: bool
-    ) -> torch.Tensor:
-        carrier = self.transport.carrier(tensor)
-        chosen = choose(carrier, tensor.nbytes, algorithm, cuda=tensor.is_cuda)
-        if self.size == 1:
-            return tensor
-        flat = flat_view(tensor)
-        claim = None if agreed else claim_of("all_reduce", tensor, op, chosen)
-        with self.collective("all_reduce", flat.nbytes, chosen, by=carrier.name):
-            self.transport.all_reduce(flat, op, chosen, claim)
-        self.meter.add_bytes(ring_bytes(flat.nbytes, self.size))
-        return put_back(flat, tensor)
+        return self._queue.in_order(
+            lambda: self._direct.all_reduce(tensor, op, algorithm, agreed=False)
+        )
 
     def reduce_scatter(self, tensor: torch.Tensor, op: Op = "sum") -> torch.Tensor:
         """This rank's share of the rows of the reduced `tensor`.
@@ -165,46 +163,16 @@ class Group:
         check_op(op, tensor.dtype)
         if tensor.dim() == 0:
             raise UserError("reduce_scatter divides rows; a tensor without dimensions has none.")
-        return self._queue.in_order(lambda: self._reduce_scatter(tensor, op))
-
-    def _reduce_scatter(self, tensor: torch.Tensor, op: Op) -> torch.Tensor:
-        rows = [len(piece(rank, self.size, tensor.shape[0])) for rank in range(self.size)]
-        width = tensor[:1].numel()
-        flat = flat_view(tensor)
-        with self.collective("reduce_scatter", flat.nbytes):
-            self.transport.agree(claim_of("reduce_scatter", tensor, op))
-            result = self.transport.reduce_scatter(flat, [count * width for count in rows], op)
-        self.meter.add_bytes(flat.nbytes - result.nbytes)
-        return result.view(rows[self.rank], *tensor.shape[1:])
+        return self._queue.in_order(lambda: self._direct.reduce_scatter(tensor, op))
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's `tensor`, in rank order. Shapes may differ, dtypes not."""
-        return self._queue.in_order(lambda: self._all_gather(tensor))
-
-    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        mine = flat_view(tensor)
-        with self.collective("all_gather", mine.nbytes):
-            shapes = self._shapes(tensor)
-            counts = [torch.Size(shape).numel() for shape in shapes]
-            everything = self.transport.all_gather(mine, counts)
-        self.meter.add_bytes(mine.nbytes * (self.size - 1))
-        return [
-            part.view(shape) for part, shape in zip(everything.split(counts), shapes, strict=True)
-        ]
+        return self._queue.in_order(lambda: self._direct.all_gather(tensor))
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Overwrites `tensor` with the one of rank `source` and returns it."""
         self._require_rank(source)
-        return self._queue.in_order(lambda: self._broadcast(tensor, source))
-
-    def _broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
-        flat = flat_view(tensor)
-        with self.collective("broadcast", flat.nbytes):
-            self.transport.agree(claim_of("broadcast", tensor, f"from rank {source}"))
-            self.transport.broadcast(flat, source)
-        if self.rank == source and self.size > 1:
-            self.meter.add_bytes(flat.nbytes)
-        return put_back(flat, tensor)
+        return self._queue.in_order(lambda: self._direct.broadcast(tensor, source))
 
     def broadcast_all(self, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
         """Broadcasts many tensors in few messages: those of one dtype and device travel flat."""
@@ -224,55 +192,27 @@ class Group:
             raise UserError(
                 f"all_to_all wants one tensor per rank: {self.size}, not {len(tensors)}"
             )
-        return self._queue.in_order(lambda: self._all_to_all(tensors))
-
-    def _all_to_all(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        flats = [flat_view(tensor) for tensor in tensors]
-        row = tensors[0].shape[1:]
-        sent = sum(flat.nbytes for rank, flat in enumerate(flats) if rank != self.rank)
-        with self.collective("all_to_all", sent):
-            self.transport.agree(f"all_to_all({tensors[0].dtype} in rows of {tuple(row)})")
-            lengths = torch.tensor([tensor.shape[0] if tensor.dim() else 1 for tensor in tensors])
-            table = self.transport.all_gather(lengths, [self.size] * self.size)
-            incoming = table.view(self.size, self.size)[:, self.rank].tolist()
-            result = [tensors[0].new_empty((count, *row)) for count in incoming]
-            self.transport.all_to_all(flats, [flat_view(tensor) for tensor in result])
-        self.meter.add_bytes(sent)
-        return result
+        return self._queue.in_order(lambda: self._direct.all_to_all(tensors))
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""
 
-        def meet() -> None:
-            with self.collective("barrier", 0):
-                self.transport.agree("barrier()")
-
-        self._queue.in_order(meet)
+        self._queue.in_order(self._direct.barrier)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Sends to one rank, which must call `receive`."""
         self._require_peer(to)
         flat = flat_view(tensor)
-
-        def work() -> None:
-            with self.collective(f"send to rank {to}", flat.nbytes):
-                self.transport.exchange([(to, flat)], [])
-
         if flat.numel():
-            self._queue.in_order(work)
+            self._queue.in_order(lambda: self._direct.send(flat, to))
         self.meter.add_bytes(flat.nbytes)
 
     def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """Overwrites `tensor` with what rank `source` sends; shape and dtype must be the same."""
         self._require_peer(source)
         flat = flat_view(tensor)
-
-        def work() -> None:
-            with self.collective(f"receive from rank {source}", flat.nbytes):
-                self.transport.exchange([], [(source, flat)])
-
         if flat.numel():
-            self._queue.in_order(work)
+            self._queue.in_order(lambda: self._direct.receive(flat, source))
         return put_back(flat, tensor)
 
     # Structured values
@@ -307,7 +247,7 @@ class Group:
             self._require_rank(rank)
 
         def make() -> Transport:
-            with self.collective("subgroup", 0):
+            with self._scopes.enter("subgroup", 0):
                 return self.transport.subgroup(ranks)
 
         transport = self._queue.in_order(make)
@@ -330,28 +270,10 @@ class Group:
         """A copy of a model whose layers communicate talks over the same connection."""
         return self
 
-    def collective(
-        self, what: str, nbytes: int, algorithm: str = "", *, by: str = "", is_told: bool = True
-    ) -> _Collective:
-        """Around the transport's part of every collective. `is_told`: the trace hears of it."""
-        if self._broken is not None:
-            raise CommError(f"{what} on rank {self.rank} of {self.size}: {self._broken}")
-        if self.trace is NO_TRACE or not is_told:
-            return _Collective(self, what, None)
-        by = by or self.transport.name
-        span = self.trace.span(what, "comm", bytes=nbytes, algorithm=algorithm, by=by)
-        return _Collective(self, what, span)
-
-    def _failed(self, what: str, error: BaseException) -> CommError | None:
-        """The error to raise instead: it names the collective and the ranks."""
-        where = f"{what} failed on rank {self.rank} of {self.size}"
-        if isinstance(error, PeerLost):
-            lost = self.transport.blame(error)
-            self._broken = f"the group was broken by an earlier failure: {lost}."
-            slow = "answer" in lost.reason  # not one that has ended
-            rest = f"; if it is only slow, {self._more_time} allows more" if slow else ""
-            return CommError(f"{where}: {lost}. See the output of {name_ranks(lost.ranks)}{rest}.")
-        return CommError(f"{where}: {error}") if isinstance(error, CommError) else None
+    def collective(self, what: str, nbytes: int, *, traced: bool = True) -> CollectiveScope:
+        """For a `with` around something that all ranks do with the transport itself: it is traced
+        and its errors are those of a collective."""
+        return self._scopes.enter(what, nbytes, traced=traced)
 
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
@@ -361,40 +283,3 @@ class Group:
         self._require_rank(rank)
         if rank == self.rank:
             raise UserError(f"rank {rank} cannot send to or receive from itself.")
-
-    def _shapes(self, tensor: torch.Tensor) -> list[tuple[int, ...]]:
-        """Every rank's shape, when all gather tensors of one dtype."""
-        begin = f"all_gather({kind_of(tensor.dtype)} "
-        claims = self.transport.share(f"{begin}{list(tensor.shape)})")
-        for rank, claim in enumerate(claims):
-            if not claim.startswith(begin):
-                raise disagreement(claims, self.rank, rank)
-        return [tuple(json.loads(claim[len(begin) : -1])) for claim in claims]
-
-
-class _Collective:
-    """Tells the trace, and makes errors say what failed. A class, because it is entered often."""
-
-    __slots__ = ("_group", "_span", "_what")
-
-    def __init__(self, group: Group, what: str, span: AbstractContextManager[None] | None) -> None:
-        self._group = group
-        self._what = what
-        self._span = span
-
-    def __enter__(self) -> None:
-        if self._span is not None:
-            self._span.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._span is not None:
-            self._span.__exit__(kind, error, trace)
-        if error is not None:
-            better = self._group._failed(self._what, error)
-            if better is not None:
-                raise better from error

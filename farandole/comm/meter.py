@@ -21,7 +21,7 @@ class Meter:
         self._lock = threading.Lock()
         self._waited_seconds = 0.0
         self._bytes_sent = 0
-        self.activity: Activity = NO_ACTIVITY  # is told of waits
+        self.activity: Activity = NO_ACTIVITY  # hears of waits
         self._device_spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
     @property
@@ -81,7 +81,7 @@ class GradientWait:
 
     A bucket's all-reduce that ends while later gradients are still being computed cost nothing.
     What is waited for is the stretch from the moment the last bucket was ready (the backward's
-    own work is then done) to the moment the last all-reduce has ended. A trace is told both: each
+    own work is then done) to the moment the last all-reduce has ended. A trace shows both: each
     bucket's time from ready to reduced, and that stretch.
     """
 

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 from torch.futures import Future
 
 from farandole.comm.arithmetic import Op
 from farandole.errors import CommError
 
-if TYPE_CHECKING:
-    from farandole.comm.group import Group
+
+class Collectives(Protocol):
+    """The collectives that DDP asks for. A `Group` has them."""
+
+    rank: int
+    size: int
+
+    def all_reduce(
+        self, tensor: torch.Tensor, op: Op = "sum", *, algorithm: str = "auto"
+    ) -> torch.Tensor: ...
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor: ...
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]: ...
+
+    def barrier(self) -> None: ...
 
 
 class GroupAdapter(dist.ProcessGroup):
     """What DDP asks of a process group, answered by a group's own collectives."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Collectives, transport: str) -> None:
         super().__init__(group.rank, group.size)  # type: ignore[call-arg]
         self._group = group
+        self._transport = transport
 
     def getBackendName(self) -> str:  # noqa: N802  (c10d's spelling)
-        return f"farandole-{self._group.transport.name}"
+        return f"farandole-{self._transport}"
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         op = _op(getattr(opts, "reduceOp", dist.ReduceOp.SUM))

@@ -22,6 +22,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from farandole.environment import LINK
+
 if TYPE_CHECKING:
     from farandole.comm.calibration import Unmeasured
     from farandole.schedule import Link
@@ -36,6 +38,8 @@ REQUIRED = (
     "tensorboard",
     "pyzmq",
     "cryptography",
+    "PyYAML",
+    "Jinja2",
 )
 _GIB = 2**30
 _TRIAL_TIMEOUT = timedelta(seconds=60)
@@ -227,7 +231,7 @@ def check_compiler(
 def check_all_reduce(workers: int = 2) -> tuple[Finding, ...]:
     """Starts workers as `farandole run` does, lets them add numbers, and measures their links."""
     from farandole.comm.calibration import read_measured
-    from farandole.launch.backends.local import Job, launch
+    from farandole.launch.launcher import Job, launch
 
     name = f"all-reduce, {workers} workers"
     begin = time.perf_counter()
@@ -266,7 +270,7 @@ def check_link(kind: str, link: Link | Unmeasured) -> Finding:
         return Finding(name, "ok", f"{cost}; auto: native at any size")
     if not isinstance(link, Link):
         usual = f"{TYPICAL_LINK.seconds_per_message * 1e6:.0f} µs, {_gigabytes(TYPICAL_LINK)}"
-        hint = "run it again while the machine is idle; jobs can be told: FARANDOLE_LINK=2e-4,1e-9"
+        hint = f"run it again while the machine is idle, or set {LINK}=2e-4,1e-9 for jobs"
         return Finding(name, "warning", f"{cost}; auto takes it for a usual link: {usual}", hint)
     sizes = {"4 KiB": 2**12, "1 MiB": 2**20, "64 MiB": 2**26}
     chosen = ", ".join(f"{cheapest(8, size, link)[0]} at {text}" for text, size in sizes.items())

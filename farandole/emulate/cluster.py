@@ -36,6 +36,7 @@ from farandole.emulate.namespaces import (
     remove_leftovers,
     require_root,
 )
+from farandole.environment import EMULATED_ADDRESSES, EMULATED_HOST, EMULATED_HOSTS
 from farandole.errors import LaunchError, UserError
 from farandole.system.orphans import tied_to_this_process
 from farandole.system.watchdog import Watchdog
@@ -119,9 +120,9 @@ class Cluster:
     def variables(self, host: int) -> dict[str, str]:
         """What tells a command on which host it runs, under the names that launchers know."""
         return {
-            "FARANDOLE_EMULATED_HOST": str(host),
-            "FARANDOLE_EMULATED_HOSTS": str(len(self.names)),
-            "FARANDOLE_EMULATED_ADDRESSES": ",".join(self.addresses),
+            EMULATED_HOST: str(host),
+            EMULATED_HOSTS: str(len(self.names)),
+            EMULATED_ADDRESSES: ",".join(self.addresses),
             "MASTER_ADDR": self.addresses[0],
             "MASTER_PORT": _MASTER_PORT,
             "NODE_RANK": str(host),

@@ -14,6 +14,7 @@ import torch
 from torch.distributed import PrefixStore, Store
 
 from farandole.comm import Exchange, Group, InProcess
+from farandole.environment import HOROVOD_RANK_OWNER
 from farandole.errors import UserError
 from farandole.horovod.engine.carriers import carrier
 from farandole.horovod.engine.gpus import GpuLinks
@@ -23,7 +24,6 @@ from farandole.worker.loopback import stay_on_loopback
 from farandole.worker.rendezvous import find_store, forget_announcement, roll_call, store_for_nccl
 
 _MORE_TIME = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-_SEATED = "FARANDOLE_HOROVOD_SEATED"  # who has the seat that the variables describe
 
 
 class Meeting:
@@ -71,7 +71,7 @@ def _require_first(seat: Seat) -> None:
     whose workers are spawned: they import the script.
     """
     seated = f"{seat.job}/{seat.rank}/{os.getpid()}"
-    before = os.environ.get(_SEATED, seated)
+    before = os.environ.get(HOROVOD_RANK_OWNER, seated)
     job, rank, pid = before.rsplit("/", 2)
     is_another = int(pid) != os.getpid() and psutil.pid_exists(int(pid))
     if seat.size > 1 and job == seat.job and is_another:
@@ -80,4 +80,4 @@ def _require_first(seat: Seat) -> None:
             "started by it, perhaps to load data. Put what only the script itself shall do under "
             "if __name__ == '__main__'."
         )
-    os.environ[_SEATED] = seated
+    os.environ[HOROVOD_RANK_OWNER] = seated

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import psutil
 
-from farandole.launch.processes import tell
+from farandole.launch.messages import tell
 from farandole.system.process_state import is_stopped
 
 _LOOK_SECONDS = 0.5  # looking takes system calls for each worker
@@ -37,7 +37,7 @@ _IDLE_SHARE = 0.02  # of one core: what threads that only wait use
 _IDLE_WINDOW_SECONDS = 10.0
 
 
-class Where(NamedTuple):
+class Location(NamedTuple):
     """A worker's process. `pid` is None on another host, where nobody looks at it."""
 
     pid: int | None
@@ -84,7 +84,7 @@ class ExitWatch:
     _use: dict[int, _CpuUse] = field(default_factory=dict)
     _named: set[tuple[int, str]] = field(default_factory=set)
 
-    def look(self, running: Mapping[int, Where], done: int | None) -> list[Overdue]:
+    def look(self, running: Mapping[int, Location], done: int | None) -> list[Overdue]:
         """Who is overdue. `done` is a worker that has ended with 0, if one has."""
         now = time.monotonic()
         pause = now - self._looked
@@ -99,14 +99,16 @@ class ExitWatch:
         elif self._done_since is None:
             self._done_since = now
         found = []
-        for worker, where in running.items():
-            how = self._stopped(worker, where, done, now) or self._running(worker, where, done, now)
+        for worker, location in running.items():
+            how = self._stopped(worker, location, done, now) or self._running(
+                worker, location, done, now
+            )
             if how is not None:
                 found.append(Overdue(worker, how))
         return found
 
-    def _stopped(self, worker: int, where: Where, done: int | None, now: float) -> str | None:
-        if where.pid is None or not is_stopped(where.pid):
+    def _stopped(self, worker: int, location: Location, done: int | None, now: float) -> str | None:
+        if location.pid is None or not is_stopped(location.pid):
             self._stopped_since.pop(worker, None)
             self._named.discard((worker, "stopped"))
             return None
@@ -120,20 +122,20 @@ class ExitWatch:
             self._name(
                 worker,
                 "stopped",
-                f"{self.who} {worker} ({where}) is stopped (SIGSTOP); `kill -CONT {where.pid}` "
-                f"lets it go on{rest}",
+                f"{self.who} {worker} ({location}) is stopped (SIGSTOP); "
+                f"`kill -CONT {location.pid}` lets it go on{rest}",
             )
         return None
 
-    def _running(self, worker: int, where: Where, done: int | None, now: float) -> str | None:
+    def _running(self, worker: int, location: Location, done: int | None, now: float) -> str | None:
         if self._done_since is None or worker in self._stopped_since:
             return None
         since, limit = now - self._done_since, self.limit_seconds
         after = f"{self.who} {done} was done"
         use = self._use.setdefault(worker, _CpuUse(self._done_since, self._done_since))
-        if where.pid is not None:
-            use.measure(where.pid, now)
-        idle = 0.0 if where.pid is None else now - max(use.idle_since, self._done_since)
+        if location.pid is not None:
+            use.measure(location.pid, now)
+        idle = 0.0 if location.pid is None else now - max(use.idle_since, self._done_since)
         if limit is None and idle >= _IDLE_SECONDS:
             return f"still ran {since:.0f} s after {after}, the last {idle:.0f} s of them idle"
         if since >= (_DAY_SECONDS if limit is None else limit):
@@ -143,8 +145,8 @@ class ExitWatch:
             self._name(
                 worker,
                 "running",
-                f"waiting for {self.who} {worker} ({where}, running), {since:.0f} s after {after}; "
-                f"it is ended after {rest} (--exit-timeout)",
+                f"waiting for {self.who} {worker} ({location}, running), {since:.0f} s after "
+                f"{after}; it is ended after {rest} (--exit-timeout)",
             )
         return None
 

@@ -69,7 +69,7 @@ def gathered(hosts: Mapping[str, int]) -> dict[str, int]:
     return slots
 
 
-def seat_workers(hosts: Mapping[str, int], workers: int) -> Topology:
+def place_workers(hosts: Mapping[str, int], workers: int) -> Topology:
     """`workers` ranks on these hosts, filling one after the other.
 
     Raises `UserError` when there are too few slots.

@@ -17,7 +17,7 @@ from typing import TextIO
 
 import psutil
 
-from farandole.environment import GRACE
+from farandole.environment import GRACE, LAUNCHER
 from farandole.errors import LaunchError
 from farandole.launch.forks import Forks
 from farandole.launch.job import Job
@@ -25,7 +25,6 @@ from farandole.launch.old_logs import LOGS, remove_old_folders
 from farandole.launch.output import Source
 from farandole.system.cores import fair_share
 from farandole.system.job_processes import IDENTITY, kill_leftovers
-from farandole.system.orphans import LAUNCHER
 from farandole.system.owned_folders import OwnedFolder
 from farandole.system.watchdog import Watchdog
 from farandole.worker.failure import Failure, read_failure

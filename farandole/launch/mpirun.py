@@ -12,8 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from farandole.environment import LAUNCHER
 from farandole.errors import UserError
-from farandole.system.orphans import LAUNCHER, tied_to_this_process
+from farandole.system.orphans import tied_to_this_process
 from farandole.worker.signals import signals_noted
 
 _POLL_SECONDS = 0.05

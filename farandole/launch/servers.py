@@ -13,7 +13,7 @@ from pathlib import Path
 
 from farandole.errors import UserError
 from farandole.launch.job import Job, Outcome
-from farandole.launch.policies.tolerant import supervise
+from farandole.launch.launcher import launch_tolerant
 from farandole.sync import Strategy
 from farandole.worker.signals import signals_noted
 
@@ -158,7 +158,7 @@ def launch_with_servers(job: Job, plan: OwnServers) -> Outcome:
     ):
         if received:
             return Outcome(stopped_by=received[0])
-        return supervise(
+        return launch_tolerant(
             replace(job, environment={**job.environment, **cluster.environment}),
             on_lost=cluster.lost,
             on_restart=cluster.restarted,

@@ -8,7 +8,7 @@ does not:
     rank 1   no step for 60 s, does not wait            ◀── its stack is shown, or it is ended
     rank 2   no step for 60 s, waits for other ranks
 
-Where all wait, all stacks are shown, and nobody is overdue: each wait has a timeout of its own.
+Location all wait, all stacks are shown, and nobody is overdue: each wait has a timeout of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 
 from farandole.comm.activity import STACK_SIGNAL, Seen, read_activity, stack_file
 from farandole.environment import ACTIVITY
-from farandole.launch.exit_watch import Overdue, Where
-from farandole.launch.processes import tell, write_error
+from farandole.launch.exit_watch import Location, Overdue
+from farandole.launch.messages import tell, write_error
 from farandole.system.process_state import handles, is_stopped
 
 _LOOK_SECONDS = 0.5
@@ -56,7 +56,7 @@ class StallWatch:
         self._stalled.discard(rank)
         return {ACTIVITY: str(path)}
 
-    def look(self, running: Mapping[int, Where]) -> list[Overdue]:
+    def look(self, running: Mapping[int, Location]) -> list[Overdue]:
         """Names who has made no step for too long. Returns who is to be ended because of that."""
         now = time.monotonic()
         pause = now - self._looked
@@ -91,7 +91,7 @@ class StallWatch:
         ranks: list[int],
         stuck: list[int],
         known: Mapping[int, Seen],
-        running: Mapping[int, Where],
+        running: Mapping[int, Location],
     ) -> None:
         able = []
         for rank in ranks:
@@ -111,16 +111,18 @@ class StallWatch:
         self._show_stacks({rank: running[rank] for rank in able[:_MOST_STACKS]})
 
     @staticmethod
-    def _can_print(seen: Seen, where: Where) -> bool:
+    def _can_print(seen: Seen, location: Location) -> bool:
         """A process without a handler would die of the signal."""
-        return seen.prints_stacks and where.pid is not None and handles(where.pid, STACK_SIGNAL)
+        return (
+            seen.prints_stacks and location.pid is not None and handles(location.pid, STACK_SIGNAL)
+        )
 
-    def _show_stacks(self, ranks: Mapping[int, Where]) -> None:
+    def _show_stacks(self, ranks: Mapping[int, Location]) -> None:
         files = {rank: stack_file(self._path(rank)) for rank in ranks}
         before = {rank: _size(file) for rank, file in files.items()}
-        for where in ranks.values():
+        for location in ranks.values():
             with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(where.pid or 0, STACK_SIGNAL)
+                os.kill(location.pid or 0, STACK_SIGNAL)
         deadline = time.monotonic() + _STACK_SECONDS
         sizes, quiet_since = before, time.monotonic()
         while time.monotonic() < deadline:
@@ -158,13 +160,13 @@ class StallWatch:
         return self._folder / f"rank-{rank}.activity"
 
 
-def _is_stuck(seen: Seen, where: Where) -> bool:
+def _is_stuck(seen: Seen, location: Location) -> bool:
     """Whether this worker itself is what holds up others."""
-    return not seen.waits or _is_stopped(where)
+    return not seen.waits or _is_stopped(location)
 
 
-def _is_stopped(where: Where) -> bool:
-    return where.pid is not None and is_stopped(where.pid)
+def _is_stopped(location: Location) -> bool:
+    return location.pid is not None and is_stopped(location.pid)
 
 
 def _size(file: Path) -> int:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
-from farandole.errors import UserError
+from farandole.errors import UserError, nearest
 from farandole.layout.rules import check_combination, check_numbers
 from farandole.options import format_options, parse_options, require_choices
-from farandole.schedule.pipelines import Pipeline, Stream, build, stream
-
-Schedule = Literal[
-    "layer", "gpipe", "1f1b", "interleaved", "zero-bubble", "gems", "pipedream", "2bw"
-]
-STREAMS = ("pipedream", "2bw")
-"""Schemes in which a step begins before the one before it has ended."""
+from farandole.schedule.pipelines import (
+    STREAMS,
+    Pipeline,
+    Stream,
+    build,
+    schedule_names,
+    stream,
+)
 
 
 class Sum(tuple[int, ...]):
@@ -85,7 +86,7 @@ class Layout:
     stages: int | Literal["auto"] = field(default=1, metadata={"parse": _stages})
     """Parts that the model is cut into; `auto`: as many, on as many ranks each, as is fastest."""
     microbatches: int = 1  # parts that each batch is cut into
-    schedule: Schedule = "1f1b"
+    schedule: str = "1f1b"  # one of `schedule_names()`
     balance: tuple[int, ...] = field(default=(), metadata={"parse": _sum})
     """Blocks of each stage; none: found by measuring."""
     cuts: tuple[str, ...] = field(default=(), metadata={"parse": _names})
@@ -118,6 +119,11 @@ class Layout:
         for name, kind in (("balance", Sum), ("replicas", Sum), ("cuts", Names), ("tiles", Grid)):
             object.__setattr__(self, name, kind(getattr(self, name)))
         require_choices(self, "layout")
+        if self.schedule not in schedule_names():
+            raise UserError(
+                f"layout: schedule={self.schedule!r} is not a choice. "
+                f"{nearest(self.schedule, schedule_names())}"
+            )
         check_numbers(self)
         check_combination(self)
 
@@ -192,6 +198,6 @@ def parse_layout(text: str) -> Layout:
     Raises `UserError` with the nearest name for an unknown option or schedule.
     """
     for word in (part.strip() for part in text.split(",")):
-        if word in get_args(Schedule):
+        if word in schedule_names():
             raise UserError(f"layout {text!r}: write schedule={word}.")
     return parse_options(Layout, text, what="layout")

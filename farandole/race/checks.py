@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from farandole.environment import TRANSPORT
 from farandole.errors import UserError
 from farandole.launch.servers import check_replicas
 from farandole.layout import Layout
@@ -11,7 +12,6 @@ from farandole.race.runner import Entry
 from farandole.sync import parse
 from farandole.topology import Topology
 from farandole.train.settings import (
-    TRANSPORT,
     Settings,
     check_goes_with,
     check_workers,

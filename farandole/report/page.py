@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
+
+from markupsafe import Markup
 
 from farandole.errors import FarandoleError
 from farandole.files import write_whole
-from farandole.report import style
 from farandole.report.lane import Lane
 from farandole.report.plots import curves as plots
 from farandole.report.plots import render
+from farandole.report.plots.palette import SHADES
 from farandole.report.sections import SECTIONS, Section
 from farandole.report.standing import Results
 from farandole.report.summary import headline, plain, summary_json
 from farandole.report.target import Target
-
-# The browser itself is told that the page may fetch nothing and run nothing.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+from farandole.report.templating import fill
 
 
 def write_report(
@@ -50,12 +49,13 @@ def write_report(
 
 def page(results: Results, sections: Sequence[Section] = SECTIONS) -> str:
     """The whole page; a section that returns nothing is left out."""
-    title = escape(plain(headline(results)))
-    body = "\n".join(part for section in sections if (part := section(results)))
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{style.sheet()}</style>\n</head>\n"
-        f"<body>\n{body}\n</body>\n</html>\n"
+    return fill(
+        "page.html",
+        title=plain(headline(results)),
+        style=style_sheet(),
+        sections=[Markup(part) for section in sections if (part := section(results))],
     )
+
+
+def style_sheet() -> Markup:
+    return fill("style.css", shades=SHADES)

@@ -1,26 +1,29 @@
 """The sections of the page. Each is a small function of the results that returns HTML, or nothing.
 
-To add a panel, write such a function and put it into the list that `page.page` is given. All
-text that came from outside goes through `escape`.
+To add a section, write such a function and its template, and put the function into the list that
+`page.page` is given. Templates escape all text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
+from typing import NamedTuple
+
+from markupsafe import Markup
 
 from farandole.errors import UserError
 from farandole.report import units
 from farandole.report.decisions import decisions
 from farandole.report.history import Point
 from farandole.report.lane import Lane, labels
-from farandole.report.markup import cell, figure, swatch
 from farandole.report.plots import curves as plots
 from farandole.report.plots import render
 from farandole.report.plots.drawing import drawable
 from farandole.report.standing import Results, require_metric
 from farandole.report.summary import Name, columns, headline
+from farandole.report.templating import fill
 
 Section = Callable[[Results], str]
 
@@ -28,17 +31,42 @@ MOST_OTHER_METRICS = 12
 MOST_RAW_ROWS = 200
 
 
+class _Warning(NamedTuple):
+    """A sentence. A lane's name stands before `text`, after `before`."""
+
+    text: str
+    lane: str = ""
+    before: str = ""
+
+
+class _Panel(NamedTuple):
+    """One metric against time, and against samples."""
+
+    metric: str
+    drawings: list[Markup]
+    gaps: int
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The logs of a lane as a table. Every `every`th is in it."""
+
+    index: int
+    name: str
+    logs: int
+    every: int
+    heads: list[str]
+    rows: list[list[str]]
+
+
 def title(results: Results) -> str:
-    sentence = "".join(
-        f"<code>{escape(part)}</code>" if isinstance(part, Name) else escape(part)
-        for part in headline(results)
-    )
     starts = [lane.history.start for lane in results.lanes]
     scripts = dict.fromkeys(str(start["script"]) for start in starts if "script" in start)
     about = [f"{len(results.lanes)} run{'' if len(results.lanes) == 1 else 's'}", *scripts]
     if results.target is not None:
         about.append(f"target: {results.target}")
-    return f"<header><h1>{sentence}</h1><p>{escape(' · '.join(about))}</p></header>"
+    sentence = [(part, isinstance(part, Name)) for part in headline(results)]
+    return fill("title.html", sentence=sentence, about=about)
 
 
 def warnings(results: Results) -> str:
@@ -48,64 +76,47 @@ def warnings(results: Results) -> str:
         try:
             require_metric(results.target, [lane.history for lane in results.lanes])
         except UserError as error:
-            lines.append(escape(str(error)))
+            lines.append(_Warning(str(error)))
     for name, lane in zip(labels(results.lanes), results.lanes, strict=True):
-        code = f"<code>{escape(name)}</code>"
         if lane.outcome == "failed":
-            why = f": {escape(lane.problem)}" if lane.problem else "."
-            lines.append(f"{code} failed after {units.seconds(lane.total_seconds)}{why}")
+            why = f": {lane.problem}" if lane.problem else "."
+            text = f" failed after {units.seconds(lane.total_seconds)}{why}"
+            lines.append(_Warning(text, name))
         if lane.outcome == "unfinished":
-            lines.append(
-                f"{code} stopped without writing its end; its last record counts as its end."
-            )
+            text = " stopped without writing its end; its last record counts as its end."
+            lines.append(_Warning(text, name))
         for damage in lane.history.damage:
-            lines.append(f"The metrics of {code} are damaged. Left out: {escape(damage)}")
-    return "".join(f'<p class="warning">{line}</p>' for line in lines)
+            text = f" are damaged. Left out: {damage}"
+            lines.append(_Warning(text, name, before="The metrics of "))
+    return fill("warnings.html", lines=lines) if lines else ""
 
 
 def race_table(results: Results) -> str:
     if not results.lanes:
         return ""
     rows = results.standings
-    shown = columns(results, rows)
-    words = ("strategy", "outcome")
-    head = "".join(cell("th", escape(column.title), column.title in words) for column in shown)
-    body = ""
-    for at, row in enumerate(rows):
-        won = row.place == 1 and row.lane.outcome != "failed"
-        body += '<tr class="first">' if won else "<tr>"
-        for column in shown:
-            heading, text = column.title, escape(column.cells[at])
-            if heading == "strategy":
-                text = f'<span class="strategy">{swatch(row.index)}<code>{text}</code></span>'
-            if heading == "outcome" and row.lane.outcome == "failed":
-                text = f'<span class="failed">{text}</span>'
-            body += cell("td", text, heading in words)
-        body += "</tr>"
-    over = "time to target" if results.target else "samples/s"
-    note = (
-        "Best first. Time to target is the time of the first log that meets it. "
-        f"Speed-up is in {over}, over <code>{escape(labels(results.lanes)[0])}</code>. "
-        "Waiting and bytes sent are those of rank 0. Samples count all workers."
+    return fill(
+        "race_table.html",
+        rows=rows,
+        columns=columns(results, rows),
+        speed_up_in="time to target" if results.target else "samples/s",
+        baseline=labels(results.lanes)[0],
     )
-    table = f'<table class="race"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<section><div class="scroll">{table}</div><p class="note">{note}</p></section>'
 
 
 def goal_curves(results: Results) -> str:
     if results.goal is None:
         return ""
-    metric = results.goal.metric
-    return f"<section><h2>{escape(metric)}</h2>{_pair(results, metric)}</section>"
+    return fill("goal_curves.html", panel=_panel(results, results.goal.metric))
 
 
 def costs(results: Results) -> str:
     """Waiting and traffic: where the time went."""
     if not any(lane.total_seconds for lane in results.lanes):
         return ""
-    waiting = figure(render.svg(lambda: plots.waiting(results), "share of time spent waiting"))
-    sent = figure(render.svg(lambda: plots.bytes_over_time(results), "bytes sent over time"))
-    return f'<section><h2>Waiting and traffic</h2><div class="pair">{waiting}{sent}</div></section>'
+    waiting = render.svg(lambda: plots.waiting(results), "share of time spent waiting")
+    sent = render.svg(lambda: plots.bytes_over_time(results), "bytes sent over time")
+    return fill("costs.html", drawings=[Markup(waiting), Markup(sent)])
 
 
 def other_metrics(results: Results) -> str:
@@ -114,14 +125,8 @@ def other_metrics(results: Results) -> str:
     names = [name for name in results.metric_names if name != goal]
     if not names:
         return ""
-    panels = "".join(
-        f"<details><summary>{escape(name)}</summary>{_pair(results, name)}</details>"
-        for name in names[:MOST_OTHER_METRICS]
-    )
-    left = len(names) - MOST_OTHER_METRICS
-    if left > 0:
-        panels += f'<p class="note">{left} more are in metrics.jsonl and not drawn here.</p>'
-    return f"<section><h2>Other metrics</h2>{panels}</section>"
+    panels = [_panel(results, name) for name in names[:MOST_OTHER_METRICS]]
+    return fill("other_metrics.html", panels=panels, left=len(names) - MOST_OTHER_METRICS)
 
 
 def how_it_was_run(results: Results) -> str:
@@ -131,22 +136,18 @@ def how_it_was_run(results: Results) -> str:
     of_runs = [_run_facts(lane) for lane in results.lanes]
     shared = dict(set.intersection(*(set(facts.items()) for facts in of_runs)))
     common = {key: text for key, text in of_runs[0].items() if key in shared}
-    parts = [_facts({**results.facts, **common})]
-    for index, (name, facts) in enumerate(zip(labels(results.lanes), of_runs, strict=True)):
-        own = {key: text for key, text in facts.items() if key not in shared}
-        if own:
-            parts.append(f"<h3>{swatch(index)}<code>{escape(name)}</code></h3>{_facts(own)}")
-    return f"<section><h2>How it was run</h2>{''.join(parts)}</section>"
+    own = [{key: text for key, text in facts.items() if key not in shared} for facts in of_runs]
+    lanes = list(zip(labels(results.lanes), own, strict=True))
+    return fill("how_it_was_run.html", common={**results.facts, **common}, lanes=lanes)
 
 
 def raw_numbers(results: Results) -> str:
-    parts = [
-        f"<details><summary>{swatch(index)}<code>{escape(name)}</code>, "
-        f"{len(lane.history.points)} logs</summary>{_raw_table(lane)}</details>"
+    lanes = [
+        _numbers(index, name, lane)
         for index, (name, lane) in enumerate(zip(labels(results.lanes), results.lanes, strict=True))
         if lane.history.points
     ]
-    return f"<section><h2>Numbers</h2>{''.join(parts)}</section>" if parts else ""
+    return fill("raw_numbers.html", lanes=lanes) if lanes else ""
 
 
 SECTIONS: tuple[Section, ...] = (
@@ -162,8 +163,7 @@ SECTIONS: tuple[Section, ...] = (
 )
 
 
-def _pair(results: Results, metric: str) -> str:
-    """One metric against time, and against samples."""
+def _panel(results: Results, metric: str) -> _Panel:
     by_time = render.svg(lambda: plots.curve(results, metric, "time"), f"{metric} against time")
     by_samples = render.svg(
         lambda: plots.curve(results, metric, "samples"), f"{metric} against samples"
@@ -173,13 +173,7 @@ def _pair(results: Results, metric: str) -> str:
         for lane in results.lanes
         for point in lane.history.series(metric)
     )
-    note = f'<p class="note">{gaps} values could not be drawn: not finite.</p>' if gaps else ""
-    return f'<div class="pair">{figure(by_time)}{figure(by_samples)}</div>{note}'
-
-
-def _facts(facts: Mapping[str, str]) -> str:
-    rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in facts.items())
-    return f"<dl>{rows}</dl>"
+    return _Panel(metric, [Markup(by_time), Markup(by_samples)], gaps)
 
 
 def _run_facts(lane: Lane) -> dict[str, str]:
@@ -209,25 +203,19 @@ def _utc(unix_time: object) -> str | None:
         return None
 
 
-def _raw_table(lane: Lane) -> str:
+def _numbers(index: int, name: str, lane: Lane) -> _Numbers:
     names = lane.history.metric_names
     points = lane.history.points
     every = -(-len(points) // MOST_RAW_ROWS)
     kept = [point for at, point in enumerate(points) if at % every == 0 or point is points[-1]]
-    counters = ("time (s)", "samples", "steps", "waited (s)", "bytes sent")
-    head = "".join(f"<th>{escape(name)}</th>" for name in (*counters, *names))
-    body = "".join(f"<tr>{_raw_row(point, names)}</tr>" for point in kept)
-    note = (
-        f'<p class="note">Every {every}th of {len(points)} logs; all are in metrics.jsonl.</p>'
-        if every > 1
-        else ""
+    heads = ["time (s)", "samples", "steps", "waited (s)", "bytes sent", *names]
+    return _Numbers(
+        index, name, len(points), every, heads, [_raw_row(point, names) for point in kept]
     )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'{note}<div class="scroll">{table}</div>'
 
 
-def _raw_row(point: Point, names: Sequence[str]) -> str:
-    cells = [
+def _raw_row(point: Point, names: Sequence[str]) -> list[str]:
+    return [
         f"{point.time_seconds:.3f}",
         str(point.samples),
         str(point.steps),
@@ -235,4 +223,3 @@ def _raw_row(point: Point, names: Sequence[str]) -> str:
         str(point.bytes_sent),
         *(f"{point.metrics[name]:.6g}" if name in point.metrics else "" for name in names),
     ]
-    return "".join(f"<td>{cell}</td>" for cell in cells)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.schedule.catalog import ALGORITHMS, Builder, build
+from farandole.schedule.catalog import ALGORITHMS, Algorithm, Builder, build, register
 from farandole.schedule.checker import ScheduleError, check
 from farandole.schedule.cost import Link, cost_seconds
 from farandole.schedule.facts import Facts
@@ -25,6 +25,7 @@ from farandole.schedule.trees import double_tree
 
 __all__ = [
     "ALGORITHMS",
+    "Algorithm",
     "Builder",
     "Collective",
     "Facts",
@@ -46,6 +47,7 @@ __all__ = [
     "parameter_server",
     "piece",
     "piece_bounds",
+    "register",
     "ring",
     "ring_all_gather",
     "ring_reduce_scatter",

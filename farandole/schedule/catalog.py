@@ -1,11 +1,12 @@
-"""The algorithms by name. A new one is listed here, and is then tested, run and planned with."""
+"""The algorithms by name. One that is registered here is tested, run and planned with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from farandole.errors import UserError, nearest
+from farandole.registry import Registry
 from farandole.schedule.halving import halving_doubling
 from farandole.schedule.levels import most_square, torus, two_level
 from farandole.schedule.rings import ring
@@ -16,17 +17,37 @@ from farandole.topology import Topology
 
 Builder = Callable[[int, Topology | None], Schedule]
 
-ALGORITHMS: Mapping[str, Builder] = MappingProxyType(
-    {
-        "naive": lambda ranks, topology: naive(ranks),
-        "parameter_server": lambda ranks, topology: parameter_server(ranks),
-        "ring": lambda ranks, topology: ring(ranks),
-        "halving_doubling": lambda ranks, topology: halving_doubling(ranks),
-        "double_tree": lambda ranks, topology: double_tree(ranks),
-        "two_level": lambda ranks, topology: two_level(topology or Topology.single(ranks)),
-        "torus": lambda ranks, topology: torus(*most_square(ranks)),
-    }
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An all-reduce, for any number of ranks."""
+
+    make: Builder
+    for_hosts: bool = False  # it looks at which ranks share a host; `auto` takes it for that alone
+
+    def __call__(self, ranks: int, topology: Topology | None = None) -> Schedule:
+        return self.make(ranks, topology)
+
+
+ALGORITHMS: Registry[Algorithm] = Registry("all-reduce algorithm")
+
+
+def register(name: str, make: Builder, *, for_hosts: bool = False) -> None:
+    """Makes an all-reduce known: it can be checked, run, planned with, and chosen by `auto`."""
+    ALGORITHMS.register(name, Algorithm(make, for_hosts))
+
+
+register("naive", lambda ranks, topology: naive(ranks))
+register("parameter_server", lambda ranks, topology: parameter_server(ranks))
+register("ring", lambda ranks, topology: ring(ranks))
+register("halving_doubling", lambda ranks, topology: halving_doubling(ranks))
+register("double_tree", lambda ranks, topology: double_tree(ranks))
+register(
+    "two_level",
+    lambda ranks, topology: two_level(topology or Topology.single(ranks)),
+    for_hosts=True,
 )
+register("torus", lambda ranks, topology: torus(*most_square(ranks)))
 
 
 def build(name: str, ranks: int, topology: Topology | None = None) -> Schedule:

@@ -41,13 +41,17 @@ def double_tree(ranks: int, segments: int = 8) -> Schedule:
     height = int(depth.max())
     # Ranks by position: in the second tree everyone sits one place further on, which exchanges
     # inner nodes (odd places) and leaves (even places).
-    seats = [np.roll(np.arange(ranks, dtype=np.int32), shift) for shift in (0, 1)]
+    places = [np.roll(np.arange(ranks, dtype=np.int32), shift) for shift in (0, 1)]
     below = np.flatnonzero(depth > 0)
     rounds = []
     for turn in range(2 * height + segments - 1 if ranks > 1 else 0):
         parts = []
-        for tree, seat in enumerate(seats):
-            child, above, chunk = seat[below], seat[parent[below]], tree * segments
+        for tree, place in enumerate(places):
+            child, above, chunk = place[below], place[parent[below]], tree * segments
+            # An edge at depth d carries segment s up in turn height − d + s: what comes from below
+            # the child went one turn before. It carries s down in turn height + d − 1 + s: one turn
+            # after the parent got it. So a segment is whole before it is copied. Both trees run at
+            # once, because they have no chunk in common.
             rising = turn - (height - depth[below])
             now = (rising >= 0) & (rising < segments)
             at = chunk + rising[now]

@@ -7,19 +7,20 @@
 
 What is where:
 
-    tables, ring      which range holds a row, and which servers a range
-    shelf, range      a range's values, rules and clocks: the state machine that is replicated
-    node, registrar   chains of replicas, and who is in them (no sockets)
-    dialogue          what a client has asked and not been answered (no sockets)
-    messages, wire, seal, channels, arena    how they talk
-    service, desk, conversation, liaison     the same at their sockets
-    store, cluster    what a script uses
+    cluster, client/store     what a script uses
+    tables                    which range holds a row
+    client/    a worker's end: requests, what is pending (no sockets), connections, the registrar
+    node/      a server: table shards, ranges, chain replication (no sockets), the service around it
+    registrar/ who takes part, which servers hold which range (no sockets), the service around it
+    protocol/  messages, their bytes, seals, sockets, shared memory
+    rules/     what a table does with what is pushed;  filters/  how less is sent
 """
 
 from __future__ import annotations
 
+from farandole.server.client.calls import Pending
 from farandole.server.client.filtered import Filtered
-from farandole.server.client.store import Pending, Store
+from farandole.server.client.store import Store
 from farandole.server.client.tasks import Tasks
 from farandole.server.cluster import Cluster
 from farandole.server.tables import Table

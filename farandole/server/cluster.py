@@ -3,23 +3,18 @@
     with Cluster(servers=2, replicas=1) as cluster:
         store = connect(cluster.address, cluster.key_file)
 
-A server that dies is missed at once: its successor in each chain takes over, and another process is
+When a server dies, its successor in each chain takes over, and another process is
 started in its place. When this process ends, however it ends, so do the servers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import signal
-import subprocess
-import sys
-import threading
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from farandole.environment import SERVER_KEY, SERVERS
 from farandole.errors import LaunchError, UserError
@@ -27,7 +22,12 @@ from farandole.server.node.service import Service
 from farandole.server.protocol.seal import make_key, read_key
 from farandole.server.registrar.registrar import Registrar
 from farandole.server.registrar.service import RegistrarService
-from farandole.system.orphans import tied_to_this_process
+from farandole.server.server_handles import (
+    ServerHandle,
+    ServerProcess,
+    ServerThread,
+    server_command,
+)
 from farandole.system.owned_folders import OwnedFolder
 from farandole.system.watchdog import Watchdog
 
@@ -60,7 +60,7 @@ class Cluster:
         self._servers = servers
         self._replicas = replicas
         self._functions = tuple(functions)
-        self._host, registrar_port = _parted(bind)
+        self._host, registrar_port = _split_address(bind)
         if not _is_loopback(self._host) and key_file is None:
             raise UserError(
                 f"servers at {bind} can be reached from other hosts: give a key file that those "
@@ -75,7 +75,7 @@ class Cluster:
             self._key = (
                 read_key(self.key_file) if self.key_file.exists() else make_key(self.key_file)
             )
-            self._desk = RegistrarService(
+            self._service = RegistrarService(
                 self._registrar,
                 self._key,
                 bind=f"tcp://{self._host}:{registrar_port or '*'}",
@@ -85,9 +85,9 @@ class Cluster:
         except BaseException:
             self._remove_folder()
             raise
-        self.address = self._desk.address
+        self.address = self._service.address
         self._in_threads = in_threads
-        self._members: dict[str, _Member] = {}
+        self._servers_running: dict[str, ServerHandle] = {}
         self._started = 0
         self._lines: list[str] = []
         self._closed = False
@@ -113,15 +113,15 @@ class Cluster:
     @property
     def pids(self) -> list[int]:
         """Of the server processes."""
-        members = self._members.values()
-        return [member.process.pid for member in members if isinstance(member, _Process)]
+        members = self._servers_running.values()
+        return [member.process.pid for member in members if isinstance(member, ServerProcess)]
 
     def lost(self, rank: int) -> None:
         """This worker's process has ended badly: nobody need wait for its silence."""
-        self._desk.lose_worker(rank)
+        self._service.lose_worker(rank)
 
     def restarted(self, rank: int) -> None:
-        self._desk.expect_worker(rank)
+        self._service.expect_worker(rank)
 
     def add_server(self) -> None:
         """One more; ranges move to it while everything goes on."""
@@ -129,7 +129,7 @@ class Cluster:
 
     def facts(self) -> dict[int, dict[str, Any]]:
         """What each server last said of itself, by its number."""
-        return self._desk.facts()
+        return self._service.facts()
 
     @property
     def is_settled(self) -> bool:
@@ -139,26 +139,26 @@ class Cluster:
         hold the whole of it. They are asked when you ask: that takes a message to each server and
         back, and at most a second.
         """
-        return self._desk.is_settled and self.missing_copies() == 0
+        return self._service.is_settled and self.missing_copies() == 0
 
     def missing_copies(self) -> int:
         """How many copies of ranges there are fewer than `replicas` + 1 of each, as living servers
         confirm now. A server that does not answer within a second has none."""
-        return self._desk.missing_copies(_CONFIRM_SECONDS, self._has_dead_servers)
+        return self._service.missing_copies(_CONFIRM_SECONDS, self._has_dead_servers)
 
     def _has_dead_servers(self) -> bool:
-        return any(member.ended() is not None for member in list(self._members.values()))
+        return any(member.ended() is not None for member in list(self._servers_running.values()))
 
     def check(self) -> list[str]:
         """Call it a few times a second: replaces dead servers, and says what has happened.
 
         Raises `LaunchError` when data is lost, because all that held it are dead.
         """
-        for mark, member in list(self._members.items()):
+        for mark, member in list(self._servers_running.items()):
             how = member.ended()
             if how is not None:
-                del self._members[mark]
-                self._desk.lose_server(mark)
+                del self._servers_running[mark]
+                self._service.lose_server(mark)
                 what = (
                     "its successor takes over" if self._replicas else "there was no replica of it"
                 )
@@ -168,19 +168,19 @@ class Cluster:
                         f"{_LIVES} parameter servers have died. The last one {how}. See above."
                     )
                 self._start_one()
-        if self._desk.loss:
-            raise LaunchError(self._desk.loss)
-        lines, self._lines = self._lines + self._desk.take_lines(), []
+        if self._service.loss:
+            raise LaunchError(self._service.loss)
+        lines, self._lines = self._lines + self._service.take_lines(), []
         return lines
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        for member in self._members.values():
+        for member in self._servers_running.values():
             member.stop()
-        self._desk.close()
-        for member in self._members.values():
+        self._service.close()
+        for member in self._servers_running.values():
             member.end()
         self._remove_folder()
 
@@ -196,15 +196,15 @@ class Cluster:
             service = Service(
                 self.address, self._key, bind=bind, functions=self._functions, mark=mark
             )
-            self._members[mark] = _Thread(service)
+            self._servers_running[mark] = ServerThread(service)
         else:
             command = server_command(self.address, self.key_file, bind, self._functions, mark)
-            self._members[mark] = _Process(command)
+            self._servers_running[mark] = ServerProcess(command)
 
     def _await_servers(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while not self._registrar.has_begun:
-            for member in self._members.values():
+            for member in self._servers_running.values():
                 how = member.ended()
                 if how is not None:
                     raise LaunchError(f"a parameter server {how} while starting. See its output.")
@@ -216,93 +216,18 @@ class Cluster:
             time.sleep(0.01)
 
 
-class _Member(Protocol):
-    """A server, however it runs."""
-
-    def ended(self) -> str | None:
-        """How it ended, if it has."""
-
-    def stop(self) -> None:
-        """Asks it to end."""
-
-    def end(self) -> None:
-        """Waits for that, and sees to it."""
-
-
-class _Process:
-    def __init__(self, command: Sequence[str]) -> None:
-        # A session of its own: Ctrl-C is for the launcher, which ends its workers first.
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=tied_to_this_process(),
-        )
-
-    def ended(self) -> str | None:
-        code = self.process.poll()
-        if code is None:
-            return None
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-
-    def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
-
-    def end(self) -> None:
-        try:
-            self.process.wait(2)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-class _Thread:
-    def __init__(self, service: Service) -> None:
-        self._stopped = threading.Event()
-        self._error: BaseException | None = None
-
-        def work() -> None:
-            try:
-                service.run(self._stopped.is_set)
-            except Exception as error:
-                self._error = error
-
-        self._thread = threading.Thread(target=work, name="parameter server", daemon=True)
-        self._thread.start()
-
-    def ended(self) -> str | None:
-        return None if self._thread.is_alive() else f"ended: {self._error!r}"
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def end(self) -> None:
-        self._thread.join(5)
-
-
-def server_command(
-    registrar: str, key_file: Path, bind: str, functions: Sequence[str], mark: str = ""
-) -> list[str]:
-    """What to run for one server."""
-    command = [sys.executable, "-m", "farandole.server", registrar, str(key_file), "--bind", bind]
-    for module in functions:
-        command += ["--functions", module]
-    return [*command, "--mark", mark] if mark else command
-
-
 def join_cluster(
     address: str, key_file: Path, bind: str = "127.0.0.1:0", functions: Sequence[str] = ()
 ) -> None:
     """Adds one server, in this process, to a running cluster; returns when that ends."""
-    host, port = _parted(bind)
+    host, port = _split_address(bind)
     service = Service(
         address, read_key(key_file), bind=f"tcp://{host}:{port or '*'}", functions=functions
     )
     service.run()
 
 
-def _parted(bind: str) -> tuple[str, int]:
+def _split_address(bind: str) -> tuple[str, int]:
     host, colon, port = bind.removeprefix("tcp://").rpartition(":")
     if not colon or not port.isdigit() or not host:
         raise UserError(f"{bind!r} is not an address to listen at; write host:port, port 0: any.")

@@ -40,7 +40,7 @@ class Span(NamedTuple):
     stop: int
 
 
-class Piece(NamedTuple):
+class RangeRows(NamedTuple):
     """A run of rows in one range, and the rows of the table that these are, in order."""
 
     range: int
@@ -146,7 +146,7 @@ class Table:
             self.block_rows, self.rows - last * self.block_rows
         )
 
-    def pieces(self, start: int, stop: int) -> Iterator[Piece]:
+    def pieces(self, start: int, stop: int) -> Iterator[RangeRows]:
         """Where the rows from `start` to `stop` live: at most one run in each range."""
         self._check(start, stop)
         if start == stop:
@@ -158,7 +158,7 @@ class Table:
             spans = tuple(Span(max(start, b * size), min(stop, (b + 1) * size)) for b in blocks)
             here = block // self.ranges * size + spans[0].start - block * size
             count = sum(span.stop - span.start for span in spans)
-            yield Piece((block + self._offset) % self.ranges, here, here + count, spans)
+            yield RangeRows((block + self._offset) % self.ranges, here, here + count, spans)
 
     def scattered(self, rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """Where these rows live: for each range its own numbers for them, and their positions.

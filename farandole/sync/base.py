@@ -53,7 +53,7 @@ class Synchronizer:
         """Decisions, such as a new period, since somebody last took them out of here."""
 
     def check_finite(self, on: bool) -> None:
-        """Whether what is not finite stops the run. It does unless told otherwise."""
+        """Whether what is not finite stops the run. It does by default."""
         if self.guard is not None:
             self.guard.is_on = on
         if self._reducer is not None:

@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-LAUNCHER = "FARANDOLE_LAUNCHER"
-"""The variable that tells a worker its launcher's process id."""
+from farandole.environment import LAUNCHER
+
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, <sys/prctl.h>
 _SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 

@@ -9,30 +9,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.comm import TransportName, check_transport
+from farandole.comm import check_transport
+from farandole.environment import (
+    CHECK_FINITE,
+    FALLBACK,
+    HOSTS,
+    LAYOUT,
+    NAME,
+    RUNS,
+    SCRIPT,
+    SEED,
+    SYNC,
+    TRACE,
+    TRACE_PARTS,
+    TRANSPORT,
+)
 from farandole.errors import FarandoleError, UserError
 from farandole.layout.layout import Layout, parse_layout
 from farandole.schedule import piece
 from farandole.sync import Strategy, parse
 from farandole.topology import Topology
-
-SYNC = "FARANDOLE_SYNC"
-LAYOUT = "FARANDOLE_LAYOUT"
-NAME = "FARANDOLE_NAME"
-FOLDER = "FARANDOLE_RUNS"
-SEED = "FARANDOLE_SEED"
-SCRIPT = "FARANDOLE_SCRIPT"
-FALLBACK = "FARANDOLE_FALLBACK"
-"""1: a damaged checkpoint is passed over, and the newest good one taken."""
-TRANSPORT = "FARANDOLE_TRANSPORT"
-HOSTS = "FARANDOLE_HOSTS"
-"""The hosts that are said to be there: how many, or the workers of each."""
-CHECK_FINITE = "FARANDOLE_CHECK_FINITE"
-"""0: gradients and parameters that are not finite do not stop the run. 1: they do."""
-TRACE = "FARANDOLE_TRACE"
-"""Where the ranks write a trace. They merge it themselves."""
-TRACE_PARTS = "FARANDOLE_TRACE_PARTS"
-"""Where each rank writes its part of a trace. The launcher merges them."""
 
 WHOLE = "whole"
 """The word for the layout that is none: the whole model on every worker."""
@@ -49,7 +45,7 @@ class Settings:
     seed: int | None = None
     script: str | None = None
     fallback: bool = False
-    transport: TransportName | None = None
+    transport: str | None = None
     hosts: str | None = None
     check_finite: bool | None = None
     trace: Path | None = None
@@ -66,7 +62,7 @@ class Settings:
             sync=parse(environ[SYNC]) if environ.get(SYNC) else None,
             layout=read_layout(environ[LAYOUT]) if environ.get(LAYOUT) else None,
             name=environ.get(NAME) or None,
-            folder=Path(environ[FOLDER]) if environ.get(FOLDER) else None,
+            folder=Path(environ[RUNS]) if environ.get(RUNS) else None,
             seed=seed,
             script=environ.get(SCRIPT) or None,
             fallback=environ.get(FALLBACK, "") not in ("", "0"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from farandole.comm import TransportName, check_transport
+from farandole.comm import check_transport
 from farandole.comm.activity import show_activity
 from farandole.errors import UserError
 from farandole.system.orphans import end_with_launcher
@@ -34,7 +34,7 @@ def init(
     *,
     seed: int | None = 0,
     timeout: timedelta | float = 60.0,
-    transport: TransportName = "auto",
+    transport: str = "auto",
     name: str | None = None,
     folder: str | Path = "runs",
     check_in_step: bool = True,

@@ -23,16 +23,12 @@ from typing import Final, Literal
 import torch.distributed as dist
 from torch.distributed import Store
 
-from farandole.environment import ELASTIC_WORKER, STORE
+from farandole.environment import ELASTIC_GENERATION, ELASTIC_STATE, ELASTIC_WORKER, JOB, STORE
 from farandole.errors import JoinError
 from farandole.worker.environment import Seat
 from farandole.worker.store.address import told
 from farandole.worker.store.client import Prefixed, StoreClient
 
-GENERATION: Final = "FARANDOLE_ELASTIC_GENERATION"
-"""The number of the generation that this process was last seated in."""
-STATE: Final = "FARANDOLE_ELASTIC_STATE"
-"""Set when this process has the state of the training, as all others of its generation."""
 LEAVE: Final = "leave"
 PREFIX: Final = "elastic"
 WITH_STATE: Final = "state"
@@ -53,7 +49,7 @@ def is_elastic(environ: Mapping[str, str]) -> bool:
 
 def generation(environ: Mapping[str, str]) -> int:
     """The generation that this process is seated in; -1 before the first."""
-    return int(environ.get(GENERATION, -1))
+    return int(environ.get(ELASTIC_GENERATION, -1))
 
 
 def next_seat(environ: MutableMapping[str, str], after: int, timeout: timedelta) -> Seat:
@@ -64,7 +60,7 @@ def next_seat(environ: MutableMapping[str, str], after: int, timeout: timedelta)
     within `timeout`.
     """
     worker, after = environ[ELASTIC_WORKER], max(after, generation(environ))
-    question = f"{after} {WITH_STATE if STATE in environ else WITHOUT_STATE}"
+    question = f"{after} {WITH_STATE if ELASTIC_STATE in environ else WITHOUT_STATE}"
     try:
         store = _connect(environ, timeout)
         answer = _ask(store, worker, question, timeout)
@@ -79,7 +75,7 @@ def next_seat(environ: MutableMapping[str, str], after: int, timeout: timedelta)
     found = json.loads(answer)
     environ.update(
         {
-            GENERATION: str(found["generation"]),
+            ELASTIC_GENERATION: str(found["generation"]),
             "RANK": str(found["rank"]),
             "WORLD_SIZE": str(found["size"]),
             "LOCAL_RANK": str(found["local_rank"]),
@@ -97,14 +93,14 @@ def next_seat(environ: MutableMapping[str, str], after: int, timeout: timedelta)
         port=int(environ["MASTER_PORT"]),
         agent_store=True,
         store=told(environ),
-        job=f"{environ.get('FARANDOLE_JOB', '')}-{found['generation']}",
+        job=f"{environ.get(JOB, '')}-{found['generation']}",
         attempt=found["generation"],
     )
 
 
 def note_state(environ: MutableMapping[str, str]) -> None:
     """From now on this process has the state, and others may get it from here."""
-    environ[STATE] = "1"
+    environ[ELASTIC_STATE] = "1"
 
 
 class HostChanges:

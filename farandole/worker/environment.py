@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
+from farandole.environment import JOB
 from farandole.errors import JoinError
 from farandole.worker.store.address import StoreAddress, told
 
@@ -76,7 +77,7 @@ def _elastic(env: Mapping[str, str], parent: int) -> Seat | None:
         return None
     size = _int(env, "WORLD_SIZE")
     seat = Seat(
-        launcher="farandole" if "FARANDOLE_JOB" in env else "torchrun",
+        launcher="farandole" if JOB in env else "torchrun",
         rank=_int(env, "RANK"),
         size=size,
         local_rank=_int(env, "LOCAL_RANK", _int(env, "RANK")),
@@ -85,7 +86,7 @@ def _elastic(env: Mapping[str, str], parent: int) -> Seat | None:
         port=_port(env),
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         store=_own_store(env),
-        job=env.get("FARANDOLE_JOB") or env.get("TORCHELASTIC_RUN_ID", "torchrun"),
+        job=env.get(JOB) or env.get("TORCHELASTIC_RUN_ID", "torchrun"),
         attempt=_int(env, "TORCHELASTIC_RESTART_COUNT", 0),
     )
     return seat if "LOCAL_WORLD_SIZE" in env or size == 1 else _hand_set(seat, env, parent)
@@ -93,7 +94,7 @@ def _elastic(env: Mapping[str, str], parent: int) -> Seat | None:
 
 def _own_store(env: Mapping[str, str]) -> StoreAddress | None:
     """That of our launcher, unless somebody below it, such as torchrun, has set another place."""
-    store = told(env) if "FARANDOLE_JOB" in env else None
+    store = told(env) if JOB in env else None
     return store if store is not None and store.port == _port(env) else None
 
 

@@ -23,10 +23,13 @@ from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 
+from farandole.environment import JOB
 from farandole.errors import CommError, JoinError
+from farandole.worker.signals import exit_code_of
 
 _FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _TAIL_LINES = 40
+_SAVING_SIGNALS = ("SIGTERM", "SIGUSR1")  # on which a worker saves, and leaves by itself
 # A worker that was killed could not say when, only the launcher when it noticed: later than the
 # peers felt it, on a busy machine by seconds.
 _NOTICED_WITHIN_SECONDS = 20
@@ -61,14 +64,18 @@ class Failure:
         except ValueError:  # real-time signals have numbers only
             return f"signal {-self.exit_code}"
 
-    def __str__(self) -> str:
-        """In one line: which rank, how, and the last thing it said."""
+    @property
+    def how(self) -> str:
+        """In one line: how it ended, and the last thing it said."""
         if self.kind is Kind.HELD_UP:
-            return f"rank {self.rank} {self.error}, and was ended"
+            return f"{self.error}, and was ended"
         if self.killed_by:
-            return f"rank {self.rank} was killed by {self.killed_by}"
+            return f"was killed by {self.killed_by}"
         said = self.error.strip().splitlines()
-        return f"rank {self.rank} failed: {said[-1] if said else f'exit code {self.exit_code}'}"
+        return f"failed: {said[-1] if said else f'exit code {self.exit_code}'}"
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.how}"
 
     def told_to_stop(self, when_ns: int) -> Failure:
         """The launcher told this worker to stop at that time. One that was leaving before it, and
@@ -107,7 +114,7 @@ def record_leaving(environ: Mapping[str, str] = os.environ) -> None:
     is leaving anyway, so that SIGTERM must not replace its exit code.
     """
     target = environ.get(_FILE_VARIABLE)
-    if target and "FARANDOLE_JOB" in environ:
+    if target and JOB in environ:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if not Path(target).exists():
@@ -178,3 +185,12 @@ def first_cause(failures: Sequence[Failure]) -> Failure:
     return min(
         failures, key=lambda failure: (failure.kind, failure.time_ns, failure.exit_code >= 0)
     )
+
+
+def signal_obeyed_by(failures: Sequence[Failure]) -> str | None:
+    """The signal on which all of these have saved and left by themselves: that is no failure.
+
+    None: it was something else. Those that a signal has killed have a negative exit code.
+    """
+    codes = {failure.exit_code for failure in failures}
+    return next((name for name in _SAVING_SIGNALS if codes == {exit_code_of(name)}), None)

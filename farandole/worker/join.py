@@ -16,17 +16,17 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from farandole.comm import (
+    TRANSPORTS,
     ByDevice,
     C10d,
     Exchange,
     Group,
     InProcess,
     Transport,
-    TransportName,
     over_hosts,
 )
 from farandole.comm.calibration import calibrate
-from farandole.comm.transports.base import PeerLost
+from farandole.comm.transports.messages import PeerLost
 from farandole.environment import SERVER_KEY, SERVERS
 from farandole.errors import JoinError
 from farandole.topology import Topology
@@ -42,7 +42,7 @@ def join(
     *,
     shared_gpu: bool,
     timeout: timedelta,
-    transport: TransportName = "auto",
+    transport: str = "auto",
 ) -> Group:
     """This rank's end of the world group.
 
@@ -91,10 +91,14 @@ def _join_servers(seat: Seat, address: str, timeout: timedelta) -> Group:
     return Group(roll)
 
 
-def choose_transport(world: C10d, device: torch.device, transport: TransportName) -> Transport:
+def choose_transport(world: C10d, device: torch.device, transport: str) -> Transport:
     """What carries the bytes between these ranks fastest, or what was asked for."""
     world.topology = Topology.from_names(world.share(platform.node() or "localhost"))
-    found = world if transport == "c10d" else over_hosts(world, world.topology)
+    found: Transport
+    if transport in TRANSPORTS:
+        found = TRANSPORTS[transport](world)
+    else:
+        found = world if transport == "c10d" else over_hosts(world, world.topology)
     if transport == "shm" and isinstance(found, C10d):
         raise JoinError(
             f"transport='shm' was asked for, and ranks on {world.topology} cannot share memory."

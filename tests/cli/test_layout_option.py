@@ -6,14 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from farandole.cli import main
-from farandole.cli.options import SCHEDULES
-from farandole.launch.backends import local
-from farandole.layout.layout import Schedule
+from farandole.launch import launcher
+from farandole.schedule.pipelines import schedule_names
 
 Command = Callable[..., tuple[int, str]]
 
@@ -36,15 +34,15 @@ def command(
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[local.Job]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[launcher.Job]:
     """The jobs that would have been launched."""
-    jobs: list[local.Job] = []
+    jobs: list[launcher.Job] = []
 
-    def launch(job: local.Job) -> local.Outcome:
+    def launch(job: launcher.Job) -> launcher.Outcome:
         jobs.append(job)
-        return local.Outcome()
+        return launcher.Outcome()
 
-    monkeypatch.setattr(local, "launch", launch)
+    monkeypatch.setattr(launcher, "launch", launch)
     return jobs
 
 
@@ -61,13 +59,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[local.Job]:
     ],
 )
 def test_the_layout_travels(
-    command: Command, started: list[local.Job], layout: str, travels: str
+    command: Command, started: list[launcher.Job], layout: str, travels: str
 ) -> None:
     assert command("-n", "4", "--layout", layout) == (0, "")
     assert started[0].environment["FARANDOLE_LAYOUT"] == travels
 
 
-def test_without_one_the_script_decides(command: Command, started: list[local.Job]) -> None:
+def test_without_one_the_script_decides(command: Command, started: list[launcher.Job]) -> None:
     assert command("-n", "4") == (0, "")
     assert "FARANDOLE_LAYOUT" not in started[0].environment
 
@@ -86,7 +84,7 @@ def test_without_one_the_script_decides(command: Command, started: list[local.Jo
     ],
 )
 def test_a_layout_that_cannot_be(
-    command: Command, started: list[local.Job], layout: str, message: str
+    command: Command, started: list[launcher.Job], layout: str, message: str
 ) -> None:
     code, error = command("-n", "4", "--layout", layout)
     assert code == 2
@@ -109,7 +107,7 @@ def test_a_layout_that_cannot_be(
 )
 def test_workers_must_make_whole_replicas(
     command: Command,
-    started: list[local.Job],
+    started: list[launcher.Job],
     workers: int,
     layout: str,
     ranks: int,
@@ -129,7 +127,6 @@ def test_a_trace_of_a_job_that_cannot_be_leaves_nothing(command: Command, tmp_pa
 
 
 def test_help_names_every_schedule_without_torch() -> None:
-    assert get_args(Schedule) == SCHEDULES
     code = (
         "import sys; from click.testing import CliRunner; from farandole.cli import commands\n"
         "for name in ('run', 'race'): print(CliRunner().invoke(commands, [name, '-h']).output)\n"
@@ -138,4 +135,4 @@ def test_help_names_every_schedule_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("False\n"), done.stderr
     unwrapped = "".join(done.stdout.split())
-    assert unwrapped.count(f"Schedules:{','.join(SCHEDULES)}.") == 2
+    assert unwrapped.count(f"Schedules:{','.join(schedule_names())}.") == 2

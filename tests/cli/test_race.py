@@ -121,7 +121,7 @@ def test_that_the_target_is_not_logged_is_said_while_the_lane_runs(script, monke
     ("arguments", "complaint"),
     [
         (("-n", "0", "--serial", "tiny.py"), "-n 0"),
-        (("-n", "2", "tiny.py"), "needs runners"),
+        (("-n", "2", "tiny.py"), "needs lanes"),
         (("-n", "2", "--serial", "tony.py"), "Did you mean 'tiny.py'?"),
         (("-n", "2", "--sync", "alreduce", "tiny.py"), "Did you mean 'allreduce'?"),
         (("-n", "2", "--sync", "allreduce:buckets=1", "tiny.py"), "Did you mean 'bucket_mib'?"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from farandole.cli import main
-from farandole.launch.backends import local
+from farandole.launch import launcher
 from farandole.sync import STRATEGIES
 
 if TYPE_CHECKING:
@@ -39,20 +39,20 @@ def command(
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[local.Job]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[launcher.Job]:
     """The jobs that would have been launched."""
-    jobs: list[local.Job] = []
+    jobs: list[launcher.Job] = []
 
-    def launch(job: local.Job) -> local.Outcome:
+    def launch(job: launcher.Job) -> launcher.Outcome:
         jobs.append(job)
-        return local.Outcome()
+        return launcher.Outcome()
 
-    monkeypatch.setattr(local, "launch", launch)
+    monkeypatch.setattr(launcher, "launch", launch)
     return jobs
 
 
 @pytest.mark.parametrize("workers", ["0", "-1"])
-def test_a_job_needs_a_worker(command: Command, started: list[local.Job], workers: str) -> None:
+def test_a_job_needs_a_worker(command: Command, started: list[launcher.Job], workers: str) -> None:
     assert command("run", "-n", workers, "train.py") == (
         2,
         f"farandole: -n {workers}: a job needs at least 1 worker.\n",
@@ -70,7 +70,7 @@ def test_a_job_needs_a_worker(command: Command, started: list[local.Job], worker
     ],
 )
 def test_a_missing_script(
-    command: Command, started: list[local.Job], tmp_path: Path, script: str, hint: str
+    command: Command, started: list[launcher.Job], tmp_path: Path, script: str, hint: str
 ) -> None:
     code, error = command("run", "-n", "2", script)
     assert code == 2
@@ -96,7 +96,7 @@ def test_a_missing_script(
     ],
 )
 def test_a_strategy_that_cannot_be(
-    command: Command, started: list[local.Job], sync: str, message: str
+    command: Command, started: list[launcher.Job], sync: str, message: str
 ) -> None:
     code, error = command("run", "-n", "2", "--sync", sync, "train.py")
     assert code == 2
@@ -119,7 +119,7 @@ def test_a_strategy_that_cannot_be(
     ],
 )
 def test_a_command_line_that_cannot_be(
-    command: Command, started: list[local.Job], arguments: list[str], message: str
+    command: Command, started: list[launcher.Job], arguments: list[str], message: str
 ) -> None:
     code, error = command("run", *arguments)
     assert code == 2
@@ -128,7 +128,7 @@ def test_a_command_line_that_cannot_be(
 
 
 def test_what_is_not_said_is_left_to_the_script(
-    command: Command, started: list[local.Job], monkeypatch: pytest.MonkeyPatch
+    command: Command, started: list[launcher.Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for gpus, workers in ((0, 1), (4, 4)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
@@ -138,7 +138,7 @@ def test_what_is_not_said_is_left_to_the_script(
 
 
 def test_the_strategy_travels_in_its_shortest_form(
-    command: Command, started: list[local.Job]
+    command: Command, started: list[launcher.Job]
 ) -> None:
     command(
         "run",
@@ -153,13 +153,13 @@ def test_the_strategy_travels_in_its_shortest_form(
     assert started[0].command == ("train.py", "--unused")
 
 
-def test_the_transport_travels_too(command: Command, started: list[local.Job]) -> None:
+def test_the_transport_travels_too(command: Command, started: list[launcher.Job]) -> None:
     command("run", "--transport", "c10d", "train.py")
     assert started[0].environment["FARANDOLE_TRANSPORT"] == "c10d"
 
 
 def test_our_option_behind_the_script_is_noted_and_passed_on(
-    command: Command, started: list[local.Job]
+    command: Command, started: list[launcher.Job]
 ) -> None:
     code, said = command("run", "train.py", "-n", "2")
     assert code == 0

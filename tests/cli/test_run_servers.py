@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from farandole.cli import main
-from farandole.launch import servers
-from farandole.launch.backends import local
+from farandole.launch import launcher, servers
 from farandole.race.runner import Entry, RaceConfig
 from farandole.sync import Local
 
@@ -96,37 +95,37 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[Cluster]:
 
 
 @pytest.fixture
-def supervised(monkeypatch: pytest.MonkeyPatch) -> list[local.Job]:
+def supervised(monkeypatch: pytest.MonkeyPatch) -> list[launcher.Job]:
     """The jobs that would have been run, each of which loses rank 1 and gets it back."""
-    jobs: list[local.Job] = []
+    jobs: list[launcher.Job] = []
 
     def supervise(
-        job: local.Job,
+        job: launcher.Job,
         *,
         on_lost: Callable[[int], None],
         on_restart: Callable[[int], None],
         check: Callable[[], object],
-    ) -> local.Outcome:
+    ) -> launcher.Outcome:
         jobs.append(job)
         on_lost(1)
         on_restart(1)
         check()
-        return local.Outcome()
+        return launcher.Outcome()
 
-    monkeypatch.setattr(servers, "supervise", supervise)
+    monkeypatch.setattr(servers, "launch_tolerant", supervise)
     return jobs
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[local.Job]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[launcher.Job]:
     """The jobs that would have been run without servers of their own."""
-    jobs: list[local.Job] = []
+    jobs: list[launcher.Job] = []
 
-    def launch(job: local.Job) -> local.Outcome:
+    def launch(job: launcher.Job) -> launcher.Outcome:
         jobs.append(job)
-        return local.Outcome()
+        return launcher.Outcome()
 
-    monkeypatch.setattr(local, "launch", launch)
+    monkeypatch.setattr(launcher, "launch", launch)
     return jobs
 
 
@@ -134,7 +133,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[local.Job]:
 
 
 def test_servers_of_a_job(
-    command: Command, clusters: list[Cluster], supervised: list[local.Job]
+    command: Command, clusters: list[Cluster], supervised: list[launcher.Job]
 ) -> None:
     asked = ("--servers", "3", "--replicas", "2", "--functions", "mine", "--functions", "yours")
     sync = ("--sync", "local:every=3", "--restarts", "4")
@@ -169,7 +168,7 @@ def test_servers_of_a_job(
 def test_how_many(
     command: Command,
     clusters: list[Cluster],
-    supervised: list[local.Job],
+    supervised: list[launcher.Job],
     arguments: tuple[str, ...],
     expected: tuple[int, int],
 ) -> None:
@@ -178,7 +177,7 @@ def test_how_many(
 
 
 def test_servers_of_somebody_else(
-    command: Command, clusters: list[Cluster], launched: list[local.Job], tmp_path: Path
+    command: Command, clusters: list[Cluster], launched: list[launcher.Job], tmp_path: Path
 ) -> None:
     asked = ("--servers", ADDRESS, "--key-file", "a.key", "--restarts", "1")
     assert command("run", "-n", "2", *asked, "--sync", "local", "train.py")[0] == 0
@@ -190,7 +189,7 @@ def test_servers_of_somebody_else(
 
 
 def test_jobs_without_servers_are_as_ever(
-    command: Command, clusters: list[Cluster], launched: list[local.Job]
+    command: Command, clusters: list[Cluster], launched: list[launcher.Job]
 ) -> None:
     for sync in ((), ("--sync", "allreduce")):
         assert command("run", "-n", "2", *sync, "train.py") == (0, "", "")
@@ -228,7 +227,7 @@ def test_jobs_without_servers_are_as_ever(
 def test_what_does_not_go_together(
     command: Command,
     clusters: list[Cluster],
-    launched: list[local.Job],
+    launched: list[launcher.Job],
     arguments: str,
     message: str,
 ) -> None:

@@ -14,8 +14,8 @@ import torch
 
 from farandole.comm import Exchange, InProcess, Op, calibration
 from farandole.comm.calibration import (
+    CostCache,
     Costs,
-    Kept,
     Unmeasured,
     cache_folder,
     calibrate,
@@ -23,7 +23,8 @@ from farandole.comm.calibration import (
     measure,
     parse_link,
 )
-from farandole.comm.transports.base import TYPICAL_LINK, Message
+from farandole.comm.transports.base import TYPICAL_LINK
+from farandole.comm.transports.messages import Message
 from farandole.errors import UserError
 from farandole.schedule import Link
 from farandole.topology import Topology
@@ -140,7 +141,7 @@ def test_what_could_not_be_measured_is_not_made_up(
 def test_what_earlier_versions_kept_is_measured_again(tmp_path: Path) -> None:
     old = {"k": {"alpha": 1e-4, "beta": 1e-12, "measured": time.time()}}
     (tmp_path / "links.json").write_text(json.dumps(old))
-    assert Kept(tmp_path, "k").read() is None
+    assert CostCache(tmp_path, "k").read() is None
 
 
 def test_it_is_measured_once_and_then_remembered(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_a_link_that_cannot_be(text: str) -> None:
 )
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "links.json").write_text(content)
-    kept = Kept(tmp_path, "k")
+    kept = CostCache(tmp_path, "k")
     assert kept.read() is None
     kept.write(COSTS)
     assert kept.read() == COSTS
@@ -197,22 +198,22 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: str) -> None
 def test_what_is_old_is_measured_again(tmp_path: Path) -> None:
     entry = {"alpha": 1e-4, "beta": 1e-9, "native_wins": [], "measured": time.time()}
     (tmp_path / "links.json").write_text(json.dumps({"k": entry}))
-    assert Kept(tmp_path, "k").read() == Costs(COSTS.link, ())
+    assert CostCache(tmp_path, "k").read() == Costs(COSTS.link, ())
     entry["measured"] = time.time() - 8 * 86400
     (tmp_path / "links.json").write_text(json.dumps({"k": entry}))
-    assert Kept(tmp_path, "k").read() is None
+    assert CostCache(tmp_path, "k").read() is None
 
 
 def test_what_an_earlier_version_kept_is_measured_again(tmp_path: Path) -> None:
     entry = {"alpha": 1e-4, "beta": 1e-9, "measured": time.time()}  # nobody had tried gloo's own
     (tmp_path / "links.json").write_text(json.dumps({"k": entry}))
-    assert Kept(tmp_path, "k").read() is None
+    assert CostCache(tmp_path, "k").read() is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    Kept(tmp_path / "file" / "below", "k").write(COSTS)
-    assert Kept(tmp_path / "file" / "below", "k").read() is None
+    CostCache(tmp_path / "file" / "below", "k").write(COSTS)
+    assert CostCache(tmp_path / "file" / "below", "k").read() is None
 
 
 def test_where_it_is_kept() -> None:

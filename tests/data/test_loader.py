@@ -551,3 +551,19 @@ def test_a_tensor_dataset_gives_tuples(tmp_path: Path) -> None:
 
     run_world(2, body, folder=tmp_path)
     assert seen == Counter(range(6))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_script_may_say_whether_a_pass_trains(training: bool, tmp_path: Path) -> None:
+    """It is then not taken from whether gradients are enabled."""
+
+    def body(run: Run) -> tuple[int, int]:
+        loader = run.loader(range(7), global_batch_size=6, shuffle=False, training=training)
+        with torch.set_grad_enabled(not training):
+            seen = sum(len(batch) for batch in loader)
+        return seen, run.steps
+
+    found = run_world(3, body, folder=tmp_path)
+    # Training shares the last sample among all ranks, and counts; evaluation does neither.
+    assert [seen for seen, _ in found] == ([3, 3, 3] if training else [2, 2, 3])
+    assert {steps for _, steps in found} == ({2} if training else {0})

@@ -102,5 +102,5 @@ train(hvd.elastic.ObjectState(step=0))
     assert sandbox.processes() == []
     assert (
         "farandole: worker 1 on localhost (rank 1) was stopped (SIGSTOP), and did not ask for its "
-        "seat, and was ended; another takes its place"
+        "new rank, and was ended; another takes its place"
     ) in done.stderr.splitlines()

@@ -368,7 +368,7 @@ def test_an_option_that_cannot_travel_is_told_to_all() -> None:
     def body() -> None:
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
         optimizer.param_groups[0]["rule"] = len
-        with pytest.raises(UserError, match=r"\['rule'\] is a builtin_function"):
+        with pytest.raises(UserError, match=r"\.rule is a builtin_function"):
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
     run_horovod(2, body)
@@ -436,7 +436,7 @@ def test_an_object_that_cannot_travel_is_told_to_all_and_the_job_goes_on(ranks: 
     def body() -> int:
         value = {"f": [len]} if rank() == root else 1
         sender = "" if rank() == root else f"rank {root} could not send its object: "
-        message = rf"{sender}object\['f'\]\[0\] is a builtin_function"
+        message = rf"{sender}f\.0 is a builtin_function"
         with pytest.raises(UserError, match=message):
             hvd.broadcast_object(value, root)
         with pytest.raises(UserError, match=message):

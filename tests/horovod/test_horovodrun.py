@@ -15,7 +15,7 @@ from farandole.cli import main
 from farandole.horovod.cli import elastic, start
 from farandole.horovod.cli.mpi import mpi_words
 from farandole.horovod.cli.variables import NO_EFFECT
-from farandole.launch.backends.ssh.start import Ssh
+from farandole.launch.backends.ssh.backend import Ssh
 from farandole.launch.job import Job, Outcome
 from farandole.launch.policies.elastic.job import ElasticJob
 from farandole.topology import Topology
@@ -131,14 +131,33 @@ def test_a_configuration_file_and_the_command_line_above_it(
         ("params:\n  fusion: 8\n", "line 2: there is no setting 'params.fusion'. Did you mean"),
         ("params:\n  cycle_time_ms: soon\n", "line 2: params.cycle_time_ms cannot be 'soon'"),
         ("stall_check:\n  enabled: maybe\n", "line 2: stall_check.enabled cannot be 'maybe'"),
-        ("params: {cycle_time_ms: 2}\n", "line 1: 'params: {cycle_time_ms: 2}' is neither"),
-        ("- params\n", "line 1: '- params' is neither a section"),
+        ("params: {cycle_time_ms: [2]}\n", "line 1: cycle_time_ms must be a single value"),
+        ("- params\n", "line 1: here must be sections such as `params:`"),
+        ("params: 3\n", "line 1: here must be sections such as `params:`"),
+        ("params:\n  - fusion_threshold_mb\n", "line 2: here must be sections"),
+        ("params:\n  cycle_time_ms: 2\n bad\n", "line 3 is no YAML"),
+        (
+            "params:\n  cycle_time_ms: !!python/name:os.system\n",
+            "line 2: params.cycle_time_ms cannot",
+        ),
     ):
         settings.write_text(text)
         code, said = command(*arguments)
         assert code == 2
         assert f"horovod.yaml, {problem}" in said
     assert len(started) == 1
+    for text in (
+        "params: {cycle_time_ms: 2, fusion_threshold_mb: 8}\n",
+        "--- {}\n",
+        "",
+        "params:\n",
+    ):
+        settings.write_text(text)
+        assert command(*arguments)[0] == 0
+    assert variables(started[1][0]) == {
+        "HOROVOD_CYCLE_TIME": "7.0",
+        "HOROVOD_FUSION_THRESHOLD": str(8 * 2**20),
+    }
 
 
 def test_flags_without_effect_say_why(command: Command, started: list[Any]) -> None:

@@ -12,12 +12,12 @@ import torch
 
 import farandole.horovod.torch as hvd
 from farandole.horovod.common import util
-from farandole.horovod.engine import sparse_tensors
 from farandole.horovod.runner.util.threads import (
     execute_function_multithreaded,
     in_thread,
     on_event,
 )
+from farandole.serialization import sparse as sparse_tensors
 
 PATIENCE_SECONDS = 150.0
 

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from farandole.errors import LaunchError, UserError
 from farandole.horovod import run
 from farandole.horovod import runner as module
-from farandole.horovod.runner.parcels import read_parcel, write_parcel
-from farandole.horovod.runner.reference import Reference
+from farandole.horovod.runner.call import Call
 from farandole.launch.job import Job, Outcome
 
 if TYPE_CHECKING:
@@ -127,7 +125,7 @@ def test_a_closure() -> None:
             {"network_interface": "lo", "hosts": "localhost:1"},
             "network_interface='lo' is for other",
         ),
-        ({"args": ({1, 2},)}, r"an argument of horovod.run\(\) cannot travel .*args\.0 is a set"),
+        ({"args": ({1, 2},)}, r"an argument of horovod.run\(\) cannot be sent .*args\.0 is a set"),
         ({"kwargs": {"f": print}}, r"kwargs\.f is a builtin_function_or_method"),
     ],
 )
@@ -141,7 +139,7 @@ def test_where_and_how_it_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     seen: list[Any] = []
 
     def launch(job: Job, *where: Any) -> Outcome:
-        call = read_parcel(Path(job.command[-1]) / "call.safetensors")
+        call = Call.read(Path(job.command[-1]))
         seen.append((job, *where, call))
         return Outcome()
 
@@ -163,16 +161,4 @@ def test_where_and_how_it_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (ssh.port, ssh.connect_seconds, interfaces) == (22, 5, ["eth0", "eth1"])
     assert Path(job.command[-1]).parent == tmp_path  # where other hosts may see it
     assert not list(tmp_path.iterdir())
-    assert Reference(**call["function"]).find() is plain
-
-
-def test_parcels_bring_values_back_as_they_were(tmp_path: Path) -> None:
-    shared = torch.arange(6.0).reshape(2, 3)
-    value = {"a": [shared, shared.T, shared[0]], 3: (None, float("inf"), torch.tensor(True))}
-    write_parcel(tmp_path / "p", value, "it")
-    found = read_parcel(tmp_path / "p")
-    assert [tensor.tolist() for tensor in found["a"]] == [t.tolist() for t in value["a"]]
-    assert found[3][:2] == (None, float("inf"))
-    assert found[3][2].dtype is torch.bool
-    write_parcel(tmp_path / "p", None, "it")
-    assert read_parcel(tmp_path / "p") is None
+    assert call.function.find() is plain

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.comm import Exchange, InProcess
-from farandole.comm.transports.base import CLAIM_BYTES
+from farandole.comm.transports.claims import CLAIM_BYTES
 from farandole.horovod.engine.requests import ALLREDUCE, Request
 from farandole.horovod.engine.table import NOTHING, Announcement
 from farandole.horovod.engine.wire import OFFER, Listener, Speaker, exchange

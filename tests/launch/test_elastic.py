@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farandole.errors import LaunchError, UserError
-from farandole.launch.policies.elastic.job import ElasticJob, launch_elastic
+from farandole.launch.launcher import launch_elastic
+from farandole.launch.policies.elastic.job import ElasticJob
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -23,7 +24,8 @@ LAUNCHER = """
 import sys
 import tempfile
 from pathlib import Path
-from farandole.launch.policies.elastic.job import ElasticJob, launch_elastic
+from farandole.launch.launcher import launch_elastic
+from farandole.launch.policies.elastic.job import ElasticJob
 
 def discover():
     pairs = (line.split(":") for line in Path("hosts").read_text().split())
@@ -122,7 +124,7 @@ def test_a_stopped_worker_is_replaced(sandbox: Sandbox) -> None:
     assert sandbox.processes() == []
     assert (
         "farandole: worker 1 on localhost (rank 1) was stopped (SIGSTOP), and did not ask for its "
-        "seat, and was ended; another takes its place"
+        "new rank, and was ended; another takes its place"
     ) in done.stderr.splitlines()
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from farandole.errors import UserError
 from farandole.launch import exit_watch
-from farandole.launch.backends.local import Job, Outcome, launch
-from farandole.launch.ends import tell_end
+from farandole.launch.launcher import Job, Outcome, launch
+from farandole.launch.outcome_text import print_outcome
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -39,7 +39,7 @@ def launched(
     def run(text: str, **more: Any) -> tuple[Outcome, str]:
         script = sandbox.script("worker.py", PRELUDE + text)
         outcome = launch(Job(2, [str(script)], sandbox.environment, **more))
-        tell_end(outcome, 2)
+        print_outcome(outcome, 2)
         assert sandbox.processes() == []
         lines = capfd.readouterr().err.splitlines()
         return outcome, "\n".join(line for line in lines if line.startswith("farandole: "))
@@ -157,7 +157,7 @@ from pathlib import Path
 
 import farandole as fd
 
-run = fd.init(timeout=1)
+run = fd.init(timeout=5)
 run.group.barrier()
 if run.rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -18,6 +18,7 @@ import pytest
 from farandole.launch.forks import Forked, ForkError, Forks
 from farandole.system.job_processes import IDENTITY, kill_leftovers
 
+pytestmark = pytest.mark.fresh
 SCRIPT = Path(__file__).parent / "scripts" / "like_fresh.py"
 VARIABLES = {
     **{name: value for name, value in os.environ.items() if name != "FARANDOLE_FORK"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.launch.policies.elastic.generations import Member, places, plan_generation
+from farandole.launch.policies.elastic.generations import Member, assign_ranks, plan_generation
 
 HOSTS = st.sampled_from(["a", "b", "c", "d"])
 SLOTS = st.dictionaries(HOSTS, st.integers(1, 3), max_size=4)
@@ -38,7 +38,7 @@ def test_over_any_generations(
     for hosts, dying in steps:
         survivors = [member for member in members if member.rank is not None]
         members = grow(hosts, members, limit)
-        seats = places(members)
+        seats = assign_ranks(members)
         assert [seat.rank for seat in seats] == list(range(len(members)))
         assert {seat.size for seat in seats} <= {len(members)}
         assert len(members) == min(sum(hosts.values()), limit or 99)

@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import LaunchError, UserError
-from farandole.launch.backends.ssh.start import Ssh, exported
-from farandole.launch.hosts import gathered, parse_hosts, read_hostfile, seat_workers
+from farandole.launch.backends.ssh.backend import Ssh, exported
+from farandole.launch.endpoint import LauncherEndpoint
+from farandole.launch.hosts import gathered, parse_hosts, place_workers, read_hostfile
 from farandole.launch.policies.elastic.host_script import discover_by_script
-from farandole.launch.seats import horovod_seat, seat_variables
+from farandole.launch.rank_variables import horovod_rank_variables, rank_variables
 from farandole.worker.network import address_for, interface_towards
-from farandole.worker.store.address import StoreAddress, told
+from farandole.worker.store.address import told
+from farandole.worker.store.hosted import JobStore
 
 
 def test_a_list_of_hosts_keeps_its_order_and_adds_up() -> None:
@@ -51,17 +53,17 @@ def test_all_names_of_this_host_are_one() -> None:
 
 
 def test_workers_fill_one_host_after_the_other() -> None:
-    topology = seat_workers({"a": 2, "b": 3, "c": 2}, 4)
+    topology = place_workers({"a": 2, "b": 3, "c": 2}, 4)
     assert str(topology) == "a: 0-1, b: 2-3"
     with pytest.raises(UserError, match=r"8 workers on 7 slots \(a:2, b:3, c:2\): ask for 1 to 7"):
-        seat_workers({"a": 2, "b": 3, "c": 2}, 8)
+        place_workers({"a": 2, "b": 3, "c": 2}, 8)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
 def test_seats_in_horovods_words_agree_on_all_ranks(slots: list[int], data: st.DataObject) -> None:
     workers = data.draw(st.integers(1, sum(slots)))
-    topology = seat_workers({f"h{index}": count for index, count in enumerate(slots)}, workers)
-    seats = [horovod_seat(topology, rank) for rank in range(workers)]
+    topology = place_workers({f"h{index}": count for index, count in enumerate(slots)}, workers)
+    seats = [horovod_rank_variables(topology, rank) for rank in range(workers)]
     for this in seats:
         host = [seat for seat in seats if seat["HOROVOD_HOSTNAME"] == this["HOROVOD_HOSTNAME"]]
         like = [seat for seat in seats if seat["HOROVOD_LOCAL_RANK"] == this["HOROVOD_LOCAL_RANK"]]
@@ -72,14 +74,17 @@ def test_seats_in_horovods_words_agree_on_all_ranks(slots: list[int], data: st.D
         assert int(this["HOROVOD_SIZE"]) == workers
 
 
-def test_a_seat_on_the_second_host() -> None:
-    topology = seat_workers({"a": 2, "b": 2}, 3)
-    store = StoreAddress(None, "10.0.0.1", 1234, b"secret")
-    seat = seat_variables(topology, 2, address="10.0.0.1", port=1234, store=store, identity="job")
-    assert told(seat) == store
+def test_a_rank_on_the_second_host(tmp_path: Path) -> None:
+    topology = place_workers({"a": 2, "b": 2}, 3)
+    store = JobStore(tmp_path)
+    endpoint = LauncherEndpoint(store, "10.0.0.1", is_shared=True, interfaces=("eth0",))
+    variables = {**rank_variables(topology, 2, "job"), **endpoint.remote_variables()}
+    store.close()
+    assert told(variables) == store.elsewhere()
     expected = {"RANK": "2", "LOCAL_RANK": "0", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
     expected |= {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
-    assert expected.items() <= seat.items()
+    expected |= {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+    assert expected.items() <= variables.items()
 
 
 def test_the_address_of_an_interface() -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farandole.launch.ends import tell_end
 from farandole.launch.job import Outcome
+from farandole.launch.outcome_text import print_outcome
 from farandole.worker.failure import Failure
 from farandole.worker.joined import any_joined, record_joined
 
@@ -45,9 +45,9 @@ def test_a_script_that_joins(sandbox: Sandbox, text: str) -> None:
 
 
 def test_one_worker_has_nobody_to_join(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_end(Outcome(joined=False), 1)
+    print_outcome(Outcome(joined=False), 1)
     assert capsys.readouterr().err == ""
-    tell_end(Outcome(joined=False), 2)
+    print_outcome(Outcome(joined=False), 2)
     assert NOTE in capsys.readouterr().err
 
 
@@ -61,7 +61,7 @@ def test_one_worker_has_nobody_to_join(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_job_that_ended_otherwise_says_why(
     outcome: Outcome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell_end(outcome, 2)
+    print_outcome(outcome, 2)
     assert NOTE not in capsys.readouterr().err
 
 

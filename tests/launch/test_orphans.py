@@ -7,7 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from farandole.system.orphans import LAUNCHER, tied_to_this_process
+from farandole.environment import LAUNCHER
+from farandole.system.orphans import tied_to_this_process
 
 if TYPE_CHECKING:
     from conftest import Sandbox

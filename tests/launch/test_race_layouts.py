@@ -47,8 +47,7 @@ def race(
         return commands
 
     monkeypatch.setattr("farandole.race.runner.run_lane", only_note)
-    # By its name in `farandole.cli` one finds the command, which is called as its module is.
-    monkeypatch.setattr(sys.modules["farandole.cli.race"], "_finish", lambda *_: None)
+    monkeypatch.setattr("farandole.race.race.finish", lambda *_: None)
     before = signal.getsignal(signal.SIGTERM)
     yield run
     signal.signal(signal.SIGTERM, before)

@@ -10,7 +10,7 @@ import pytest
 
 from farandole.errors import UserError
 from farandole.launch import exit_watch
-from farandole.launch.backends.local import Job, launch
+from farandole.launch.launcher import Job, launch
 
 if TYPE_CHECKING:
     from conftest import Sandbox

@@ -76,7 +76,7 @@ Path(f"ready-{os.environ['RANK']}").touch()
 time.sleep(600)
 """,
     )
-    job = sandbox.start_farandole("run", "-n", "2", script)
+    job = sandbox.start_farandole("run", "-n", "2", "--grace", "3", script)
     for word in ("ready", "told"):
         sandbox.wait_until(
             lambda word=word: all((sandbox.folder / f"{word}-{rank}").exists() for rank in (0, 1)),

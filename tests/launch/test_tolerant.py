@@ -14,9 +14,8 @@ import pytest
 
 from farandole.errors import LaunchError, UserError
 from farandole.launch import exit_watch
-from farandole.launch.backends.local import Job, Outcome
-from farandole.launch.policies import tolerant as supervisor
-from farandole.launch.policies.tolerant import supervise
+from farandole.launch.launcher import Job, Outcome, launch_tolerant
+from farandole.launch.policies import tolerant as policy
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -73,7 +72,9 @@ def supervised(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Supervised:
         script = sandbox.script("worker.py", PRELUDE + text)
         job = Job(workers, [str(script)], sandbox.environment, tolerant=True, **more)
         try:
-            outcome = supervise(job, on_lost=tell("lost"), on_restart=tell("restart"), check=check)
+            outcome = launch_tolerant(
+                job, on_lost=tell("lost"), on_restart=tell("restart"), check=check
+            )
         finally:
             assert sandbox.processes() == []
         return outcome, told
@@ -260,7 +261,7 @@ def test_one_that_is_stopped_is_ended_and_missed(
     supervised: Supervised, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first while the others work, the second when they are done."""
-    monkeypatch.setattr(supervisor, "_STOPPED_SECONDS", 1.0)
+    monkeypatch.setattr(policy, "_STOPPED_SECONDS", 1.0)
     monkeypatch.setattr(exit_watch, "_STOPPED_SECONDS", 1.0)
     outcome, told = supervised(
         3,
@@ -296,7 +297,7 @@ def test_the_workers_variables_are_those_of_any_job(sandbox: Sandbox) -> None:
     found = []
     for tolerant in (True, False):
         start = f"""
-from farandole.launch.backends.local import Job, launch
+from farandole.launch.launcher import Job, launch
 
 launch(Job(2, [{str(script)!r}], {{"FARANDOLE_NAME": "try"}}, tolerant={tolerant}))
 """

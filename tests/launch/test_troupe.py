@@ -18,16 +18,17 @@ import pytest
 from farandole.environment import ELASTIC_WORKER
 from farandole.errors import LaunchError
 from farandole.launch import exit_watch
-from farandole.launch.backends.ssh.start import Ssh
+from farandole.launch.backends.local import LocalBackend
+from farandole.launch.endpoint import LauncherEndpoint
 from farandole.launch.job import Job
 from farandole.launch.job_directory import JobDirectory
-from farandole.launch.output import Relay
-from farandole.launch.policies.elastic import supervisor as troupe
+from farandole.launch.policies.elastic import late_workers
 from farandole.launch.policies.elastic.discovery import Discovery
 from farandole.launch.policies.elastic.job import ElasticJob
+from farandole.launch.policies.elastic.policy import Elastic
 from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
-from farandole.launch.policies.elastic.starting import Running, Starter
-from farandole.launch.policies.elastic.supervisor import ElasticSupervisor
+from farandole.launch.supervisor import step
+from farandole.launch.worker_pool import WorkerPool
 from farandole.worker.elastic import (
     HostChanges,
     LauncherLostError,
@@ -41,70 +42,56 @@ from farandole.worker.store.hosted import JobStore
 PATIENCE = timedelta(seconds=60)
 
 
-class Everywhere(Starter):
+class Everywhere(LocalBackend):
     """All hosts are this one, except those called `far…`, which cannot reach the launcher."""
 
     def reaches(self, host: str) -> bool:
         return not host.startswith("far")
 
-    def start(self, host: str, slots: int, number: int) -> Running:
-        return super().start("localhost", slots, number)
-
 
 class Rehearsal:
-    """A troupe of sleepers, and a voice for each of them."""
+    """Workers that sleep, and a voice for each of them."""
 
     def __init__(self, hosts: dict[str, int], command: str = "exec sleep 600", **options: object):
         settings = {"min_workers": 1, "max_workers": None, **options}
         words = ("sh", "-c", command)
         job = ElasticJob(words, discover=dict, whole_command=True, **settings)  # type: ignore[arg-type]
-        self.place = JobDirectory(Job(1, words), ELASTIC_WORKER)
-        self.store = JobStore(self.place.folder)
-        self.reception = RendezvousServer(self.store)
+        each = Job(1, words[1:], program=words[0])
+        directory = JobDirectory(each, ELASTIC_WORKER)
+        self.store = JobStore(directory.folder)
+        endpoint = LauncherEndpoint(self.store)
+        backend = Everywhere(each, directory, endpoint)
+        self.pool = WorkerPool(each, directory, endpoint, backend)
+        self.pool.open(())
+        self.rendezvous = RendezvousServer(self.store)
         self.discovery = Discovery(dict)
         self.discovery.hosts = hosts
-        starter = Everywhere(
-            self.place,
-            words,
-            {},
-            whole_command=True,
-            address="127.0.0.1",
-            store=self.store,
-            alone=True,
-            ssh=Ssh(),
-        )
-        self.troupe = ElasticSupervisor(
-            job, self.place, Relay(()), self.reception, starter, self.discovery
-        )
+        self.policy = Elastic(job, self.pool, self.rendezvous, self.discovery)
         self.voices = ThreadPoolExecutor(16)
         self.environments: dict[int, dict[str, str]] = {}
 
     def close(self) -> None:
-        self.troupe.stop()
-        self.place.reap()
-        for worker in self.reception.asking(self.environments):  # else its voice would wait on
-            self.reception.dismiss(worker)
+        self.pool.stop()
+        for worker in self.rendezvous.asking(self.environments):  # else its voice would wait on
+            self.rendezvous.dismiss(worker)
         self.voices.shutdown()
-        self.store.close()
-        self.place.close(keep_logs=False)
+        self.pool.close(keep_logs=False)
 
-    def workers(self) -> dict[int, int]:
+    def workers(self) -> dict[int, int | None]:
         """The process of each worker that runs."""
-        return {
-            number: worker.process._process.pid for number, worker in self.troupe._running.items()
-        }
+        return {number: worker.pid for number, worker in self.pool.running.items()}
 
     def look_until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + 30
         while not condition():
             assert time.monotonic() < deadline
-            self.troupe.look_after()
+            step(self.pool, self.policy)
             time.sleep(0.002)
 
     def look(self) -> None:
         """Often enough that nothing is left to be done."""
         for _ in range(5):
-            self.troupe.look_after()
+            step(self.pool, self.policy)
 
     def ask(self, *workers: int) -> dict[int, Future[Seat]]:
         asked = {}
@@ -124,7 +111,7 @@ class Rehearsal:
         return asked
 
     def heard(self) -> set[int]:
-        return set(self.reception.asking(self.troupe._running))
+        return set(self.rendezvous.asking(self.pool.running))
 
     @staticmethod
     def told(asked: dict[int, Future[Seat]]) -> set[int]:
@@ -148,7 +135,7 @@ class Rehearsal:
 
     def end(self, worker: int, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.workers()[worker], number)
-        self.look_until(lambda: worker not in self.workers() or self.troupe.failure)
+        self.look_until(lambda: worker not in self.workers() or self.policy.failure)
 
     def changed(self, worker: int) -> str | None:
         environ = self.environments[worker]
@@ -217,7 +204,7 @@ def test_the_workers_of_a_removed_host_leave_with_0(rehearse: Callable[..., Rehe
     assert play.leaves(asked[0])
     assert play.leaves(asked[2])
     play.end(2, signal.SIGTERM)  # one that is to leave may end as it likes
-    assert play.troupe.failure is None
+    assert play.policy.failure is None
     assert set(play.workers()) == {0, 1}
 
 
@@ -298,20 +285,21 @@ def test_when_nobody_has_the_state_the_job_has_failed(rehearse: Callable[..., Re
     assert set(play.workers()) == {1, 2}
     play.ask(2)
     play.end(1)
-    assert play.troupe.failure is not None
-    assert play.troupe.failure.killed_by == "SIGKILL"
-    assert not play.troupe.is_at_work()
+    assert play.policy.failure is not None
+    assert play.policy.failure.killed_by == "SIGKILL"
+    assert play.policy.is_finished()
 
 
 def test_a_script_that_cannot_work_is_not_started_for_ever(
     rehearse: Callable[..., Rehearsal], capfd: pytest.CaptureFixture[str]
 ) -> None:
     play = rehearse({"a": 1}, "echo no such thing >&2; exit 3")
-    play.look_until(lambda: not play.troupe.is_at_work())
-    assert play.troupe.failure is not None
-    assert (play.troupe.failure.exit_code, play.troupe.failure.error) == (3, "no such thing")
-    failed = "on a (before its first seat) failed: no such thing; "
-    assert capfd.readouterr().err.splitlines() == [
+    play.look_until(lambda: play.policy.is_finished())
+    assert play.policy.failure is not None
+    assert (play.policy.failure.exit_code, play.policy.failure.error) == (3, "no such thing")
+    failed = "on a (before it had a rank) failed: no such thing; "
+    said = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("[")]
+    assert said == [
         f"farandole: worker 0 {failed}another takes its place",
         f"farandole: worker 1 {failed}another takes its place",
         f"farandole: worker 2 {failed}a is left out: 3 times that without a commit in between",
@@ -353,7 +341,7 @@ def test_without_commits_failing_in_generation_after_generation_is_not_forgiven(
         play.seats(0, new)
     play.end(3)
     play.look()
-    assert play.troupe.failure is not None
+    assert play.policy.failure is not None
 
 
 def test_rank_0s_end_is_the_end(rehearse: Callable[..., Rehearsal]) -> None:
@@ -370,9 +358,9 @@ def test_rank_0s_end_is_the_end(rehearse: Callable[..., Rehearsal]) -> None:
     assert play.leaves(play.ask(2)[2])  # its last collective broke
     play.end(3)
     play.end(2)
-    assert play.troupe.failure is None
-    assert play.troupe.lost == [3]
-    assert not play.troupe.is_at_work()
+    assert play.policy.failure is None
+    assert play.policy.lost == [3]
+    assert play.policy.is_finished()
 
 
 def test_another_rank_may_end_before_the_last_reset(rehearse: Callable[..., Rehearsal]) -> None:
@@ -388,9 +376,9 @@ def test_another_rank_may_end_before_the_last_reset(rehearse: Callable[..., Rehe
 
 def test_a_script_without_hvd_just_ends(rehearse: Callable[..., Rehearsal]) -> None:
     play = rehearse({"a": 2}, "exit 0")
-    play.look_until(lambda: not play.troupe.is_at_work())
-    assert play.troupe.failure is None
-    assert play.troupe._started == 2
+    play.look_until(lambda: play.policy.is_finished())
+    assert play.policy.failure is None
+    assert play.policy.started == 2
 
 
 def test_one_that_all_wait_for_is_ended(
@@ -401,7 +389,8 @@ def test_one_that_all_wait_for_is_ended(
     play.ask(0)
     play.look_until(lambda: 1 not in play.workers())
     assert capfd.readouterr().err.startswith(
-        "farandole: worker 1 on a (rank 1) did not ask for its seat within 1.5 s, and was ended; "
+        "farandole: worker 1 on a (rank 1) did not ask for its new rank within 1.5 s, and was "
+        "ended; "
     )
 
 
@@ -411,8 +400,8 @@ def test_one_that_is_stuck_is_ended_when_collectives_have_broken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Long before the time that new workers have, and sooner when it is stopped."""
-    monkeypatch.setattr(troupe, "_STOPPED_SECONDS", 0.5)
-    monkeypatch.setattr(troupe, "_NAMED_SECONDS", 0.5)
+    monkeypatch.setattr(late_workers, "_STOPPED_SECONDS", 0.5)
+    monkeypatch.setattr(late_workers, "_NAMED_SECONDS", 0.5)
     play = rehearse({"a": 3}, answer_seconds=2.0)
     play.seats(0, 1, 2)
     os.kill(play.workers()[1], signal.SIGSTOP)
@@ -427,11 +416,12 @@ def test_one_that_is_stuck_is_ended_when_collectives_have_broken(
     assert sorted(said) == sorted(
         [
             "generation 1: 3 workers on a:3; rank 0 is worker 0",
-            "worker 1 on a (rank 1) was stopped (SIGSTOP), and did not ask for its seat, "
+            "worker 1 on a (rank 1) was stopped (SIGSTOP), and did not ask for its new rank, "
             f"and was ended; {place}",
-            f"waiting for worker 2 (process {running} on a, running) to ask for its seat; "
+            f"waiting for worker 2 (process {running} on a, running) to ask for its new rank; "
             "it is ended after 2 s",
-            f"worker 2 on a (rank 2) did not ask for its seat within 2 s, and was ended; {place}",
+            "worker 2 on a (rank 2) did not ask for its new rank within 2 s, and was ended; "
+            f"{place}",
         ]
     )
 
@@ -446,9 +436,9 @@ def test_one_that_runs_on_when_rank_0_is_done_is_ended(
     play.seats(0, 1)
     os.kill(play.workers()[1], signal.SIGSTOP)
     play.end(0, signal.SIGUSR1)
-    play.look_until(lambda: not play.troupe.is_at_work())
-    assert play.troupe.failure is None
-    assert play.troupe.lost == [1]
+    play.look_until(lambda: play.policy.is_finished())
+    assert play.policy.failure is None
+    assert play.policy.lost == [1]
     assert "worker 1 on a (rank 1) was stopped (SIGSTOP) for" in capfd.readouterr().err
 
 
@@ -471,14 +461,14 @@ def test_one_that_never_got_the_state_does_not_become_rank_0(
     play.look()
     play.ask(3, 4)
     play.look()
-    assert play.troupe.failure is not None  # else they would begin from nothing
-    assert not play.troupe.is_at_work()
+    assert play.policy.failure is not None  # else they would begin from nothing
+    assert play.policy.is_finished()
 
 
 def test_a_launcher_without_a_pulse(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
-    reception = RendezvousServer(store)
-    reception.expect(5)
+    rendezvous = RendezvousServer(store)
+    rendezvous.expect(5)
     environ = {ELASTIC_WORKER: "5", **store.here().variables()}
     with pytest.raises(
         LauncherLostError, match=r"worker 5 waits for its seat after generation -1, and the"

@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
+from farandole.report.page import style_sheet
 from farandole.report.plots.palette import DASHES, LANES, SET, dash, mark, shade
-from farandole.report.style import sheet
 
 Colour = tuple[float, float, float]
 Matrix = tuple[Colour, Colour, Colour]
@@ -76,7 +76,7 @@ def test_twelve_lanes_have_twelve_colours_and_marks() -> None:
 
 
 def test_lanes_stand_out_from_the_page() -> None:
-    light, dark, _paper = re.findall(r"--ground: (#\w{6})", sheet())
+    light, dark, _paper = re.findall(r"--ground: (#\w{6})", style_sheet())
     for lane in LANES:
         assert contrast(lane.light, light) >= 3
         assert contrast(lane.dark, dark) >= 3

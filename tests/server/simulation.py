@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from farandole.server.client.pending import PendingRequests
-from farandole.server.node.node import REGISTRAR, Node
+from farandole.server.node.node import Node
+from farandole.server.node.state import REGISTRAR
 from farandole.server.protocol.messages import Command, Kind, Read
 from farandole.server.protocol.views import Reshape, Reshaped, View
 from farandole.server.registrar.registrar import Registrar

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from farandole.server import Cluster
+from tests.support.standstill import wait_until_asleep
 
 NURSERY = Path(__file__).parent / "scripts" / "nursery.py"
 PATIENCE_SECONDS = 300.0
@@ -112,7 +113,8 @@ def start(nursery, tmp_path) -> Iterator[Callable[..., tuple[Cluster, Job]]]:
 def both_stand_still(job: Job, clock: int) -> None:
     """They come to this clock and not beyond."""
     wait_until(lambda: job.clocks()[:LAST] == [clock] * LAST, f"both others at clock {clock}")
-    time.sleep(0.5)  # time enough for ten more clocks
+    for rank in OTHERS:
+        wait_until_asleep(job.pids[rank])
     assert job.clocks() == [clock] * LAST + [STOP_AT]
 
 

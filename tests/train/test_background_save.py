@@ -102,7 +102,7 @@ def test_what_is_not_finite_is_marked(tmp_path: Path) -> None:
 def test_what_cannot_be_saved_is_said_at_once(tmp_path: Path) -> None:
     def body(run: Run) -> None:
         prepared(run)
-        with pytest.raises(CheckpointError, match="which a checkpoint cannot hold"):
+        with pytest.raises(CheckpointError, match="which cannot be saved or sent"):
             run.save(background=True, wrong={1, 2})
         assert run.wait_for_save() is None
         run.save()

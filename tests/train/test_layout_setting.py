@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from farandole.environment import LAYOUT
 from farandole.errors import UserError
 from farandole.layout.layout import Layout
-from farandole.train.settings import LAYOUT, Settings, check_workers, read_layout, write_layout
+from farandole.train.settings import Settings, check_workers, read_layout, write_layout
 
 
 def test_a_variable_says_it() -> None:

@@ -17,10 +17,11 @@ from farandole.bench.comm.plan import BenchPlan
 from farandole.bench.comm.rows import Row
 from farandole.bench.comm.sides import Gloo, Mpi, Side
 from farandole.bench.comm.sizes import format_size
+from farandole.environment import LAUNCHER
 from farandole.errors import FarandoleError, UserError
 from farandole.files import write_whole
 from farandole.system.cores import usable_cores
-from farandole.system.orphans import LAUNCHER, end_with_launcher
+from farandole.system.orphans import end_with_launcher
 from farandole.train.run import Run
 from farandole.train.start import init
 from farandole.worker.environment import detect

@@ -13,11 +13,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from farandole.comm.codecs.codec import Codec
 from farandole.comm.group import Group
 from farandole.comm.tensors import is_finite
 from farandole.errors import UserError
@@ -50,6 +49,13 @@ class Outcome:
     memory: Memory
 
 
+class SizeRule(Protocol):
+    """The part of a codec that a compressor needs whatever the codec is."""
+
+    def compresses(self, shape: Sequence[int], itemsize: int, ranks: int) -> bool:
+        """Whether a tensor is compressed: it must be worth it, and get smaller."""
+
+
 class Compressor(ABC):
     """Averages tensors over ranks. All ranks must call it with the same names, shapes and dtypes.
 
@@ -57,8 +63,8 @@ class Compressor(ABC):
     would without a codec, and leaves no trace in what is remembered of it.
     """
 
-    def __init__(self, codec: Codec, algorithm: str = "auto") -> None:
-        self.codec = codec
+    def __init__(self, codec: SizeRule, algorithm: str = "auto") -> None:
+        self.codec: SizeRule = codec
         self._algorithm = algorithm
         self._memories: dict[str, Memory] = {}
 

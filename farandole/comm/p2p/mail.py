@@ -33,7 +33,7 @@ from farandole.comm.group import Group
 from farandole.comm.p2p.links import Label, Receiver, Sender, receiver_of, sender_of
 from farandole.comm.p2p.payload import describe
 from farandole.comm.tensors import flat_view
-from farandole.comm.transports.base import PeerLost
+from farandole.comm.transports.messages import PeerLost
 from farandole.errors import CommError
 
 _PATIENCE_SECONDS = 1.0

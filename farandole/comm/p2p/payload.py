@@ -23,7 +23,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Slot(NamedTuple):
-    """A tensor of a parcel, without its numbers."""
+    """A tensor of a payload, without its numbers."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Plain(NamedTuple):
 
 
 class Description(NamedTuple):
-    """A parcel without the tensors' numbers. It can be compared, hashed and sent as text."""
+    """A payload without the tensors' numbers. It can be compared, hashed and sent as text."""
 
     spec: pytree.TreeSpec
     leaves: tuple[Slot | Plain, ...]

@@ -10,10 +10,9 @@ at a time: a `Group` sees to that.
 from __future__ import annotations
 
 import functools
-import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
@@ -21,7 +20,13 @@ import torch
 import torch.distributed as dist
 
 from farandole.comm.arithmetic import Op, combine_, divide_, reduce_into
-from farandole.errors import CommError, FarandoleError
+from farandole.comm.transports.claims import (
+    CLAIM_BYTES,
+    decode_claim,
+    encode_claim,
+    require_agreement,
+)
+from farandole.comm.transports.messages import Message, PeerLost
 from farandole.schedule import Link, RankRound, Schedule, build, piece_bounds
 from farandole.topology import Topology
 
@@ -34,39 +39,11 @@ NATIVE = "native"
 NEVER = 1 << 62
 """The epoch that does not come: for a rank that has nothing left to do."""
 
-CLAIM_BYTES = 256
-
 TYPICAL_LINK = Link(200e-6, 1e-9)  # gloo on a fast network
-
-Message = tuple[int, torch.Tensor]
-"""A peer, and what goes to it or where what comes from it belongs."""
-
 
 NativeWins = tuple[tuple[int, bool], ...]
 """For some numbers of bytes, from small to large: whether there the transport's own all-reduce beat
 the schedule that should cost least. The same on all ranks. Measured by `calibration`."""
-
-
-class PeerLost(FarandoleError):  # noqa: N818  (caught and told in full by the group)
-    """Ranks that died, or did not answer in time. The transport cannot be used any more."""
-
-    def __init__(self, ranks: Sequence[int], reason: str) -> None:
-        self.ranks = tuple(ranks)
-        self.reason = reason
-        super().__init__(f"{name_ranks(ranks)} {reason}")
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-@contextmanager
-def numbered(ranks: Sequence[int]) -> Iterator[None]:
-    """Inside, rank i is what outside is `ranks[i]`: whoever gets lost is named by that."""
-    try:
-        yield
-    except PeerLost as lost:
-        raise PeerLost([ranks[rank] for rank in lost.ranks], lost.reason) from lost
 
 
 class Transport(ABC):
@@ -270,35 +247,6 @@ class Transport(ABC):
     def others(self) -> list[int]:
         """The other ranks, nearest first, so that not all of them turn to rank 0 at once."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
-
-
-@functools.lru_cache(maxsize=1024)
-def encode_claim(claim: str) -> bytes:
-    """As a frame of bytes; one that is too long ends in a digest, so that it still tells apart."""
-    text = claim.encode(errors="surrogatepass")
-    if len(text) > CLAIM_BYTES:
-        digest = hashlib.blake2b(text, digest_size=8).hexdigest().encode()
-        text = text[: CLAIM_BYTES - len(digest) - 3] + b"..." + digest
-    return text.ljust(CLAIM_BYTES, b"\0")
-
-
-def decode_claim(frame: bytes) -> str:
-    return frame.rstrip(b"\0").decode(errors="replace")
-
-
-def require_agreement(claims: Sequence[str]) -> None:
-    """Raises `CommError` naming the first rank that claims something else than rank 0."""
-    for rank, claim in enumerate(claims):
-        if claim != claims[0]:
-            raise disagreement(claims, 0, rank)
-
-
-def disagreement(claims: Sequence[str], one: int, other: int) -> CommError:
-    return CommError(
-        f"the ranks are not doing the same: rank {one} calls {claims[one]}, rank {other} calls "
-        f"{claims[other]}. All must call the same collectives, with the same shapes and dtypes, "
-        "in the same order."
-    )
 
 
 @functools.lru_cache(maxsize=64)

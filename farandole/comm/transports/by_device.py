@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from farandole.comm.arithmetic import Op
-from farandole.comm.transports.base import Message, PeerLost, Transport
+from farandole.comm.transports.base import Transport
 from farandole.comm.transports.c10d import C10d
+from farandole.comm.transports.messages import Message, PeerLost
 from farandole.topology import Topology
 
 

@@ -12,7 +12,8 @@ from datetime import timedelta
 import torch
 from torch.distributed import DistError, Store
 
-from farandole.comm.transports.base import Message, PeerLost, Transport
+from farandole.comm.transports.base import Transport
+from farandole.comm.transports.messages import Message, PeerLost
 from farandole.comm.transports.subset import Subset
 
 
@@ -41,7 +42,7 @@ class ByStore(Transport):
                 arrived = bytearray(self._store.get(key))
             except (RuntimeError, DistError) as error:
                 seconds = self.timeout.total_seconds()
-                raise PeerLost([peer], f"did not answer within {seconds:g} s") from error
+                raise PeerLost.late([peer], seconds) from error
             into.view(torch.uint8).copy_(torch.frombuffer(arrived, dtype=torch.uint8))
 
     def subgroup(self, ranks: Sequence[int]) -> Transport:

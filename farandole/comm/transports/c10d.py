@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from farandole.comm.arithmetic import Op, divide_
 from farandole.comm.failure_evidence import StoreBoard, who_is_missing
-from farandole.comm.transports.base import Message, PeerLost, Transport
+from farandole.comm.transports.base import Transport
+from farandole.comm.transports.messages import Message, PeerLost
 from farandole.topology import Topology
 
 _GLOO_THREADS = 2  # that may still hold a tensor of a collective that has ended
@@ -169,7 +170,7 @@ class C10d(Transport):
         return C10d(group, rank=rank, size=size, timeout=self.timeout, store=store)
 
     def blame(self, lost: PeerLost) -> PeerLost:
-        return PeerLost(who_is_missing(self._board, self.rank, lost.ranks), lost.reason)
+        return lost.naming(who_is_missing(self._board, self.rank, lost.ranks))
 
     def close(self) -> None:
         """Waits until no thread of gloo holds one of our tensors.
@@ -188,12 +189,9 @@ class C10d(Transport):
         # Gloo's own words begin with a source file and end with advice; the middle is the fact.
         said = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()).split(". ")[0]
         late = "imed out" in said or "imeout" in said
-        reason = (
-            f"did not answer within {self.timeout.total_seconds():g} s"
-            if late
-            else (f"hung up ({said})")
-        )
-        return PeerLost(ranks, reason)
+        if late:
+            return PeerLost.late(ranks, self.timeout.total_seconds())
+        return PeerLost(ranks, f"hung up ({said})")
 
 
 def new_process_group(

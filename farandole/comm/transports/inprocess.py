@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from farandole.comm.arithmetic import Op, reduce_into
-from farandole.comm.transports.base import Message, PeerLost, Transport
+from farandole.comm.transports.base import Transport
+from farandole.comm.transports.messages import Message, PeerLost
 from farandole.topology import Topology
 
 
@@ -89,12 +90,10 @@ class Exchange:
         deadline = time.monotonic() + self.timeout.total_seconds()
         while not arrived():
             if self._broken is not None:
-                raise PeerLost(self._broken.ranks, self._broken.reason)
+                raise self._broken.naming(self._broken.ranks)
             left = deadline - time.monotonic()
             if left <= 0:
-                self._broken = PeerLost(
-                    missing(), f"did not answer within {self.timeout.total_seconds():g} s"
-                )
+                self._broken = PeerLost.late(missing(), self.timeout.total_seconds())
                 self._lock.notify_all()
                 continue
             self._lock.wait(left)

@@ -27,7 +27,8 @@ import torch
 
 from farandole.comm.arithmetic import Op, divide_
 from farandole.comm.failure_evidence import who_is_missing
-from farandole.comm.transports.base import Message, PeerLost, Transport
+from farandole.comm.transports.base import Transport
+from farandole.comm.transports.messages import Message, PeerLost
 from farandole.topology import Topology
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Mpi(Transport):
         maker.join(self.timeout.total_seconds())
         if not made:
             self._give_up()
-            raise PeerLost(peers, self._too_late)
+            raise PeerLost.late(peers, self.timeout.total_seconds())
         hosts = [self.topology.host(rank).name for rank in ranks]
         return Mpi(made[0], self.timeout, Topology.from_names(hosts))
 
@@ -142,7 +143,7 @@ class Mpi(Transport):
                     continue
                 if seconds > self.timeout.total_seconds() or self._somebody_gave_up():
                     self._give_up(waits)
-                    raise PeerLost(waits.late_peers(), self._too_late)
+                    raise PeerLost.late(waits.late_peers(), self.timeout.total_seconds())
                 time.sleep(min(seconds / 50, _LONGEST_SLEEP_SECONDS))
         except self._mpi.Exception as error:
             self._give_up(waits)
@@ -156,7 +157,7 @@ class Mpi(Transport):
         letters = _Letters(self._communicator)
         missing = who_is_missing(letters, self.rank, lost.ranks)
         self._give_up(letters)
-        return PeerLost(missing, lost.reason)
+        return lost.naming(missing)
 
     def _give_up(self, kept: object = None) -> None:
         """Sees to it that this process can still end, and that nobody writes where nothing is.
@@ -173,10 +174,6 @@ class Mpi(Transport):
         set_abort_status(1)
         self._open = False
         atexit.register(lambda kept: None, kept)
-
-    @property
-    def _too_late(self) -> str:
-        return f"did not answer within {self.timeout.total_seconds():g} s"
 
 
 class Waits:

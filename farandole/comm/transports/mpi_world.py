@@ -14,7 +14,7 @@ from collections.abc import MutableMapping
 from datetime import timedelta
 from typing import Any
 
-from farandole.comm.transports.base import PeerLost
+from farandole.comm.transports.messages import PeerLost
 from farandole.comm.transports.mpi import Mpi, Waits
 from farandole.errors import JoinError, UserError
 from farandole.topology import Topology

@@ -27,18 +27,15 @@ from farandole.comm.arithmetic import Op, divide_, reduce_into
 from farandole.comm.choice import cheapest
 from farandole.comm.meter import Meter
 from farandole.comm.queue import Queue
-from farandole.comm.transports.base import (
+from farandole.comm.transports.base import NATIVE, Transport
+from farandole.comm.transports.c10d import C10d
+from farandole.comm.transports.claims import (
     CLAIM_BYTES,
-    NATIVE,
-    Message,
-    PeerLost,
-    Transport,
     decode_claim,
     encode_claim,
-    numbered,
     require_agreement,
 )
-from farandole.comm.transports.c10d import C10d
+from farandole.comm.transports.messages import Message, PeerLost, numbered
 from farandole.comm.transports.shm.transport import SharedMemory
 from farandole.comm.transports.subset import Subset
 from farandole.schedule import Link, piece, piece_bounds
@@ -142,8 +139,8 @@ class Hosts(Transport):
         with numbered(self._here):
             here = self._local.share(claim)
         frames = b"".join(encode_claim(text) for text in here)
-        told = torch.frombuffer(bytearray(frames), dtype=torch.uint8)
-        heard = {self.rank: told}
+        mine = torch.frombuffer(bytearray(frames), dtype=torch.uint8)
+        heard = {self.rank: mine}
         _, lanes = self._streams[0]
         for lane in lanes.values():  # each of them has one rank of every host
             for peer in lane.ranks:
@@ -151,7 +148,7 @@ class Hosts(Transport):
                 heard.setdefault(peer, torch.empty(count, dtype=torch.uint8))
         others = [peer for peer in heard if peer != self.rank]
         under_way = self._world.begin(
-            [(peer, told) for peer in others], [(peer, heard[peer]) for peer in others]
+            [(peer, mine) for peer in others], [(peer, heard[peer]) for peer in others]
         )
 
         def claims() -> list[str]:
@@ -207,13 +204,13 @@ def over_hosts(world: C10d, topology: Topology) -> Transport:
         except OSError as error:
             trouble = str(error)
     # On all hosts alike, so that all ranks run the same algorithms.
-    told = [text for text in world.share(trouble) if text]
-    if told:
+    troubles = [text for text in world.share(trouble) if text]
+    if troubles:
         if world.rank == 0:
             warnings.warn(
-                f"no shared memory between the ranks of a host: {told[0]}. They use gloo, which is "
-                "several times slower. Allow memfd_create and /proc/<pid>/fd in the container, run "
-                "all ranks of a host in one, and lift `ulimit -f`.",
+                f"no shared memory between the ranks of a host: {troubles[0]}. They use gloo, "
+                "which is several times slower. Allow memfd_create and /proc/<pid>/fd in the "
+                "container, run all ranks of a host in one, and lift `ulimit -f`.",
                 stacklevel=2,
             )
         world.topology = topology

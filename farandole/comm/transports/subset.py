@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farandole.comm.transports.base import Message, PeerLost, Transport
+from farandole.comm.transports.base import Transport
+from farandole.comm.transports.messages import Message, PeerLost
 
 
 class Subset(Transport):
@@ -25,12 +26,12 @@ class Subset(Transport):
             )
         except PeerLost as lost:
             here = [self.ranks.index(rank) for rank in lost.ranks if rank in self.ranks]
-            raise PeerLost(here, lost.reason) from lost
+            raise lost.naming(here) from lost
 
     def blame(self, lost: PeerLost) -> PeerLost:
-        found = self._parent.blame(PeerLost([self.ranks[rank] for rank in lost.ranks], lost.reason))
+        found = self._parent.blame(lost.naming([self.ranks[rank] for rank in lost.ranks]))
         here = [self.ranks.index(rank) for rank in found.ranks if rank in self.ranks]
-        return PeerLost(here, found.reason) if here else lost
+        return found.naming(here) if here else lost
 
     def subgroup(self, ranks: Sequence[int]) -> Transport:
         return Subset(self._parent, [self.ranks[rank] for rank in ranks])

@@ -1,24 +1,21 @@
 """Reads `--config-file`: flags in Horovod's YAML, which is two levels of names.
 
-    params:
-      fusion_threshold_mb: 32
-    stall_check:
-      enabled: false
-
-That is all there is to it, so no YAML library is needed to read it.
+params:
+  fusion_threshold_mb: 32
+stall_check:
+  enabled: false
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from farandole.errors import UserError, nearest
 from farandole.horovod.cli.flags import LOG_LEVELS
-
-_LINE = re.compile(r"(?P<indent>\s*)(?P<name>[\w-]+)\s*:(?:\s+(?P<value>.*))?")
 
 
 def _whether(text: str) -> bool:
@@ -84,21 +81,37 @@ def with_config_file(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _entries(path: Path, text: str) -> Iterator[tuple[str, str, str]]:
-    """Where each setting is, its full name, and its value."""
-    section = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        where = f"{path}, line {number}"
-        said = re.sub(r"(^|\s)#.*", "", line).rstrip()
-        if not said or said in ("---", "..."):
-            continue
-        found = _LINE.fullmatch(said)
-        if found is None or (bool(found["indent"]) == (not found["value"])):
-            raise UserError(
-                f"{where}: {line.strip()!r} is neither a section such as `params:` nor, indented, "
-                "a setting such as `cycle_time_ms: 2`."
-            )
-        if not found["indent"]:
-            section = found["name"].replace("-", "_")
-            continue
-        value = found["value"].strip().strip("'\"")
-        yield where, f"{section}.{found['name'].replace('-', '_')}", value
+    """Where each setting is, its full name, and its value as written."""
+    # Nodes, and not `safe_load`: they know their lines, which the messages name. A safe loader
+    # parses both, and nothing is constructed from nodes.
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{path}{line} is no YAML: {error.problem}.") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is no YAML: {error}.") from error
+    if root is None:
+        return
+    for section, settings in _items(path, root):
+        for name, value in _items(path, settings):
+            where = f"{path}, line {name.start_mark.line + 1}"
+            if not isinstance(value, yaml.ScalarNode):
+                raise UserError(f"{where}: {name.value} must be a single value.")
+            full_name = f"{section.value}.{name.value}".replace("-", "_")
+            yield where, full_name, value.value
+
+
+def _items(path: Path, node: yaml.Node) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    """The names in a mapping, and what belongs to each."""
+    if isinstance(node, yaml.ScalarNode) and not node.value:
+        return []  # a section without settings
+    if not isinstance(node, yaml.MappingNode) or not all(
+        isinstance(name, yaml.ScalarNode) for name, _ in node.value
+    ):
+        raise UserError(
+            f"{path}, line {node.start_mark.line + 1}: here must be sections such as `params:`, "
+            "and in them settings such as `cycle_time_ms: 2`."
+        )
+    found: list[tuple[yaml.ScalarNode, yaml.Node]] = node.value
+    return found

@@ -9,10 +9,11 @@ from typing import Any
 from farandole.errors import UserError
 from farandole.horovod.cli.variables import default_seconds
 from farandole.horovod.settings import Settings
-from farandole.launch.backends.ssh.start import Ssh
-from farandole.launch.ends import tell_end
+from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.launcher import launch_elastic
+from farandole.launch.outcome_text import print_outcome
 from farandole.launch.policies.elastic.host_script import discover_by_script
-from farandole.launch.policies.elastic.job import ElasticJob, launch_elastic
+from farandole.launch.policies.elastic.job import ElasticJob
 
 _ANSWER_GRACE_SECONDS = 30.0
 
@@ -50,7 +51,7 @@ def start_elastic(
         interfaces=interfaces,
     )
     outcome = launch_elastic(job)
-    tell_end(outcome, job.workers or job.min_workers, "worker")
+    print_outcome(outcome, job.workers or job.min_workers, "worker")
     return outcome.exit_code
 
 

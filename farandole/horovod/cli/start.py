@@ -24,13 +24,13 @@ from farandole.horovod.cli.variables import (
     spelling,
 )
 from farandole.launch import mpirun as processes
-from farandole.launch.backends.ssh.job import launch_on_hosts
-from farandole.launch.backends.ssh.start import Ssh
-from farandole.launch.ends import tell_end
-from farandole.launch.hosts import HERE, gathered, parse_hosts, read_hostfile, seat_workers
+from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.hosts import HERE, gathered, parse_hosts, place_workers, read_hostfile
 from farandole.launch.job import Job
+from farandole.launch.launcher import launch_on_hosts
 from farandole.launch.one_host_mpi import one_host_variables
-from farandole.launch.seats import horovod_seat
+from farandole.launch.outcome_text import print_outcome
+from farandole.launch.rank_variables import horovod_rank_variables
 from farandole.topology import Topology
 from farandole.worker.signals import exit_code_of
 
@@ -120,7 +120,7 @@ def _hosts(flags: Mapping[str, Any]) -> dict[str, int] | None:
 def _plan(
     flags: Mapping[str, Any], command: Sequence[str], variables: Mapping[str, str]
 ) -> LaunchPlan:
-    topology = seat_workers(_hosts(flags) or {HERE: flags["num_proc"]}, flags["num_proc"])
+    topology = place_workers(_hosts(flags) or {HERE: flags["num_proc"]}, flags["num_proc"])
     return LaunchPlan(
         topology,
         command[0],
@@ -158,14 +158,16 @@ def _run(flags: Mapping[str, Any], plan: LaunchPlan) -> int:
         command=plan.arguments,
         environment=plan.variables,
         program=plan.program,
-        per_rank=[horovod_seat(plan.topology, rank) for rank in range(plan.topology.size)],
+        per_rank=[
+            horovod_rank_variables(plan.topology, rank) for rank in range(plan.topology.size)
+        ],
         output=plan.output,
         timed_output=plan.timed,
     )
     if flags["verbose"]:
         _tell_plan(plan, [plan.program, *plan.arguments])
     outcome = launch_on_hosts(job, plan.topology, plan.ssh, plan.interfaces)
-    tell_end(outcome, job.workers)
+    print_outcome(outcome, job.workers)
     return outcome.exit_code
 
 

@@ -15,10 +15,11 @@ from torch.distributed import PrefixStore, Store
 
 from farandole.comm import C10d, Transport, check_transport, over_hosts
 from farandole.comm.calibration import calibrate
-from farandole.comm.transports.base import PeerLost
 from farandole.comm.transports.by_store import ByStore
 from farandole.comm.transports.c10d import new_process_group
+from farandole.comm.transports.messages import PeerLost
 from farandole.comm.transports.shm.transport import SharedMemory
+from farandole.environment import TRANSPORT
 from farandole.errors import JoinError, UserError
 from farandole.topology import Topology
 from farandole.worker.environment import Seat
@@ -26,9 +27,9 @@ from farandole.worker.environment import Seat
 
 def carrier(seat: Seat, store: Store, timeout: timedelta) -> Transport:
     """The fastest there is, or what was asked for. All ranks call it."""
-    wanted = check_transport(os.environ.get("FARANDOLE_TRANSPORT") or "auto")
+    wanted = check_transport(os.environ.get(TRANSPORT) or "auto")
     if wanted == "mpi":
-        raise UserError("transport mpi is not for hvd. Leave FARANDOLE_TRANSPORT out.")
+        raise UserError(f"transport mpi is not for hvd. Leave {TRANSPORT} out.")
     try:
         if seat.one_host and wanted != "c10d":
             memory = _shared_memory(seat, store, timeout)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 from farandole.comm.group import Group
 from farandole.comm.helper import start_helper
-from farandole.comm.transports.base import PeerLost
+from farandole.comm.transports.messages import PeerLost
 from farandole.errors import CommError, UserError
 from farandole.horovod.common.exceptions import HorovodInternalError
 from farandole.horovod.engine.gpus import GpuLinks

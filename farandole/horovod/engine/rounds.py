@@ -98,6 +98,6 @@ class Rounds:
     def _telling(self, offered: Work | None) -> AbstractContextManager[None]:
         """Around the meeting: in a timeline only if something is done in it."""
         if offered is None:
-            return self._group.collective("the negotiation", 0, is_told=False)
+            return self._group.collective("the negotiation", 0, traced=False)
         name, nbytes = offered.request.name, offered.request.nbytes
         return self._group.collective(f"allreduce of {name!r}", nbytes)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from farandole.comm.transports.base import name_ranks
+from farandole.comm.transports.messages import name_ranks
 from farandole.horovod.engine.requests import ALLGATHER, ALLREDUCE, ALLTOALL, Request
 
 ADASUM = "adasum"

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from farandole.comm.transports.base import CLAIM_BYTES, Transport
+from farandole.comm.transports.base import Transport
+from farandole.comm.transports.claims import CLAIM_BYTES
 from farandole.horovod.engine.requests import Request
 from farandole.horovod.engine.table import NOTHING, Announcement
 

@@ -12,18 +12,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from farandole.errors import LaunchError, UserError
 from farandole.horovod.aliases import shim_variables
-from farandole.horovod.runner.parcels import read_parcel, write_parcel
-from farandole.horovod.runner.reference import Reference, refuse_inside_a_worker
-from farandole.launch.backends.ssh.job import launch_on_hosts
-from farandole.launch.backends.ssh.start import Ssh
-from farandole.launch.hosts import HERE, gathered, parse_hosts, read_hostfile, seat_workers
+from farandole.horovod.runner.call import Call, read_result
+from farandole.horovod.runner.reference import refuse_inside_a_worker
+from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.hosts import HERE, gathered, parse_hosts, place_workers, read_hostfile
 from farandole.launch.job import Job, Outcome
-from farandole.launch.seats import horovod_seat
+from farandole.launch.launcher import launch_on_hosts
+from farandole.launch.rank_variables import horovod_rank_variables
 from farandole.topology import Topology
 
 __all__ = ["run"]
@@ -65,79 +66,102 @@ def run(
     """
     refuse_inside_a_worker()
     if threading.current_thread() is not threading.main_thread():
-        raise UserError("horovod.run() must be called from the main thread: it minds Ctrl-C.")
-    elastic: dict[str, object] = {
-        "min_num_proc": min_num_proc,
-        "max_num_proc": max_num_proc,
-        "slots": slots,
-        "reset_limit": reset_limit,
-        "cooldown_range": cooldown_range,
-        "min_np": min_np,
-        "max_np": max_np,
-    }
-    for name, value in elastic.items():
-        if value is not None:
-            _refuse(
-                name, value, "the number of workers is fixed here", "--min-np … python train.py"
-            )
-    mpi: dict[str, object] = {"use_mpi": use_mpi, "mpi_args": mpi_args}
-    for name, value in mpi.items():
-        if value:
-            _refuse(name, value, "mpirun starts whole scripts", "--mpi python train.py")
-    topology = _seated(hosts, hostfile, num_proc if np is None else np)
-    ways: dict[str, object] = {
-        "start_timeout": start_timeout,
-        "ssh_port": ssh_port,
-        "ssh_identity_file": ssh_identity_file,
-        "network_interface": network_interface,
-    }
-    elsewhere = any(host.name != HERE for host in topology.hosts)
-    for name, value in ways.items():
-        if value is not None and not elsewhere:
-            raise UserError(
-                f"{name}={value!r} is for other hosts, and all workers are on this one."
-            )
+        raise UserError("horovod.run() must be called from the main thread: it handles Ctrl-C.")
+    _refuse_elastic(
+        min_num_proc=min_num_proc,
+        max_num_proc=max_num_proc,
+        slots=slots,
+        reset_limit=reset_limit,
+        cooldown_range=cooldown_range,
+        min_np=min_np,
+        max_np=max_np,
+    )
+    _refuse_mpi(use_mpi=use_mpi, mpi_args=mpi_args)
+    topology = _topology(hosts, hostfile, num_proc if np is None else np)
+    if not _has_other_hosts(topology):
+        _refuse_remote(
+            start_timeout=start_timeout,
+            ssh_port=ssh_port,
+            ssh_identity_file=ssh_identity_file,
+            network_interface=network_interface,
+        )
     key = Path(ssh_identity_file) if ssh_identity_file is not None else None
     ssh = Ssh(ssh_port, key, 30 if start_timeout is None else start_timeout)
+    job = Job(
+        workers=topology.size,
+        command=("-m", "farandole.horovod.runner.task"),
+        environment=shim_variables(),
+        program=executable or sys.executable,
+        per_rank=[horovod_rank_variables(topology, rank) for rank in range(topology.size)],
+        output=Path(output_filename) if output_filename is not None else None,
+    )
     interfaces = network_interface.split(",") if network_interface else ()
-    # Other hosts see this folder only where they share the one that we are in.
-    around = Path.cwd() if elsewhere else None
-    with tempfile.TemporaryDirectory(prefix=".farandole-run-", dir=around) as folder:
-        parcel = Path(folder) / "call.safetensors"
-        call = {
-            "function": Reference.to(func).as_dict(),
-            "args": tuple(args),
-            "kwargs": dict(kwargs or {}),
-        }
-        write_parcel(parcel, call, "an argument of horovod.run()")
-        job = Job(
-            workers=topology.size,
-            command=("-m", "farandole.horovod.runner.task", folder),
-            environment=shim_variables(),
-            program=executable or sys.executable,
-            per_rank=[horovod_seat(topology, rank) for rank in range(topology.size)],
-            output=Path(output_filename) if output_filename is not None else None,
-        )
+    call = Call.of(func, args, kwargs)
+    return _perform(call, job, topology, ssh, interfaces, verbose=bool(verbose))
+
+
+def _perform(
+    call: Call,
+    job: Job,
+    topology: Topology,
+    ssh: Ssh,
+    interfaces: Sequence[str],
+    *,
+    verbose: bool,
+) -> list[Any]:
+    """The results of all workers, by rank. Raises `LaunchError` about the first that failed."""
+    # Other hosts see this folder only where they share the current one.
+    parent = Path.cwd() if _has_other_hosts(topology) else None
+    with tempfile.TemporaryDirectory(prefix=".farandole-run-", dir=parent) as name:
+        folder = Path(name)
+        call.write(folder)
+        job = replace(job, command=(*job.command, name))
         if verbose:
             words = shlex.join([job.program, *job.command])
             print(f"horovod.run: {topology}: {words}", file=sys.stderr)
         _check(launch_on_hosts(job, topology, ssh, interfaces))
-        return [_result(Path(folder), topology, rank) for rank in range(topology.size)]
+        return [read_result(folder, topology, rank) for rank in range(topology.size)]
+
+
+def _refuse_elastic(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            _refuse(
+                name, value, "the number of workers is fixed here", "--min-np … python train.py"
+            )
+
+
+def _refuse_mpi(**given: object) -> None:
+    for name, value in given.items():
+        if value:
+            _refuse(name, value, "mpirun starts whole scripts", "--mpi python train.py")
+
+
+def _refuse_remote(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"{name}={value!r} is for other hosts, and all workers are on this one."
+            )
+
+
+def _has_other_hosts(topology: Topology) -> bool:
+    return any(host.name != HERE for host in topology.hosts)
 
 
 def _refuse(name: str, value: object, why: str, instead: str) -> NoReturn:
     raise UserError(f"{name}={value!r}: {why}. Start a script: farandole horovodrun {instead}")
 
 
-def _seated(hosts: str | None, hostfile: str | Path | None, workers: int) -> Topology:
+def _topology(hosts: str | None, hostfile: str | Path | None, workers: int) -> Topology:
     if hosts is not None and hostfile is not None:
         raise UserError(f"hosts={hosts!r} and hostfile={str(hostfile)!r}: give one of them.")
     if workers < 1:
         raise UserError(f"num_proc={workers}: a job needs at least 1 worker.")
     if hosts is not None:
-        return seat_workers(gathered(parse_hosts(hosts, "hosts")), workers)
+        return place_workers(gathered(parse_hosts(hosts, "hosts")), workers)
     if hostfile is not None:
-        return seat_workers(gathered(read_hostfile(Path(hostfile))), workers)
+        return place_workers(gathered(read_hostfile(Path(hostfile))), workers)
     return Topology.single(workers, HERE)
 
 
@@ -150,13 +174,3 @@ def _check(outcome: Outcome) -> None:
             f"horovod.run(): {failure}\n{failure.error.rstrip()}\n"
             f"Every rank's output is in {outcome.logs}."
         )
-
-
-def _result(folder: Path, topology: Topology, rank: int) -> Any:
-    path = folder / f"result-{rank}.safetensors"
-    if not path.exists():
-        raise LaunchError(
-            f"rank {rank} on {topology.host(rank).name} has ended and left no result. Do the hosts "
-            f"share the folder {folder.parent}? The function must return, not end its process."
-        )
-    return read_parcel(path)

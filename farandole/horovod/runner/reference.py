@@ -13,10 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from farandole.environment import HOROVOD_TASK
 from farandole.errors import UserError
 
 _SCRIPT_NAME = "__farandole_script__"  # so that `if __name__ == "__main__":` is not meant
-_WORKER = "FARANDOLE_HOROVOD_TASK"
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,21 @@ class Reference:
     def find(self) -> Callable[..., Any]:
         """In a worker."""
         sys.path += [entry for entry in self.search if entry not in sys.path]
-        os.environ[_WORKER] = self.name
+        os.environ[HOROVOD_TASK] = self.name
         try:
             if self.script is not None:
                 home: Any = SimpleNamespace(**runpy.run_path(self.script, run_name=_SCRIPT_NAME))
             else:
                 home = importlib.import_module(self.module or "")
         finally:
-            del os.environ[_WORKER]
+            del os.environ[HOROVOD_TASK]
         found: Callable[..., Any] = attrgetter(self.name)(home)
         return found
 
 
 def refuse_inside_a_worker() -> None:
     """A script that calls `horovod.run()` when it is imported would start workers without end."""
-    if _WORKER in os.environ:
+    if HOROVOD_TASK in os.environ:
         raise UserError(
             "horovod.run() is called while a worker imports the script. Put the call below "
             'if __name__ == "__main__":'

@@ -6,20 +6,17 @@ import os
 import sys
 from pathlib import Path
 
-from farandole.horovod.runner.parcels import read_parcel, write_parcel
-from farandole.horovod.runner.reference import Reference
+from farandole.horovod.runner.call import Call, write_result
 from farandole.system.orphans import end_with_launcher
 from farandole.worker.failure import record_uncaught
 
 
 def perform(folder: Path) -> None:
-    """Calls the function that the folder names, and leaves there what it returned."""
-    call = read_parcel(folder / "call.safetensors")
-    func = Reference(**call["function"]).find()
-    result = func(*call["args"], **call["kwargs"])
-    rank = os.environ["RANK"]
-    what = f"what {func.__name__}() returned on rank {rank}"
-    write_parcel(folder / f"result-{rank}.safetensors", result, what)
+    """Calls the function that the folder names, and writes its result there."""
+    call = Call.read(folder)
+    func = call.function.find()
+    result = func(*call.args, **call.kwargs)
+    write_result(folder, os.environ["RANK"], result, func.__name__)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a training script sends around at its start: parameters, the optimizer's state, objects.
 
 Parameters and state travel many at once, because each collective takes its time. Objects travel as
-bytes (`farandole.horovod.engine.objects`): first how many, then the bytes.
+bytes (`farandole.serialization.objects`): first how many, then the bytes.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ from farandole.horovod.common.exceptions import HorovodInternalError
 from farandole.horovod.common.process_sets import ProcessSet
 from farandole.horovod.engine.engine import Engine
 from farandole.horovod.engine.requests import ALLREDUCE, Request
-from farandole.horovod.engine.sparse_tensors import checked_sparse
 from farandole.horovod.engine.work import Work
 from farandole.horovod.torch.compression import Compressor, NoneCompressor
 from farandole.horovod.torch.operations import ReduceOp
 from farandole.horovod.torch.reductions import allreduce_async_
 from farandole.horovod.torch.sparse import sparse_allreduce_async
+from farandole.serialization.sparse import checked_sparse
 
 
 class _Batch:

@@ -8,10 +8,10 @@ import torch
 
 from farandole.errors import UserError
 from farandole.horovod.common.process_sets import ProcessSet, global_process_set
-from farandole.horovod.engine.sparse_tensors import checked_sparse
 from farandole.horovod.torch.handles import synchronize, tensor_or_error
 from farandole.horovod.torch.movements import allgather_async
 from farandole.horovod.torch.operations import LINEAR, Average, ReduceOp, chosen_op
+from farandole.serialization.sparse import checked_sparse
 
 
 def sparse_allreduce_async(

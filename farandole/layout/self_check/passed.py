@@ -8,6 +8,7 @@ the layout and the shapes of a batch. A change in any of them makes another name
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -61,6 +62,7 @@ def _folder() -> Path:
     return Path(base) / "farandole" / "self-check"
 
 
+@functools.cache  # it is looked for on the disk
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
@@ -76,8 +78,15 @@ def _code() -> str:
     for file in sorted(file for file in files if file):
         if not any(file.startswith(folder) for folder in installed):
             with contextlib.suppress(OSError):
-                digest.update(file.encode() + hashlib.sha256(Path(file).read_bytes()).digest())
+                found = Path(file).stat()
+                digest.update(file.encode() + _checksum(file, found.st_mtime_ns, found.st_size))
     return digest.hexdigest()
+
+
+@functools.cache
+def _checksum(file: str, modified: int, size: int) -> bytes:
+    """Of a file that has not changed since it was read."""
+    return hashlib.sha256(Path(file).read_bytes()).digest()
 
 
 def _described(name: str, module: nn.Module) -> list[Any]:

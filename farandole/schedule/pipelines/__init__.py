@@ -12,7 +12,14 @@ from farandole.schedule.pipelines.actions import (
     opposite,
     update,
 )
-from farandole.schedule.pipelines.catalog import SCHEMES, STREAMS, build, stream
+from farandole.schedule.pipelines.catalog import (
+    SCHEMES,
+    STREAMS,
+    Scheme,
+    build,
+    schedule_names,
+    stream,
+)
 from farandole.schedule.pipelines.checker import check
 from farandole.schedule.pipelines.facts import Facts, facts, peak_bytes
 from farandole.schedule.pipelines.player import Costs, Span
@@ -28,6 +35,7 @@ __all__ = [
     "Kind",
     "Pipeline",
     "PipelineTimeline",
+    "Scheme",
     "Span",
     "Stream",
     "backward",
@@ -38,6 +46,7 @@ __all__ = [
     "one_each",
     "opposite",
     "peak_bytes",
+    "schedule_names",
     "simulate",
     "stream",
     "update",

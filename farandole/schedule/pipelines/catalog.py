@@ -1,25 +1,54 @@
-"""The schemes by name. A new one is listed here, and is then checked, drawn, run and planned."""
+"""The schemes by name. One that is registered here is checked, drawn, run and planned with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from farandole.errors import UserError, nearest
+from farandole.registry import Registry
 from farandole.schedule.pipelines.actions import Pipeline, require_sizes
-from farandole.schedule.pipelines.flushed import ORDERS, flushed
+from farandole.schedule.pipelines.flushed import flushed
 from farandole.schedule.pipelines.gems import gems
 from farandole.schedule.pipelines.interleaved import interleaved
 from farandole.schedule.pipelines.pipedream import PipeDream
-from farandole.schedule.pipelines.places import in_a_row
+from farandole.schedule.pipelines.placement import in_a_row
 from farandole.schedule.pipelines.streams import Stream
 from farandole.schedule.pipelines.two_versions import TwoVersions
 from farandole.schedule.pipelines.zero_bubble import zero_bubble
 
-SCHEMES = (*ORDERS, "interleaved", "zero-bubble")
-"""What `build` knows: each step ends with an update on every rank."""
+
+@dataclass(frozen=True)
+class Scheme:
+    """A pipeline scheme whose steps end with an update on every rank."""
+
+    make: Callable[..., Pipeline]
+    """Of the numbers of stages and micro-batches, and then, if it has them, of the chunks on each
+    rank or of the replicas of each stage."""
+    has_chunks: bool = False  # several stages share a rank
+    has_replicas: bool = False  # several ranks may share a stage and take turns
+    has_directions: bool = False  # two copies of the model may run in opposite directions (GEMS)
+
+
+SCHEMES: Registry[Scheme] = Registry("pipeline schedule")
+"""What `build` knows, in the order in which the docs list them. A new scheme is registered here."""
+SCHEMES.register("layer", Scheme(functools.partial(flushed, "layer"), has_directions=True))
+for _name in ("gpipe", "1f1b"):
+    SCHEMES.register(
+        _name,
+        Scheme(functools.partial(flushed, _name), has_replicas=True, has_directions=True),
+    )
+SCHEMES.register("interleaved", Scheme(interleaved, has_chunks=True))
+SCHEMES.register("zero-bubble", Scheme(zero_bubble))
+
 STREAMS = ("pipedream", "2bw")
 """What `stream` knows: a step begins before the one before it has ended."""
-_REPLICATED = ("gpipe", "1f1b")
+
+
+def schedule_names() -> tuple[str, ...]:
+    """All that a layout may name: `gems` is `layer` in two directions."""
+    return (*SCHEMES, "gems", *STREAMS)
 
 
 def build(
@@ -43,20 +72,23 @@ def build(
     require_sizes(name, stages, micros)
     if pairs < 0:
         raise UserError(f"{name}: {pairs} pairs; give 0 for one direction, or 1 or more for two.")
-    if pairs and name not in ORDERS:
-        raise UserError(f"{name} has one direction; pairs go with {', '.join(ORDERS)}.")
-    if replicas and (pairs or name not in _REPLICATED):
+    scheme = SCHEMES[name]
+    if pairs and not scheme.has_directions:
+        both = ", ".join(known for known in SCHEMES if SCHEMES[known].has_directions)
+        raise UserError(f"{name} has one direction; pairs go with {both}.")
+    if replicas and (pairs or not scheme.has_replicas):
+        several = ", ".join(known for known in SCHEMES if SCHEMES[known].has_replicas)
         raise UserError(
             f"{name}{' in two directions' if pairs else ''} has one rank for each stage; replicas "
-            f"go with {', '.join(_REPLICATED)} in one direction."
+            f"go with {several} in one direction."
         )
     if pairs:
         return gems(name, stages, micros, pairs)
-    if name == "interleaved":
-        return interleaved(stages, micros, chunks)
-    if name == "zero-bubble":
-        return zero_bubble(stages, micros)
-    return flushed(name, stages, micros, replicas)
+    if scheme.has_chunks:
+        return scheme.make(stages, micros, chunks)
+    if replicas:
+        return scheme.make(stages, micros, replicas)
+    return scheme.make(stages, micros)
 
 
 def stream(

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from farandole.schedule.pipelines import orders
 from farandole.schedule.pipelines.actions import Action, Pipeline, update
-from farandole.schedule.pipelines.places import depth, in_a_row
+from farandole.schedule.pipelines.placement import depth, in_a_row
 
 Order = Callable[[Sequence[int], int], Iterator[orders.Turn]]
 

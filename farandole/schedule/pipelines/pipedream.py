@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from farandole.schedule.pipelines.actions import Action, backward, forward, update
-from farandole.schedule.pipelines.places import depth
+from farandole.schedule.pipelines.placement import depth
 from farandole.schedule.pipelines.streams import Stream
 
 

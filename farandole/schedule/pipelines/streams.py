@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from farandole.errors import UserError
 from farandole.schedule.pipelines.actions import Action, Pipeline
-from farandole.schedule.pipelines.places import Homes
+from farandole.schedule.pipelines.placement import Homes
 
 
 @dataclass(frozen=True)

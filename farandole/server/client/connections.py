@@ -1,4 +1,4 @@
-"""A client at its sockets: the dialogue, a line to each server, and the liaison for views.
+"""A client's connections: a line to each server, the requests that are pending, and views.
 
 There is no thread here. Bytes are sent and received by zmq's own threads while the script computes;
 what has come is taken in whenever the script asks or waits for something.
@@ -33,7 +33,7 @@ class Connections:
         self,
         context: zmq.Context[Any],
         key: bytes,
-        liaison: RegistrarClient,
+        registrar_client: RegistrarClient,
         number: int,
         arena: Arena | None,
         timeout: float,
@@ -42,12 +42,12 @@ class Connections:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.waited_seconds = 0.0
-        self.activity: Activity = NO_ACTIVITY  # is told of waits
+        self.activity: Activity = NO_ACTIVITY  # hears of waits
         self._context = context
         self._key = key
-        self._liaison = liaison
+        self._registrar_client = registrar_client
         self._arena = arena
-        self._dialogue = PendingRequests(number)
+        self._pending = PendingRequests(number)
         self._lines: dict[int, Line] = {}
         self._saved_before = 0  # by lines that are closed
         self._poller = zmq.Poller()
@@ -56,11 +56,11 @@ class Connections:
 
     @property
     def members(self) -> tuple[int, ...]:
-        return self._dialogue.view.members
+        return self._pending.view.members
 
     @property
     def ranges(self) -> int:
-        return len(self._dialogue.view.chains)
+        return len(self._pending.view.chains)
 
     @property
     def saved_key_bytes(self) -> int:
@@ -69,34 +69,34 @@ class Connections:
 
     def ask(self, messages: Iterable[Command | Read]) -> list[int]:
         """Sends them; returns the tickets of their answers."""
-        tickets = [self._dialogue.ask(message) for message in messages]
+        tickets = [self._pending.ask(message) for message in messages]
         self._send_out()
         return tickets
 
     def answered(self, tickets: Iterable[int]) -> bool:
         """Whether all have an answer. Takes in what has come; does not wait."""
         self._progress(0)
-        return all(ticket in self._dialogue.answers for ticket in tickets)
+        return all(ticket in self._pending.answers for ticket in tickets)
 
     def wait(self, tickets: Iterable[int]) -> list[Answer]:
         """The answers, when all are there. Raises `CommError` naming those that did not answer."""
-        left = {ticket for ticket in tickets if ticket not in self._dialogue.answers}
+        left = {ticket for ticket in tickets if ticket not in self._pending.answers}
         began = time.monotonic()
         self.activity.begin_wait()
         try:
             while left:
                 self._progress(_POLL_SECONDS)
-                left = {ticket for ticket in left if ticket not in self._dialogue.answers}
+                left = {ticket for ticket in left if ticket not in self._pending.answers}
                 if left:
                     self._check(began)
         finally:
             self.activity.end_wait()
         self.waited_seconds += time.monotonic() - began
-        return [self._dialogue.answers.pop(ticket) for ticket in tickets]
+        return [self._pending.answers.pop(ticket) for ticket in tickets]
 
     def forget(self, tickets: Iterable[int]) -> None:
         for ticket in tickets:
-            self._dialogue.forget(ticket)
+            self._pending.forget(ticket)
 
     def _progress(self, seconds: float) -> None:
         self._take_view()
@@ -108,24 +108,24 @@ class Connections:
             before = line.sessions
             messages = line.receive()
             for message in messages:
-                self._dialogue.receive(number, message)
+                self._pending.receive(number, message)
                 self.bytes_received += _nbytes(message)
             if messages:
                 self._heard = time.monotonic()
             if line.sessions > before and line.unshared:
                 keep_freed_memory()  # all that is read comes in frames
             if line.sessions > max(before, 1):
-                self._dialogue.send_again(number)
+                self._pending.send_again(number)
         now = time.monotonic()
-        if self._dialogue.open_tickets and now - self._heard > _PATIENCE_SECONDS:
+        if self._pending.open_tickets and now - self._heard > _PATIENCE_SECONDS:
             self._heard = now
-            self._dialogue.send_again()
+            self._pending.send_again()
         self._send_out()
 
     def _take_view(self) -> None:
-        view = self._liaison.view
-        if view is not None and view.number > self._dialogue.view.number:
-            self._dialogue.take_view(view)
+        view = self._registrar_client.view
+        if view is not None and view.number > self._pending.view.number:
+            self._pending.take_view(view)
             for number in [number for number in self._lines if number not in view.addresses]:
                 line = self._lines.pop(number)
                 self._saved_before += line.keys.saved_bytes
@@ -134,7 +134,7 @@ class Connections:
 
     def _send_out(self) -> None:
         batches: defaultdict[int, list[Message]] = defaultdict(list)
-        for server, message in self._dialogue.take_outbox():
+        for server, message in self._pending.take_outbox():
             batches[server].append(message)
             self.bytes_sent += _nbytes(message)
         for server, batch in batches.items():
@@ -143,44 +143,44 @@ class Connections:
     def _line(self, server: int) -> Line:
         line = self._lines.get(server)
         if line is None:
-            address = self._dialogue.view.addresses[server]
+            address = self._pending.view.addresses[server]
             line = self._lines[server] = Line(self._context, self._key, address, self._arena)
             self._poller.register(line.socket, zmq.POLLIN)
         return line
 
     def _check(self, began: float) -> None:
         """Raises when waiting longer makes no sense."""
-        if self._liaison.given_up:
+        if self._registrar_client.given_up:
             raise CommError(
                 "this worker was given up: the registrar had not heard of it. What it pushed since "
                 "is not taken; start it again."
             )
-        if self._liaison.job_is_over and self._liaison.others_are_done:
+        if self._registrar_client.job_is_over and self._registrar_client.others_are_done:
             raise CommError(
                 "this worker was started again too late: the others have finished, and the "
                 "parameter servers have ended with the job. Nothing of the job is lost."
             )
-        if self._liaison.job_is_over:
+        if self._registrar_client.job_is_over:
             raise CommError(
                 "the parameter servers have been closed, by the process that started them. If that "
                 "was rank 0 or a launcher, see how it ended."
             )
-        lost = [n for n, chain in enumerate(self._dialogue.view.chains) if not chain.servers]
-        wanted = {range_ for ranges in self._dialogue.waited_for().values() for range_ in ranges}
+        lost = [n for n, chain in enumerate(self._pending.view.chains) if not chain.servers]
+        wanted = {range_ for ranges in self._pending.waited_for().values() for range_ in ranges}
         if wanted & set(lost):
-            raise CommError(self._dialogue.view.lost_because)
+            raise CommError(self._pending.view.lost_because)
         if time.monotonic() - began > self.timeout:
             raise CommError(self._complaint())
 
     def _complaint(self) -> str:
         who = []
-        for server, ranges in self._dialogue.waited_for().items():
-            address = self._dialogue.view.addresses.get(server or 0, "")
+        for server, ranges in self._pending.waited_for().items():
+            address = self._pending.view.addresses.get(server or 0, "")
             line = self._lines.get(server or 0)
             why = f" ({line.refused})" if line is not None and line.refused else ""
             name = f"server {server} at {address}{why}" if server else "no server"
             who.append(f"{name} for {len(ranges)} range(s)")
-        clocks = self._dialogue.awaited_clock()
+        clocks = self._pending.awaited_clock()
         waits = (
             f" It waits until the slowest of {len(self.members)} workers has reached clock "
             f"{clocks}: one of them may have stopped."

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from farandole.errors import UserError
-from farandole.server.client.store import Pending, Store
+from farandole.server.client.calls import Pending
+from farandole.server.client.store import Store
 from farandole.server.filters import Savings, coded_bytes, parse_filter
 from farandole.server.filters.filter import in_order
 from farandole.server.filters.savings import ROW_NUMBER_BYTES, push_bytes

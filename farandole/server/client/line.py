@@ -1,4 +1,4 @@
-"""A client's end of a connection. The protocol is told in channels.py."""
+"""A client's end of a connection. The protocol is described in channels.py."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Line:
             if kind == WELCOME:
                 self._take_welcome(bytes(frames[0]))
             elif kind == PLAIN:
-                self._take_word(str(frames[0][KIND_BYTES:100], "ascii", "replace"))
+                self._take_notice(str(frames[0][KIND_BYTES:100], "ascii", "replace"))
             elif kind != PROBE:
                 messages += self._take_sealed(frames)
         self._look_after_connection()
@@ -154,12 +154,12 @@ class Line:
         for messages in queue:
             self.send(messages)
 
-    def _take_word(self, word: str) -> None:
-        if word == UNKNOWN_PEER:
+    def _take_notice(self, notice: str) -> None:
+        if notice == UNKNOWN_PEER:
             if self._seal is not None:
                 self._greet()
         elif self._seal is None:
-            self.refused = _explanation(self.address, word)
+            self.refused = _explanation(self.address, notice)
 
     def _take_sealed(self, frames: Sequence[memoryview]) -> list[Message]:
         if self._seal is None:
@@ -178,12 +178,12 @@ class Line:
         return []
 
 
-def _explanation(address: str, word: str) -> str:
-    if word == "key":
+def _explanation(address: str, notice: str) -> str:
+    if notice == "key":
         return f"the server at {address} has another job's key. Give both ends the same key file."
-    if word.startswith("version "):
+    if notice.startswith("version "):
         return (
-            f"the server at {address} speaks {word} of the protocol, and this is version "
+            f"the server at {address} speaks {notice} of the protocol, and this is version "
             f"{VERSION}. Install the same farandole at both ends."
         )
-    return f"the server at {address} says {word!r}"
+    return f"the server at {address} says {notice!r}"

@@ -26,7 +26,7 @@ from farandole.server.protocol.views import View
 
 
 @dataclass
-class Open:
+class OpenRequest:
     """A message without an answer yet."""
 
     message: Command | Read
@@ -52,7 +52,7 @@ class PendingRequests:
         self.outbox: list[tuple[int, Message]] = []
         self.answers: dict[int, Answer] = {}
         """By ticket; who waits for one takes it out."""
-        self._open: dict[int, Open] = {}  # in the order of asking
+        self._open: dict[int, OpenRequest] = {}  # in the order of asking
         self._numbers: dict[int, int] = {}  # of the last command to each range
         self._ticket = 0
 
@@ -64,16 +64,16 @@ class PendingRequests:
         message.sender, message.number, message.ticket = self.sender, number, self._ticket
         if isinstance(message, Read):
             message.view = self.view.number
-        entry = self._open[self._ticket] = Open(message, None)
+        entry = self._open[self._ticket] = OpenRequest(message, None)
         self._send(entry)
         return self._ticket
 
-    def _send(self, entry: Open) -> None:
+    def _send(self, entry: OpenRequest) -> None:
         entry.to = self.head_of(entry.message.range)
         if entry.to is not None:
             self.outbox.append((entry.to, entry.message))
 
-    def _send_anew(self, entry: Open) -> None:
+    def _send_anew(self, entry: OpenRequest) -> None:
         """The answer may not be written to shared memory any more: whoever was asked before may
         still do so, at a time when that memory serves another end."""
         if isinstance(entry.message, Read) and entry.to is not None:

@@ -44,9 +44,9 @@ class RegistrarClient:
         self._mark = ""
         self._control = ControlLine(context, key, address)
         self._wake_in = context.socket(zmq.PAIR)
-        self._wake_in.bind(f"inproc://liaison-{id(self)}")
+        self._wake_in.bind(f"inproc://registrar-client-{id(self)}")
         self._wake_out = context.socket(zmq.PAIR)
-        self._wake_out.connect(f"inproc://liaison-{id(self)}")
+        self._wake_out.connect(f"inproc://registrar-client-{id(self)}")
         self._changed = threading.Condition()
         self._outgoing: deque[tuple[dict[str, Any], bytes]] = deque()
         self._number: int | None = None
@@ -58,7 +58,7 @@ class RegistrarClient:
         self._job_is_over = False
         self._others_are_done = False
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name="liaison", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="registrar client", daemon=True)
         self._thread.start()
 
     @property
@@ -184,15 +184,15 @@ class RegistrarClient:
             role = {"hello": "worker", "rank": self._rank, "late": self._late}
             role |= {"job": self._job, "of": self._workers}
         self._control.send(role)
-        told = time.monotonic()
+        beat = time.monotonic()
         while not (self._closing and not self._outgoing):
             ready = dict(poller.poll(int(BEAT_SECONDS * 1000)))
             if self._wake_in in ready:
                 self._wake_in.recv()
             while self._outgoing:
                 self._control.send(*self._outgoing.popleft())
-            if self._number is not None and time.monotonic() - told >= BEAT_SECONDS:
-                told = time.monotonic()
+            if self._number is not None and time.monotonic() - beat >= BEAT_SECONDS:
+                beat = time.monotonic()
                 self._control.send({"facts": {}})
             while (said := self._control.receive()) is not None:
                 self._hear(*said)

@@ -9,7 +9,7 @@ import torch
 
 from farandole.errors import UserError
 from farandole.server.client.pending import Answer
-from farandole.server.client.places import collect, combined, fill, places_of, row_numbers
+from farandole.server.client.row_locations import collect, combined, fill, locate_rows, row_numbers
 from farandole.server.filters import Coding
 from farandole.server.protocol.arena import Arena
 from farandole.server.protocol.messages import Command, Kind, Read
@@ -62,7 +62,7 @@ class Requests:
             rows, matrix = combined(rows, matrix, summing=kind == Kind.PUSH)
         commands, areas = [], []
         flat = matrix.reshape(-1)
-        for number, local, take_from in places_of(table, start, start + count, rows):
+        for number, local, take_from in locate_rows(table, start, start + count, rows):
             part = collect(take_from(flat), table.width)
             if coding is not None:
                 part = coding.encode(local.in_table(rows), part.view(-1, table.width))
@@ -106,7 +106,7 @@ class Requests:
         """To get rows, into `out` or a tensor of their own."""
         stop = table.rows if stop is None else stop
         rows = None if rows is None else row_numbers(rows)
-        places = list(places_of(table, start, stop, rows))  # first: they are checked there
+        places = list(locate_rows(table, start, stop, rows))  # first: they are checked there
         count = stop - start if rows is None else rows.numel()
         result = torch.empty(count, table.width, dtype=table.torch_dtype) if out is None else out
         if result.numel() != count * table.width or result.dtype != table.torch_dtype:

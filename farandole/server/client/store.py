@@ -6,59 +6,21 @@ bytes travel meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Self
 
 import torch
-import zmq
 
-from farandole.comm.activity import Activity
-from farandole.errors import CommError, DivergedError, FarandoleError, UserError, nearest
-from farandole.server.client.connections import Connections
-from farandole.server.client.pending import Answer
-from farandole.server.client.registrar_client import RegistrarClient
-from farandole.server.client.requests import Requests
-from farandole.server.filters import Coding, parse_codec
-from farandole.server.node.clocks import RESTING
-from farandole.server.protocol.messages import DESCRIPTION, UPDATES, Cause, Command, Kind, Read
-from farandole.server.protocol.seal import read_key
-from farandole.server.tables import Table, id_of
-
-_ERRORS: Mapping[Cause, type[FarandoleError]] = MappingProxyType(
-    {Cause.IMPOSSIBLE: CommError, Cause.NOT_FINITE: DivergedError}
-)
+from farandole.errors import UserError
+from farandole.server.client.calls import Pending
+from farandole.server.client.known_tables import KnownTables
+from farandole.server.client.session import Session
+from farandole.server.client.worker_clock import WorkerClock
+from farandole.server.filters import Coding
+from farandole.server.protocol.messages import Kind
+from farandole.server.tables import Table
 
 
-class Pending:
-    """Something under way. `wait` returns its result, or raises what went wrong."""
-
-    def __init__(
-        self,
-        conversation: Connections,
-        tickets: Sequence[int],
-        finish: Callable[[list[Answer]], Any],
-    ) -> None:
-        self._conversation = conversation
-        self._tickets = tickets
-        self._finish = finish
-        self._result: Any = None
-        self._over = False
-
-    def done(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._over or self._conversation.answered(self._tickets)
-
-    def wait(self) -> Any:
-        if not self._over:
-            answers = self._conversation.wait(self._tickets)
-            self._over = True
-            self._result = self._finish(answers)
-        return self._result
-
-
-class Store:
+class Store(Session):
     """One client of a cluster of parameter servers. For one thread at a time.
 
     `address` is the registrar's, `key_file` the job's. A worker has a `rank`, and its clock counts;
@@ -79,28 +41,18 @@ class Store:
         job: str = "",
         workers: int = 0,
     ) -> None:
-        key = read_key(Path(key_file))
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._requests = Requests(shared_memory=shared_memory)
-        self._liaison = RegistrarClient(
-            self._context, key, address, rank, late=late, job=job, workers=workers
+        super().__init__(
+            address,
+            key_file,
+            rank=rank,
+            timeout=timeout,
+            shared_memory=shared_memory,
+            late=late,
+            job=job,
+            workers=workers,
         )
-        self.job = job
-        self.clock = 0
-        self._tables: dict[str, Table] = {}
-        self._codings: dict[str, Coding] = {}
-        self._ticked: set[int] = set()  # ranges that know that this clock has ended
-        self._closed = False
-        try:
-            number = self._liaison.join(timeout)
-            self._conversation = Connections(
-                self._context, key, self._liaison, number, self._requests.arena, timeout
-            )
-        except BaseException:
-            self._liaison.close()
-            self._requests.close()
-            self._context.term()
-            raise
+        self._tables = KnownTables(self._calls)
+        self._clock = WorkerClock(self._calls, self._tables)
 
     # Tables
 
@@ -125,7 +77,7 @@ class Store:
         for the last `backups` of them. With a `codec` (`int8`, `bf16`, …) pushes travel as fewer
         bytes; what it leaves out of a row's push is added to the row's next one.
         """
-        ranges = self._conversation.ranges
+        ranges = self._calls.ranges
         if sparse and rounds:
             raise UserError(f"table {name!r}: rounds are for dense tables.")
         if sparse:
@@ -144,11 +96,7 @@ class Store:
                 backups=backups,
                 codec=codec,
             )
-        text = table.to_json()
-        commands = [Command(Kind.CREATE, number, text=text) for number in table.used_ranges]
-        self._start(commands, lambda answers: None).wait()
-        self._tables[name] = table
-        return table
+        return self._tables.create(table)
 
     def own_name(self, name: str) -> str:
         """For a table that is this job's alone, on servers that serve one job after the other."""
@@ -156,30 +104,27 @@ class Store:
 
     def find(self, name: str) -> Table:
         """A table that somebody else has made. Raises `CommError` if there is none."""
-        number = id_of(name)
-        read = Read(number % self._conversation.ranges, table=number, text=DESCRIPTION)
-
-        def described(answers: list[Answer]) -> Table:
-            values = answers[0].values
-            assert values is not None
-            return Table.from_json(values.numpy().tobytes().decode())
-
-        found: Table = self._start([read], described).wait()
-        self._tables[name] = found
-        return found
+        return self._tables.find(name)
 
     def table(self, name: str) -> Table:
-        if name not in self._tables:
-            raise UserError(f"table {name!r} is not known here. {nearest(name, self._tables)}")
-        return self._tables[name]
+        """A table that was created or found here. Raises `UserError` for another name."""
+        return self._tables.table(name)
 
     def coding(self, name: str) -> Coding | None:
         """The table's codec at work on the pushes of this client, if it has one."""
-        table = self.table(name)
-        if table.codec and name not in self._codings:
-            codec = parse_codec(table.codec)
-            self._codings[name] = Coding(codec, table.rows, table.width, table.torch_dtype)
-        return self._codings.get(name)
+        return self._tables.coding(name)
+
+    def ask(self, question: str, name: str) -> torch.Tensor:
+        """The answer to a question about a whole table, such as `nonzeros`: worked out where the
+        rows are, and summed over the servers."""
+        return self._tables.ask(question, name)
+
+    def updates(self, name: str) -> int:
+        """How many updates the table's rule has made: what Adam corrects its means by."""
+        return self._tables.updates(name)
+
+    def set_updates(self, name: str, count: int) -> None:
+        self._tables.set_updates(name, count)
 
     # Values
 
@@ -199,7 +144,7 @@ class Store:
         slot: int = 0,
     ) -> Pending:
         work = self._requests.commands(Kind.PUT, self.table(name), values, start, rows, slot=slot)
-        return self._start(*work)
+        return self._calls.start(*work)
 
     def push(
         self,
@@ -237,11 +182,11 @@ class Store:
             rows,
             rate=rate,
             ticks=ticks,
-            clock=self.clock,
+            clock=self._clock.now,
             coding=None if exact else self.coding(name),
         )
-        self._note_ticks(work[0])
-        return self._start(*work)
+        self._clock.note_ticks(work[0])
+        return self._calls.start(*work)
 
     def get(
         self,
@@ -275,9 +220,9 @@ class Store:
     ) -> Pending:
         """As `get`. `round_`: waits until that many rounds of the table are over. `out`: where the
         values go; it must not be touched before the end."""
-        needs = -1 if staleness is None else max(0, self.clock - staleness)
+        needs = -1 if staleness is None else max(0, self._clock.now - staleness)
         needs = needs if round_ is None else round_
-        return self._start(
+        return self._calls.start(
             *self._requests.reads(
                 self.table(name), start, stop, rows, needs, round_ is not None, slot, out
             )
@@ -306,181 +251,49 @@ class Store:
             None,
             rate=rate,
             ticks=ticks,
-            clock=self.clock,
+            clock=self._clock.now,
             coding=self.coding(name),
         )
-        self._note_ticks(commands)
+        self._clock.note_ticks(commands)
         reads, got, get_areas = self._requests.reads(table, 0, None, None, needs, rounds, 0, out)
         both = [message for pair in zip(commands, reads, strict=True) for message in pair]
-        tickets = self._conversation.ask(both)
+        tickets = self._calls.ask(both)
         return (
-            self._pending(tickets[::2], pushed, push_areas),
-            self._pending(tickets[1::2], got, get_areas),
+            self._calls.pending(tickets[::2], pushed, push_areas),
+            self._calls.pending(tickets[1::2], got, get_areas),
         )
 
-    def ask(self, question: str, name: str) -> torch.Tensor:
-        """The answer to a question about a whole table, such as `nonzeros`: worked out where the
-        rows are, and summed over the servers."""
-        table = self.table(name)
-        reads = [
-            Read(number, table=table.id, stop=table.rows_in(number), text=question)
-            for number in table.used_ranges
-        ]
-
-        def total(answers: list[Answer]) -> torch.Tensor:
-            parts = [answer.values.clone() for answer in answers if answer.values is not None]
-            return torch.stack(parts).sum(0)
-
-        result = self._start(reads, total).wait()
-        assert isinstance(result, torch.Tensor)
-        return result
-
-    def updates(self, name: str) -> int:
-        """How many updates the table's rule has made: what Adam corrects its means by."""
-        table = self.table(name)
-        reads = [Read(number, table=table.id, text=UPDATES) for number in table.used_ranges]
-        counts = self._start(
-            reads, lambda answers: [int(a.values) for a in answers if a.values is not None]
-        ).wait()
-        return max(counts, default=0)
-
-    def set_updates(self, name: str, count: int) -> None:
-        table = self.table(name)
-        nothing = torch.empty(0, dtype=table.torch_dtype)
-        commands = [
-            Command(Kind.PUT, number, table=table.id, values=nothing, text=str(count))
-            for number in table.used_ranges
-        ]
-        self._start(commands, lambda answers: None).wait()
-
     # Time
+
+    @property
+    def clock(self) -> int:
+        """How many clocks this worker has ended."""
+        return self._clock.now
+
+    @clock.setter
+    def clock(self, clock: int) -> None:
+        self._clock.now = clock
 
     def tick(self) -> None:
         """Ends this clock: what was pushed so far is stamped with it, what follows with the next.
 
         Returns at once; the servers hear of it after everything that was pushed before.
         """
-        ranges = {number for table in self._tables.values() for number in table.used_ranges}
-        commands = [
-            Command(Kind.TICK, number, clock=self.clock) for number in sorted(ranges - self._ticked)
-        ]
-        self._conversation.forget(self._conversation.ask(commands))
-        self.clock += 1
-        self._ticked = set()
-
-    def _note_ticks(self, commands: Iterable[Command | Read]) -> None:
-        ended = {one.range for one in commands if isinstance(one, Command) and one.ticks}
-        self._ticked |= ended
+        self._clock.tick()
 
     def rest(self) -> None:
         """From here to `wake` nobody waits for this worker. Returns when the servers know."""
-        self._set_clock(RESTING)
+        self._clock.rest()
 
     def wake(self, clock: int) -> None:
         """Goes on at `clock`. Returns when the servers know."""
-        self._set_clock(clock)
-        self.clock = clock
-
-    def _set_clock(self, clock: int) -> None:
-        ranges = {number for table in self._tables.values() for number in table.used_ranges}
-        ticks = [Command(Kind.TICK, number, clock=clock - 1) for number in sorted(ranges)]
-        self._start(ticks, lambda answers: None).wait()
+        self._clock.wake(clock)
 
     def rounds(self, name: str) -> int:
         """How many rounds of this table are over."""
-        return self._newest_clock([self.table(name)])
-
-    def _newest_clock(self, tables: Iterable[Table]) -> int:
-        reads = [Read(number, table=t.id) for t in tables for number in t.used_ranges]
-        clocks: list[int] = self._start(reads, lambda answers: [a.clock for a in answers]).wait()
-        return max((clock for clock in clocks if clock < RESTING), default=0)
+        return self._clock.rounds(name)
 
     def catch_up(self) -> None:
         """For one who comes later: begins at the clock where the slowest is now. Until then, or
         until its first tick, nobody waits for it."""
-        self.wake(max(self.clock, self._newest_clock(self._tables.values())))
-
-    # Others
-
-    @property
-    def liaison(self) -> RegistrarClient:
-        """The line to the registrar, which knows who lives."""
-        return self._liaison
-
-    def meet(self, name: str, payload: bytes) -> dict[int, bytes]:
-        """Waits for all living workers; returns what each gave, by rank."""
-        return self._liaison.meet(name, payload, self._conversation.timeout)
-
-    @property
-    def members(self) -> int:
-        """How many workers take part."""
-        return len(self._conversation.members)
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._conversation.bytes_sent - self.saved_key_bytes
-
-    @property
-    def saved_key_bytes(self) -> int:
-        """Of lists of rows that were not sent, because the servers knew them already."""
-        return self._conversation.saved_key_bytes
-
-    @property
-    def bytes_received(self) -> int:
-        return self._conversation.bytes_received
-
-    @property
-    def waited_seconds(self) -> float:
-        return self._conversation.waited_seconds
-
-    def show_waits(self, activity: Activity) -> None:
-        """Tells `activity` from now on when a call waits for the servers."""
-        self._conversation.activity = activity
-
-    def buffer(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor that can be pushed from, and got into, without a copy on this side."""
-        return self._requests.buffer(count, dtype)
-
-    def close(self) -> None:
-        """Leaves. What was pushed and is not acknowledged yet may not have arrived."""
-        if not self._closed:
-            self._closed = True
-            self._conversation.close()
-            self._liaison.close()
-            self._requests.close()
-            self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # Inside
-
-    def _start(
-        self,
-        messages: Sequence[Command | Read],
-        finish: Callable[[list[Answer]], Any],
-        areas: Iterable[torch.Tensor] = (),
-    ) -> Pending:
-        return self._pending(self._conversation.ask(messages), finish, areas)
-
-    def _pending(
-        self,
-        tickets: Sequence[int],
-        finish: Callable[[list[Answer]], Any],
-        areas: Iterable[torch.Tensor],
-    ) -> Pending:
-        """`areas` of shared memory are free again when all answers are there."""
-
-        def checked(answers: list[Answer]) -> Any:
-            try:
-                problem = next((a.problem for a in answers if a.problem is not None), None)
-                if problem is None:
-                    return finish(answers)
-            finally:
-                self._requests.give_back(areas)
-            raise _ERRORS[problem.cause](f"the parameter server refused: {problem.text}")
-
-        return Pending(self._conversation, tickets, checked)
+        self._clock.catch_up()

@@ -22,7 +22,7 @@ from farandole.comm.codecs.two_phase import Coder, TwoPhase
 from farandole.comm.codecs.wire import Column, pack, packed_bytes, unpack
 from farandole.comm.tensors import is_finite
 from farandole.errors import UserError
-from farandole.server.filters.held import Held, Which
+from farandole.server.filters.residual import Residual, Which
 from farandole.server.filters.savings import Savings
 
 
@@ -91,17 +91,17 @@ class Coding:
         self._rows = rows
         self._width = width
         self._dtype = dtype
-        self._held = Held(rows, width, dtype) if getattr(codec, "feedback", False) else None
+        self._residual = Residual(rows, width, dtype) if getattr(codec, "feedback", False) else None
 
     def encode(self, rows: Which | None, values: torch.Tensor) -> torch.Tensor:
         """The bytes to send for these rows, sorted and each once (None: all of the table)."""
         rows = slice(0, self._rows) if rows is None else rows
-        total = values if self._held is None else self._held.plus(rows, values)
+        total = values if self._residual is None else self._residual.plus(rows, values)
         encoded = encode(self.codec, total)
-        if self._held is not None:
+        if self._residual is not None:
             left = total - decode(self.codec, encoded, total.shape, total.dtype)
             if is_finite(left):  # what is not leaves no trace
-                self._held.replace(rows, left)
+                self._residual.replace(rows, left)
         self.savings.rows_offered += len(values)
         self.savings.rows_sent += len(values)
         self.savings.bytes_offered += values.nbytes
@@ -110,21 +110,21 @@ class Coding:
 
     def flush(self) -> tuple[torch.Tensor, torch.Tensor]:
         """All that was left out until now: rows and values, to send as they are."""
-        if self._held is None:
+        if self._residual is None:
             nothing = torch.empty(0, self._width, dtype=self._dtype)
             return torch.empty(0, dtype=torch.int64), nothing
-        rows, values = self._held.take()
+        rows, values = self._residual.take()
         self.savings.rows_sent += len(rows)
         self.savings.bytes_sent += values.nbytes
         return rows, values
 
     def state_dict(self) -> dict[str, Any]:
         """What must be saved to go on as if never stopped."""
-        return {} if self._held is None else self._held.state_dict()
+        return {} if self._residual is None else self._residual.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._held is not None:
-            self._held.load_state_dict(state)
+        if self._residual is not None:
+            self._residual.load_state_dict(state)
 
 
 class _TopKCoder:

@@ -2,7 +2,7 @@
 
 A `Filter` is a frozen dataclass with a text form, as a codec is. `build` makes a `Sieve` of it,
 which works on the pushes of one client to one table. Some drop what they do not send; those that
-hold it back, to send it later, extend `HoldingSieve`.
+hold it back, to send it later, extend `ResidualSieve`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from farandole.server.filters.filter import (
     require_at_least,
     require_float,
 )
-from farandole.server.filters.holding import HoldingSieve
+from farandole.server.filters.residual_sieve import ResidualSieve
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Significant(Filter):
         return _SignificantSieve(self, rows, width, dtype)
 
 
-class _SignificantSieve(HoldingSieve):
+class _SignificantSieve(ResidualSieve):
     def __init__(self, filter_: Significant, rows: int, width: int, dtype: torch.dtype) -> None:
         super().__init__(filter_, rows, width, dtype)
         self._threshold = filter_.threshold

@@ -13,7 +13,7 @@ import torch
 
 from farandole.comm.codecs.shared_random import shared_random
 from farandole.server.filters.filter import Filter, Sieve, require_share
-from farandole.server.filters.holding import HoldingSieve
+from farandole.server.filters.residual_sieve import ResidualSieve
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Skip(Filter):
         return _SkipSieve(self, rows, width, dtype, stream)
 
 
-class _SkipSieve(HoldingSieve):
+class _SkipSieve(ResidualSieve):
     def __init__(
         self, filter_: Skip, rows: int, width: int, dtype: torch.dtype, stream: str
     ) -> None:

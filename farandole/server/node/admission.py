@@ -1,14 +1,15 @@
 """Who may open a connection to a server's data port, decided before anything of it is kept.
 
 A ZeroMQ socket without a mechanism takes messages of any number of frames from whoever connects,
-and holds them until they are complete. So data ports use PLAIN: a connection begins with a word,
-and until the word is checked ZeroMQ takes one frame of at most FRAME_BYTES from it, for at most
-HANDSHAKE_SECONDS (sockets.py).
+and holds them until they are complete. So data ports use PLAIN. A connection begins with a
+password. Until that is checked, ZeroMQ takes one frame of at most FRAME_BYTES from the connection,
+for at most HANDSHAKE_SECONDS (sockets.py).
 
-The word is derived from the job's key and the number of the port. It proves less than the greeting
-that follows (handshake.py): it travels in the clear, so whoever can listen on the network can say
-it again at this port. That opens a connection, and nothing that comes on it is believed without a
-seal. Who took over the port of a dead server and is told the word can use it nowhere else.
+The password is derived from the job's key and the number of the port. It proves less than the
+greeting that follows (handshake.py): it travels in the clear, so whoever can listen on the network
+can repeat it at this port. That opens a connection, and nothing that comes on it is believed
+without a seal. Whoever takes over the port of a dead server and hears the password can use it
+nowhere else.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _USER = f"farandole {VERSION}"
 
 
 def credentials(key: bytes, address: str) -> tuple[bytes, bytes]:
-    """The user name and the word for the data port at `address`."""
+    """The user name and the password for the data port at `address`."""
     port = address.rpartition(":")[2]
-    word = hmac.new(key, b"farandole data port " + port.encode(), "sha256").hexdigest()
-    return _USER.encode(), word.encode()
+    password = hmac.new(key, b"farandole data port " + port.encode(), "sha256").hexdigest()
+    return _USER.encode(), password.encode()
 
 
 class Admission:
@@ -43,7 +44,7 @@ class Admission:
     def __init__(self, context: zmq.Context[Any], key: bytes) -> None:
         self.refused: Counter[str] = Counter()
         self._key = key
-        self._word = b""  # nobody is let in before the port's number is known
+        self._password = b""  # nobody is let in before the port's number is known
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(_ZAP)
@@ -51,8 +52,8 @@ class Admission:
         self._thread.start()
 
     def open(self, address: str) -> None:
-        """From now on those who have the word for this address are let in."""
-        _, self._word = credentials(self._key, address)
+        """From now on those who have the password for this address are let in."""
+        _, self._password = credentials(self._key, address)
 
     def _work(self) -> None:
         try:
@@ -64,8 +65,12 @@ class Admission:
             self._socket.close()
 
     def _judge(self, said: list[bytes]) -> int:
-        user, word = said if len(said) == 2 else (b"", b"")
-        if self._word and hmac.compare_digest(word, self._word) and user == _USER.encode():
+        user, password = said if len(said) == 2 else (b"", b"")
+        if (
+            self._password
+            and hmac.compare_digest(password, self._password)
+            and user == _USER.encode()
+        ):
             return 200
         is_older = user.startswith(b"farandole ") and user != _USER.encode()
         self.refused["unknown version" if is_older else "another key"] += 1

@@ -25,6 +25,10 @@ class Clocks:
     def members(self) -> frozenset[int]:
         return frozenset(self._members)
 
+    # Invariant: no clock here runs ahead of an update that is still on its way. A member's pushes
+    # and ticks reach a range in the order in which it sent them. So when its tick for clock c is
+    # here, all that it pushed up to c is here. That holds range by range; no clock is global.
+
     @property
     def slowest(self) -> int:
         """0 when there is nobody."""
@@ -36,7 +40,10 @@ class Clocks:
         return frozenset(member for member, clock in self._members.items() if clock < RESTING)
 
     def set_members(self, members: Iterable[int]) -> None:
-        """The first begin together. Newcomers rest until they say where they begin."""
+        """The first begin together. Newcomers rest until they say where they begin.
+
+        If a newcomer began at 0, all others would wait for it to pass through every clock so far.
+        """
         start = RESTING if self._members else 0
         known = {**self._strangers, **self._members}
         self._members = {member: known.get(member, start) for member in members}
@@ -44,7 +51,7 @@ class Clocks:
             self._strangers.pop(member, None)
 
     def tick(self, member: int, clock: int) -> None:
-        """`member` has ended `clock`. Its commands come in order, so its last word counts."""
+        """`member` has ended `clock`. Its commands come in order, so the last one counts."""
         known = self._members if member in self._members else self._strangers
         known[member] = clock + 1
 

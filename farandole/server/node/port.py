@@ -1,4 +1,4 @@
-"""A server's end of its connections. The protocol is told in channels.py."""
+"""A server's end of its connections. The protocol is described in channels.py."""
 
 from __future__ import annotations
 
@@ -173,13 +173,13 @@ class Port:
         keys = KeyReceiver(KNOWN_KEYS_BYTES)
         return _Session(hello, welcome.encode(self._key, hello), seal, arena, keys)
 
-    def _tell(self, peer: bytes, word: str) -> None:
+    def _tell(self, peer: bytes, notice: str) -> None:
         """Once is enough: else one who never reads could fill this server's memory with answers."""
         if len(self._told) >= _KEPT_PEERS:
             self._told.clear()
         if peer not in self._told:
             self._told.add(peer)
-            self._put(peer, PLAIN + word.encode())
+            self._put(peer, PLAIN + notice.encode())
 
     def _put(self, peer: bytes, frame: bytes) -> None:
         try:

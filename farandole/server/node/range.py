@@ -40,7 +40,7 @@ class Range:
         self.number = number
         self.version = 0  # how many commands it has applied
         self.clocks = Clocks()
-        self.shelves: dict[int, TableShard] = {}
+        self.shards: dict[int, TableShard] = {}
         self._had: dict[int, int] = {}  # the number of each sender's last command
         self._read_rule = read_rule
 
@@ -57,8 +57,8 @@ class Range:
         Its sender has seen that round end, at a head that died before its successor knew. Those
         whose pushes are missing will send them again.
         """
-        shelf = self.shelves.get(command.table) if command.kind == Kind.PUSH else None
-        return shelf is not None and shelf.table.rounds and command.clock > shelf.round
+        shard = self.shards.get(command.table) if command.kind == Kind.PUSH else None
+        return shard is not None and shard.table.rounds and command.clock > shard.round
 
     def problem_with(
         self, message: Command | Read, *, is_forwarded: bool = False
@@ -74,13 +74,13 @@ class Range:
                 return _problem_with_members(message.text)
             if message.kind == Kind.CREATE:
                 return self._problem_with_table(message.text)
-        shelf = self.shelves.get(message.table)
-        if shelf is None:
-            known = ", ".join(repr(shelf.table.name) for shelf in self.shelves.values())
+        shard = self.shards.get(message.table)
+        if shard is None:
+            known = ", ".join(repr(shard.table.name) for shard in self.shards.values())
             return Problem(
                 f"there is no such table here. Known: {known or 'none'}. Create it first."
             )
-        return shelf.problem_with(message, finite=not is_forwarded)
+        return shard.problem_with(message, finite=not is_forwarded)
 
     def _problem_with_table(self, text: str) -> Problem | None:
         try:
@@ -93,7 +93,7 @@ class Range:
             return Problem(
                 f"table {table.name!r} cannot be of {table.dtype}: {why}. Use float32, say."
             )
-        known = self.shelves.get(table.id)
+        known = self.shards.get(table.id)
         if known is not None and known.table != table:
             now, asked = vars(known.table), vars(table)
             other = ", ".join(
@@ -109,17 +109,17 @@ class Range:
             self._had[command.sender] = command.number
         if command.kind == Kind.CREATE:
             table = Table.from_json(command.text)
-            if table.id not in self.shelves:
+            if table.id not in self.shards:
                 rule = self._read_rule(table.rule)
-                self.shelves[table.id] = TableShard(table, self.number, rule)
+                self.shards[table.id] = TableShard(table, self.number, rule)
         elif command.kind == Kind.MEMBERS:
             self.clocks.set_members(json.loads(command.text))
             self._end_rounds()
         elif command.kind == Kind.PUT:
-            self.shelves[command.table].put(command)
+            self.shards[command.table].put(command)
         elif command.kind == Kind.PUSH:
-            shelf = self.shelves[command.table]
-            if shelf.push(command) and shelf.table.rounds:
+            shard = self.shards[command.table]
+            if shard.push(command) and shard.table.rounds:
                 self._end_rounds()
         if command.ticks or command.kind == Kind.TICK:
             self.clocks.tick(command.sender, command.clock)
@@ -128,9 +128,9 @@ class Range:
 
     def _end_rounds(self) -> None:
         """If all who are waited for have given. Before anybody is a member, all are."""
-        for shelf in self.shelves.values() if self.clocks.members else ():
-            if shelf.table.rounds:
-                shelf.end_round(self.clocks.active)
+        for shard in self.shards.values() if self.clocks.members else ():
+            if shard.table.rounds:
+                shard.end_round(self.clocks.active)
 
     def is_far_enough(self, read: Read) -> bool:
         """Whether what it must see has arrived, its sender's own commands above all."""
@@ -139,30 +139,30 @@ class Range:
         if read.needs < 0:
             return True
         if read.rounds:
-            shelf = self.shelves.get(read.table)
-            return shelf is not None and shelf.round >= read.needs
+            shard = self.shards.get(read.table)
+            return shard is not None and shard.round >= read.needs
         return self.clocks.slowest >= read.needs
 
     def round_of(self, table: int) -> int:
-        shelf = self.shelves.get(table)
-        return shelf.round if shelf is not None else 0
+        shard = self.shards.get(table)
+        return shard.round if shard is not None else 0
 
     @property
     def nbytes(self) -> int:
-        return sum(shelf.nbytes for shelf in self.shelves.values())
+        return sum(shard.nbytes for shard in self.shards.values())
 
     def state(self) -> tuple[str, tuple[torch.Tensor, ...]]:
         """As a snapshot has it. The tensors are the range's own."""
-        shelves, tensors = [], []
-        for shelf in self.shelves.values():
-            numbers, held = shelf.state()
-            shelves.append({**numbers, "held": len(held)})
+        shards, tensors = [], []
+        for shard in self.shards.values():
+            numbers, held = shard.state()
+            shards.append({**numbers, "held": len(held)})
             tensors += held
         state = {
             "version": self.version,
             "clocks": self.clocks.state(),
             "had": [[sender, number] for sender, number in self._had.items()],
-            "shelves": shelves,
+            "shards": shards,
         }
         return json.dumps(state), tuple(tensors)
 
@@ -193,12 +193,12 @@ class Range:
         range_.clocks = Clocks.from_state(state["clocks"])
         range_._had = {int(sender): int(last) for sender, last in state["had"]}
         left = list(tensors)
-        for numbers in state["shelves"]:
+        for numbers in state["shards"]:
             table = Table.from_json(numbers["table"])
-            shelf = TableShard(table, number, read_rule(table.rule))
+            shard = TableShard(table, number, read_rule(table.rule))
             mine, left = left[: numbers["held"]], left[numbers["held"] :]
-            shelf.load_state(numbers, mine)
-            range_.shelves[table.id] = shelf
+            shard.load_state(numbers, mine)
+            range_.shards[table.id] = shard
         return range_
 
 

@@ -1,6 +1,6 @@
 """A server's copy of one range: its place in the chain, and what is under way there.
 
-The rules of chain replication are in node.py; this is the state that they work on.
+The rules of chain replication are in replication.py; this is the state that they work on.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Entry:
 
     index: int
     command: Command
-    asker: Client | None  # who is to be told when they have
+    asker: Client | None  # whom to answer when they have
 
 
 @dataclass
-class Held:
+class ServerCopy:
     """A range that this server holds, and its place in the chain."""
 
     range: Range

@@ -16,7 +16,8 @@ import zmq
 
 from farandole.errors import JoinError
 from farandole.server.channels import Line, Port
-from farandole.server.node.node import REGISTRAR, Node, Outgoing, Peer
+from farandole.server.node.node import Node
+from farandole.server.node.state import REGISTRAR, Outgoing, Peer
 from farandole.server.protocol.control import BEAT_SECONDS, ControlLine
 from farandole.server.protocol.messages import Message
 from farandole.server.protocol.payload import Malformed
@@ -143,7 +144,7 @@ class Service:
                 )
 
     def _facts(self) -> dict[str, Any]:
-        held = self._node.held.values() if self._node is not None else ()
+        held = self._node.copies.values() if self._node is not None else ()
         return {
             "bytes": sum(one.range.nbytes for one in held),
             "resident": self._resident(),

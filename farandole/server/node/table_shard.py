@@ -21,7 +21,7 @@ from farandole.server.tables import Table
 
 _COUNT = re.compile("[0-9]{1,18}")  # of updates
 Where = slice | torch.Tensor
-"""Rows of a shelf: a run of them, or a list."""
+"""Rows of a shard: a run of them, or a list."""
 
 
 class TableShard:

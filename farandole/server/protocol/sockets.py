@@ -1,4 +1,4 @@
-"""What a `Port` and a `Line` do alike with their sockets. The protocol is told in channels.py."""
+"""What a `Port` and a `Line` do alike with their sockets. For the protocol see channels.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy
 import zmq
 
 KIND_BYTES = 4  # what each message begins with says what it is: a greeting, a seal, or one of these
-PLAIN = b"FdNo"  # a word, not sealed
+PLAIN = b"FdNo"  # a notice, not sealed
 PROBE = b"FdPr"  # nothing at all: only to find out whether the peer is still there
 UNKNOWN_PEER = "unknown peer"
 KNOWN_KEYS_BYTES = 16 << 20  # of row lists that each connection remembers, the same at both ends

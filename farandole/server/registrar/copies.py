@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Mapping
 
 from farandole.server.protocol.views import View
 
-Held = Mapping[int, int]
+ConfirmedRanges = Mapping[int, int]
 """The ranges that a server confirms, and the epoch of each."""
 
 _SLICE_SECONDS = 0.02
 
 
-def missing_copies(view: View, copies: int, confirmed: Mapping[int, Held]) -> int:
+def missing_copies(view: View, copies: int, confirmed: Mapping[int, ConfirmedRanges]) -> int:
     """How many of `copies` of every range are not confirmed, by server, all ranges together."""
     missing = 0
     for range_, chain in enumerate(view.chains):
@@ -38,7 +38,7 @@ class Confirmations:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._question = 0
-        self._answers: dict[int, Held] = {}
+        self._answers: dict[int, ConfirmedRanges] = {}
 
     def begin(self) -> int:
         """The number of a new question. Answers to earlier ones do not count any more."""
@@ -47,7 +47,7 @@ class Confirmations:
             self._answers = {}
             return self._question
 
-    def take(self, question: int, server: int, held: Held) -> None:
+    def take(self, question: int, server: int, held: ConfirmedRanges) -> None:
         with self._changed:
             if question == self._question:
                 self._answers[server] = held
@@ -58,7 +58,7 @@ class Confirmations:
         servers: Callable[[], Collection[int]],
         seconds: float,
         is_pointless: Callable[[], bool],
-    ) -> dict[int, Held]:
+    ) -> dict[int, ConfirmedRanges]:
         """The answers, when all `servers` have given theirs, or as far as they came in time."""
         deadline = time.monotonic() + seconds
         with self._changed:

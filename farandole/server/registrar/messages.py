@@ -4,7 +4,7 @@ Each message is a JSON object whose first word names it:
 
     hello      "server": address, mark · "worker": rank, late, job, of · "guest"
     facts      an object: what a server says of itself; also a sign of life
-    reshaped   [range, epoch]                 a head has brought a range where it was told to
+    reshaped   [range, epoch]                 a head has moved a range as ordered
     confirmed  question; held: [[range, epoch], …]    which whole copies a server holds
     meet, missing, mark   a name             of workers
     enter, bye

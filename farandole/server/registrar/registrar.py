@@ -1,6 +1,6 @@
 """Who lives, and who holds what: the registrar, without its sockets.
 
-It is told who came and who is lost, and writes views. The rest follows from one comparison: for
+It learns who came and who is lost, and writes views. The rest follows from one comparison: for
 every range, the chain that the ring wants against the chain that is. Dead servers are taken out of
 a chain at once; newcomers get in when the head has brought the range to them (`Reshape`). A few
 ranges move at a time, so that the others go on without a pause.
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from farandole.errors import UserError
 from farandole.server.protocol.views import Chain, Reshape, Reshaped, View
-from farandole.server.registrar.copies import Held, explain_loss, missing_copies
+from farandole.server.registrar.copies import ConfirmedRanges, explain_loss, missing_copies
 from farandole.server.registrar.ring import place
 
 RANGES = 32
@@ -93,7 +93,7 @@ class Registrar:
         )
 
     def take_reshaped(self, sender: int, message: Reshaped) -> None:
-        """The head of a range has brought it where it was told to."""
+        """The head of a range has moved it as ordered."""
         order = self._moving.get(message.range)
         if order is None or order.epoch != message.epoch:
             return
@@ -137,7 +137,7 @@ class Registrar:
             len(chain.servers) >= self.copies for chain in self.view.chains
         )
 
-    def missing_copies(self, confirmed: Mapping[int, Held]) -> int:
+    def missing_copies(self, confirmed: Mapping[int, ConfirmedRanges]) -> int:
         """How many copies there are fewer than there should be, by what servers confirm."""
         if not self.has_begun:
             return self._ranges * self.copies

@@ -35,10 +35,10 @@ def place(servers: Sequence[int], ranges: int, replicas: int) -> list[tuple[int,
         begin = bisect.bisect(hashes, _hash(f"range {range_}"))
         met = list(dict.fromkeys(server for _, server in points[begin:] + points[:begin]))
         chain: list[int] = []
-        for seat in room:  # heads are shared out evenly, and so are the first successors, …
+        for place in room:  # heads are shared out evenly, and so are the first successors, …
             free = [server for server in met if server not in chain]
-            server = next((server for server in free if seat[server] > 0), free[0])
-            seat[server] -= 1
+            server = next((server for server in free if place[server] > 0), free[0])
+            place[server] -= 1
             chain.append(server)
         chains.append(tuple(chain))
     return chains

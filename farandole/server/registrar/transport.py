@@ -14,14 +14,9 @@ from datetime import timedelta
 import torch
 
 from farandole.comm.arithmetic import Op, reduce_into
-from farandole.comm.transports.base import (
-    NEVER,
-    Message,
-    PeerLost,
-    Transport,
-    name_ranks,
-    require_agreement,
-)
+from farandole.comm.transports.base import NEVER, Transport
+from farandole.comm.transports.claims import require_agreement
+from farandole.comm.transports.messages import Message, PeerLost, name_ranks
 from farandole.errors import CommError, UserError
 from farandole.server.client.store import Store
 from farandole.topology import Topology
@@ -66,10 +61,10 @@ class RegistrarTransport(Transport):
         """A worker that was started again begins with the next epoch, not with the first."""
         if self.joined_late and not self._entered:
             self._entered = True
-            mark = self.store.liaison.enter()
+            mark = self.store.registrar_client.enter()
             epoch = int(mark) if mark is not None else NEVER
         elif self.rank == 0:
-            self.store.liaison.announce(str(epoch))
+            self.store.registrar_client.announce(str(epoch))
         self._mark, self._count = str(epoch), itertools.count()
         return epoch
 

@@ -1,6 +1,6 @@
 """Finds a rule or a question that users have written, in modules that they have allowed.
 
-A server imports what it is told by name over a socket, so it must not import just anything: whoever
+A server imports what clients name over a socket, so it must not import just anything: whoever
 started it has said which modules are meant. Only what is defined in such a module is found, not
 what it happens to import.
 """

@@ -43,7 +43,7 @@ class Bucket:
     """The flags: a view of the buffer."""
     notes: torch.Tensor
     """Of the ranks, on what is not finite: a view of the buffer. Empty if nobody wants to know."""
-    told: torch.Tensor
+    trailer: torch.Tensor
     """The flags and the notes: a view of the buffer."""
 
     def fill(self) -> None:
@@ -70,7 +70,7 @@ class Bucket:
         tells where to look, and never that something is wrong.
         """
         self.notes.zero_()
-        self.notes[rank] = self.buffer[: -len(self.told)].sum() * 0
+        self.notes[rank] = self.buffer[: -len(self.trailer)].sum() * 0
 
     def noted(self) -> list[int]:
         """The ranks whose gradients were not finite. Waits for a GPU."""
@@ -129,8 +129,8 @@ def _bucket(
     parameters = [parameter for _, parameter in content]
     first = parameters[0]
     counts = [_real(parameter).numel() for parameter in parameters]
-    told = len(counts) + ranks
-    buffer = torch.zeros(sum(counts) + told, dtype=first.dtype.to_real(), device=first.device)
+    trailer = len(counts) + ranks
+    buffer = torch.zeros(sum(counts) + trailer, dtype=first.dtype.to_real(), device=first.device)
     *parts, flags, notes = buffer.split([*counts, len(counts), ranks])
     gradients = [_like(parameter, part) for parameter, part in zip(parameters, parts, strict=True)]
     return Bucket(
@@ -143,7 +143,7 @@ def _bucket(
         gradients,
         flags,
         notes,
-        buffer[-told:],
+        buffer[-trailer:],
     )
 
 

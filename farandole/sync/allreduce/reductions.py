@@ -83,7 +83,7 @@ class Compressed(Reduction):
 
         def average() -> torch.Tensor:
             # What nobody has is not sent: what was left over of it would be lost on the way.
-            self._group.all_reduce(bucket.told, "average")
+            self._group.all_reduce(bucket.trailer, "average")
             present = zip(gradients.items(), bucket.has_gradient.tolist(), strict=True)
             self._compressor.average({n: g for (n, g), flag in present if flag > 0}, self._group)
             return buffer

@@ -20,7 +20,7 @@ from farandole.sync.allreduce.reductions import Average, Compressed, Reduction, 
 from farandole.sync.base import Strategy, Synchronizer, require_choices
 from farandole.sync.common.alignment import check_same_model, spread_from_first
 from farandole.sync.common.batchnorm import synchronise_batchnorm
-from farandole.sync.common.codec_option import CODEC, check_compressible, understood
+from farandole.sync.common.codec_option import CODEC, check_compressible, read_codec
 from farandole.sync.common.guard import GradientGuard
 from farandole.sync.common.weighing import Weighing
 
@@ -48,7 +48,7 @@ class AllReduce(Strategy):
                 f"allreduce: there is no algorithm {self.algorithm!r}. "
                 f"{nearest(self.algorithm, known)}"
             )
-        object.__setattr__(self, "codec", understood(self.name, self.codec))
+        object.__setattr__(self, "codec", read_codec(self.name, self.codec))
 
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
         check_same_model(model, group)

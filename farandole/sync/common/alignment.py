@@ -159,8 +159,8 @@ def _in_step(tensors: Mapping[str, torch.Tensor], group: Group) -> InStep:
 def require_in_step(model: nn.Module, group: Group, when: str) -> None:
     """Raises `ModelMismatchError` on all ranks if their parameters are not the same any more.
 
-    Hosts with different processors round differently. What that adds up to is small, and told in a
-    warning. Buffers are not compared: BatchNorm's statistics may be a rank's own.
+    Hosts with different processors round differently. What that adds up to is small, and
+    only warned of. Buffers are not compared: BatchNorm's statistics may be a rank's own.
     """
     parameters = dict(model.named_parameters())
     found = _in_step(parameters, group)

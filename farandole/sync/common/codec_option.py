@@ -16,7 +16,7 @@ CODEC: Mapping[str, Any] = MappingProxyType({"parse": parse_codec})
 """What a field that takes a codec, its text or None says of itself."""
 
 
-def understood(strategy: str, codec: Codec | str | None) -> Codec | None:
+def read_codec(strategy: str, codec: Codec | str | None) -> Codec | None:
     """The codec that was meant."""
     if isinstance(codec, str):
         return parse_codec(codec)

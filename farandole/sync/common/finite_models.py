@@ -28,9 +28,9 @@ def require_finite(models: Sequence[nn.Module], group: Group, step: int) -> None
     anything = group.all_reduce(torch.tensor(0.0 if mine is None else 1.0), "max")
     if not anything:
         return
-    for told in group.gather_json(mine):
-        if told is not None:
-            raise Culprit(*told).error
+    for found in group.gather_json(mine):
+        if found is not None:
+            raise Culprit(*found).error
 
 
 def _first_not_finite(model: nn.Module) -> str | None:

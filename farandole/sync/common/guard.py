@@ -53,7 +53,7 @@ class Culprit(NamedTuple):
 class GradientGuard:
     """Looks at the gradients of one model before each step of its optimizer.
 
-    `reducer` is what averages them, if anything does. `act` is told of what is not finite, and
+    `reducer` is what averages them, if anything does. `act` hears of what is not finite, and
     raises unless a strategy knows better. With `by_hand` the strategy calls `look` itself.
     """
 
@@ -241,7 +241,7 @@ def _first_of(group: Group, found: Culprit | None) -> Culprit | None:
     anything = group.all_reduce(torch.tensor(0.0 if found is None else 1.0), "max")
     if not anything:
         return None
-    return next(Culprit(*told) for told in group.gather_json(found) if told is not None)
+    return next(Culprit(*one) for one in group.gather_json(found) if one is not None)
 
 
 def _numbers(gradient: torch.Tensor) -> torch.Tensor:

@@ -113,8 +113,15 @@ class HostExchange:
         return self._flat.is_finite()
 
     def merge(self) -> None:
-        """Step 3."""
+        """Step 3.
+
+        The average is S steps old, and this host has gone S steps further meanwhile. Its own model
+        weighs 2S to the N of the average: the staler the average, the less it pulls. All ranks use
+        the same S and N, so ranks that were alike before are alike after.
+        """
         if self._codec is not None:
+            # The base stays the same bits on all ranks, because all add the same decoded average to
+            # it. If it differed, hosts would send distances from different points.
             for buffer, where in zip(self._flat.buffers, self._base, strict=True):
                 where.add_(buffer)
                 buffer.copy_(where)

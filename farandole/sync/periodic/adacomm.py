@@ -24,7 +24,7 @@ from farandole.comm import Group
 from farandole.comm.codecs import Codec
 from farandole.errors import UserError
 from farandole.sync.base import Strategy, Synchronizer, require_at_least, require_choices
-from farandole.sync.common.codec_option import CODEC, understood
+from farandole.sync.common.codec_option import CODEC, read_codec
 from farandole.sync.periodic.base import Moments, Periodic, Rule
 from farandole.sync.periodic.local import known, prepare, require_momentum
 from farandole.sync.periodic.meeting import RankStatus, loss_of
@@ -64,7 +64,7 @@ class AdaComm(Strategy):
             raise UserError(f"adacomm: seconds={self.seconds:g} must be above 0, such as 60.")
         if not 0 < self.shrink < 1:
             raise UserError(f"adacomm: shrink={self.shrink:g} must be between 0 and 1.")
-        object.__setattr__(self, "codec", understood(self.name, self.codec))
+        object.__setattr__(self, "codec", read_codec(self.name, self.codec))
 
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
         codec = known(self.codec)
@@ -106,8 +106,8 @@ class FallingPeriod(Period):
         now = said[0].seconds
         interval = self._config.seconds
         if self._config.steps is not None:
-            now, interval = max(word.steps for word in said), float(self._config.steps)
-        if now - self._decided_at < interval or not any(word.pending for word in said):
+            now, interval = max(status.steps for status in said), float(self._config.steps)
+        if now - self._decided_at < interval or not any(status.pending for status in said):
             return None
         self._decided_at = now
         if self._first_loss is None:
@@ -117,7 +117,7 @@ class FallingPeriod(Period):
 
     def _listen(self, said: Sequence[RankStatus]) -> None:
         loss = loss_of(said)
-        batches = max(word.loss_count for word in said)
+        batches = max(status.loss_count for status in said)
         self._reported = self._reported or batches > 0
         if loss is None or not math.isfinite(loss) or (self._reported and not batches):
             return
@@ -136,15 +136,15 @@ class FallingPeriod(Period):
         batches = sum(b for _, b in self._recent)
         loss = sum(value * b for value, b in self._recent) / batches
         ratio = loss / self._first_loss if self._first_loss > 0 else 0.0
-        told = f"{loss:.4g}/{self._first_loss:.4g}"
+        formula = f"{loss:.4g}/{self._first_loss:.4g}"
         if self._config.rate == "couple" and rate > 0:
             ratio *= self._highest_rate / rate
             if rate != self._highest_rate:
-                told = f"{self._highest_rate:g}/{rate:g}·{told}"
+                formula = f"{self._highest_rate:g}/{rate:g}·{formula}"
         wanted = math.sqrt(max(0.0, ratio)) * self._config.start
         before = self.steps
         self.steps = max(1, math.ceil(min(wanted, before) - 1e-9))
-        why = f"√({told})·{self._config.start} = {wanted:.1f}"
+        why = f"√({formula})·{self._config.start} = {wanted:.1f}"
         if self.steps >= before:
             self.steps = max(1, math.ceil(self._config.shrink * before))
             why += f", no less than {before}: {self._config.shrink:g} of that"

@@ -38,7 +38,7 @@ from farandole.sync.periodic.meeting import (
     raise_together,
     require_sound,
     sick_parameter,
-    word_of,
+    status_of,
 )
 from farandole.sync.periodic.outer import Outer, OuterRule
 from farandole.sync.periodic.period import Period
@@ -70,7 +70,7 @@ class Periodic(Synchronizer):
         self._guard = guard
         self._steps = 0  # since the run began
         guard.count = lambda: self._steps + 1
-        self._culprit: Culprit | None = None  # to be told at the next meeting
+        self._culprit: Culprit | None = None  # raised on all ranks at the next meeting
         self.in_step_after_pass = rule.meet_epochs
         self._group = group
         self._optimizer = optimizer
@@ -108,10 +108,10 @@ class Periodic(Synchronizer):
         super().begin_pass()
         if not self._period.lacks_loss:
             return
-        said = ask_everyone(self._group, self._word(ending=False, sound=True))
+        said = ask_everyone(self._group, self._status(ending=False, sound=True))
         self._think_over(said)
         # Before the first step somebody may only have had a look at the data.
-        if self._period.lacks_loss and any(word.steps for word in said):
+        if self._period.lacks_loss and any(status.steps for status in said):
             raise loss_is_missing()
 
     def end_pass(self) -> None:
@@ -152,15 +152,15 @@ class Periodic(Synchronizer):
         self._begin()
         while True:
             culprit = self._find_culprit()
-            said = ask_everyone(self._group, self._word(ending=ending, sound=culprit is None))
+            said = ask_everyone(self._group, self._status(ending=ending, sound=culprit is None))
             require_sound(self._group, self._guard, said, culprit)
-            if any(word.pending for word in said):
+            if any(status.pending for status in said):
                 self._bring_in_step(said)
             else:  # but statistics change with every forward pass
                 self._average.average_statistics()
                 self._average.scatter()
             self._think_over(said)
-            if not ending or all(word.ending for word in said):
+            if not ending or all(status.ending for status in said):
                 return
 
     def _find_culprit(self) -> Culprit | None:
@@ -176,9 +176,9 @@ class Periodic(Synchronizer):
         if self._period.is_overdue and not self._knows_passes:
             raise loss_is_missing()  # else it may be logged at the end of the epoch
 
-    def _word(self, *, ending: bool, sound: bool) -> RankStatus:
+    def _status(self, *, ending: bool, sound: bool) -> RankStatus:
         weight, self._weight = self._weight, 0.0
-        return word_of(
+        return status_of(
             self._losses,
             self._optimizer,
             pending=self._pending,
@@ -191,7 +191,7 @@ class Periodic(Synchronizer):
         )
 
     def _bring_in_step(self, said: list[RankStatus]) -> None:
-        round_is_over = self._outer is None or any(word.due for word in said)
+        round_is_over = self._outer is None or any(status.due for status in said)
         average = self._average
         average.average(self._share(said))
         if self._outer is not None and average.base is not None:
@@ -221,7 +221,7 @@ class Periodic(Synchronizer):
         return said[self._group.rank].weight / total if total else 1 / count
 
     def _settle_moments(self, said: list[RankStatus], round_is_over: bool) -> None:
-        alike = len({word.moments for word in said}) == 1  # a rank may have skipped every step
+        alike = len({status.moments for status in said}) == 1  # a rank may have skipped every step
         if self._rule.moments == "average" and alike and said[0].moments:
             self._average.average_moments()
         elif self._rule.moments == "reset" and round_is_over:
@@ -234,10 +234,10 @@ class Periodic(Synchronizer):
         """Whether any rank has taken a step since all were in step. Raises `DivergedError` on all
         if one of them is to be stopped anyway."""
         self._guard.settle()
-        told = self._group.gather_json([self._pending, self._culprit is not None])
-        if any(has_culprit for _, has_culprit in told):
+        found = self._group.gather_json([self._pending, self._culprit is not None])
+        if any(has_culprit for _, has_culprit in found):
             raise_together(self._group, self._culprit)
-        return any(pending for pending, _ in told)
+        return any(pending for pending, _ in found)
 
     def state_dict(self) -> dict[str, Any]:
         state = {

@@ -19,7 +19,7 @@ from farandole.sync.base import (
     require_optimizer,
 )
 from farandole.sync.common.alignment import check_same_model, spread_from_first
-from farandole.sync.common.codec_option import CODEC, check_compressible, understood
+from farandole.sync.common.codec_option import CODEC, check_compressible, read_codec
 from farandole.sync.periodic.base import Moments, Periodic, Rule
 from farandole.sync.periodic.outer import OuterRule, block_momentum
 from farandole.sync.periodic.period import Period
@@ -41,7 +41,7 @@ class Local(Strategy):
         require_choices(self)
         require_at_least(self, "every", 1)
         require_momentum(self, "momentum")
-        object.__setattr__(self, "codec", understood(self.name, self.codec))
+        object.__setattr__(self, "codec", read_codec(self.name, self.codec))
 
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
         return put_to_work(self, model, optimizer, group, Period(self.every), self.rule)
@@ -71,7 +71,7 @@ class DiLoCo(Strategy):
         require_momentum(self, "momentum")
         if not 0 < self.rate < float("inf"):
             raise UserError(f"diloco: rate={self.rate:g} must be above 0, such as 0.7.")
-        object.__setattr__(self, "codec", understood(self.name, self.codec))
+        object.__setattr__(self, "codec", read_codec(self.name, self.codec))
 
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
         outer = OuterRule(self.rate, self.momentum, nesterov=True)
@@ -103,7 +103,7 @@ class Federated(Strategy):
                 f"federated: fraction={self.fraction:g} must be above 0 and at most 1: the share "
                 "of the workers that take part in a round."
             )
-        object.__setattr__(self, "codec", understood(self.name, self.codec))
+        object.__setattr__(self, "codec", read_codec(self.name, self.codec))
 
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
         rule = Rule(

@@ -42,7 +42,7 @@ class RankStatus(NamedTuple):
     moments: float  # a checksum of the names of what the optimizer remembers; 0: nothing
 
 
-def word_of(
+def status_of(
     losses: Losses,
     optimizer: Optimizer,
     *,
@@ -54,7 +54,7 @@ def word_of(
     weight: float = 1.0,
     seconds: float = 0.0,
 ) -> RankStatus:
-    """This rank's word. The losses that it tells are told."""
+    """This rank's status. The losses in it count as reported."""
     loss_sum, loss_count = losses.take()
     return RankStatus(
         ending=ending,
@@ -73,9 +73,9 @@ def word_of(
     )
 
 
-def ask_everyone(group: Group, word: RankStatus) -> list[RankStatus]:
-    """Everyone's word, in rank order. All ranks call it."""
-    mine = torch.tensor(word, dtype=torch.float64)
+def ask_everyone(group: Group, status: RankStatus) -> list[RankStatus]:
+    """Everyone's status, in rank order. All ranks call it."""
+    mine = torch.tensor(status, dtype=torch.float64)
     return [RankStatus(*row.tolist()) for row in group.all_gather(mine)]
 
 
@@ -88,18 +88,18 @@ def require_sound(
     """
     if not guard.is_on:
         return
-    for rank, word in zip(guard.ranks, said, strict=True):
-        if not math.isfinite(word.loss_sum):
-            raise diverged(rank, int(word.steps), "its loss")
-    if not all(word.sound for word in said):
+    for rank, status in zip(guard.ranks, said, strict=True):
+        if not math.isfinite(status.loss_sum):
+            raise diverged(rank, int(status.steps), "its loss")
+    if not all(status.sound for status in said):
         raise_together(group, culprit)
 
 
 def raise_together(group: Group, culprit: Culprit | None) -> None:
     """Raises on all ranks what the first of them has that has anything."""
-    for told in group.gather_json(culprit):
-        if told is not None:
-            raise Culprit(*told).error
+    for found in group.gather_json(culprit):
+        if found is not None:
+            raise Culprit(*found).error
 
 
 def sick_parameter(guard: GradientGuard, step: int, name: str | None) -> Culprit | None:
@@ -111,7 +111,7 @@ def sick_parameter(guard: GradientGuard, step: int, name: str | None) -> Culprit
 
 def loss_of(said: Sequence[RankStatus]) -> float | None:
     """The mean loss of all ranks since the last meeting; else what rank 0 logged; else None."""
-    count = sum(word.loss_count for word in said)
+    count = sum(status.loss_count for status in said)
     if count:
-        return sum(word.loss_sum for word in said) / count
+        return sum(status.loss_sum for status in said) / count
     return None if math.isnan(said[0].logged) else said[0].logged

@@ -25,7 +25,7 @@ from farandole.sync.base import (
     require_choices,
     require_share,
 )
-from farandole.sync.common.codec_option import CODEC, understood
+from farandole.sync.common.codec_option import CODEC, read_codec
 from farandole.sync.common.guard import Culprit, stop
 from farandole.sync.periodic.base import Moments, Periodic, Rule
 from farandole.sync.periodic.local import known, prepare, require_momentum
@@ -55,7 +55,7 @@ class PostLocal(Strategy):
             raise UserError(f"postlocal: below={self.below:g} must be between 0 and 1.")
         if self.at is not None:
             require_share(self, "at")
-        object.__setattr__(self, "codec", understood(self.name, self.codec))
+        object.__setattr__(self, "codec", read_codec(self.name, self.codec))
 
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
         codec = known(self.codec)

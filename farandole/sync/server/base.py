@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.errors import CheckpointError, UserError
-from farandole.server.client.store import Pending
+from farandole.server.client.calls import Pending
 from farandole.sync.base import Synchronizer
 from farandole.sync.common.closures import with_gradients
 from farandole.sync.common.flat import Flat, load_buffers, statistics_of
@@ -22,7 +22,7 @@ from farandole.sync.common.weighing import Weighing
 from farandole.sync.server.table import Connection, OptimizerState, ParameterTable, parts_of
 
 
-class OnServers(Synchronizer):
+class ServerSynchronizer(Synchronizer):
     """Holds the connection and the parts; all ranks begin with rank 0's parameters."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, group: Group) -> None:
@@ -71,7 +71,7 @@ class OnServers(Synchronizer):
 
     def _after_step(self) -> None:
         self._stepped()
-        # A script that calls methods of its model, and never the model, is told of no forward pass.
+        # A script that calls methods of its model, and never the model, has no forward hooks.
         if not self._saw_forward:
             self._arrive()
         self._saw_forward = False

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,19 +21,31 @@ from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.errors import CommError
-from farandole.sync.server.base import OnServers
+from farandole.sync.server.base import ServerSynchronizer
 from farandole.sync.server.downpour_rule import server_step
-from farandole.sync.server.strategies import Downpour
 from farandole.sync.server.table import ParameterTable
 
 _POLL_SECONDS = 0.02
 
 
-class Pouring(OnServers):
+class DownpourOptions(Protocol):
+    """The options that `downpour` is built with. See strategies.py for what each means."""
+
+    @property
+    def push(self) -> int: ...
+    @property
+    def fetch(self) -> int: ...
+    @property
+    def warmstart(self) -> int: ...
+    @property
+    def gain(self) -> float | None: ...
+
+
+class DownpourSynchronizer(ServerSynchronizer):
     """`downpour` at work on one model."""
 
     def __init__(
-        self, config: Downpour, model: nn.Module, optimizer: Optimizer, group: Group
+        self, config: DownpourOptions, model: nn.Module, optimizer: Optimizer, group: Group
     ) -> None:
         self._config = config
         self._accrued: dict[str, torch.Tensor] = {}

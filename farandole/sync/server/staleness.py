@@ -14,22 +14,38 @@ means the same under every strategy, each of them is applied at its share, η/N.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.server.rules import rule_of
-from farandole.sync.server.base import OnServers
-from farandole.sync.server.strategies import Server
+from farandole.sync.server.base import ServerSynchronizer
 from farandole.sync.server.table import ParameterTable
 
 
-class Serving(OnServers):
+class StalenessOptions(Protocol):
+    """The options that `server` is built with. See strategies.py for what each means."""
+
+    @property
+    def staleness(self) -> int | str: ...
+    @property
+    def backups(self) -> int: ...
+    @property
+    def update(self) -> str: ...
+    @property
+    def overlap(self) -> bool: ...
+    @property
+    def is_synchronous(self) -> bool: ...
+
+
+class StalenessSynchronizer(ServerSynchronizer):
     """`server` at work on one model."""
 
     def __init__(
-        self, config: Server, model: nn.Module, optimizer: Optimizer, group: Group
+        self, config: StalenessOptions, model: nn.Module, optimizer: Optimizer, group: Group
     ) -> None:
         self._config = config
         self._gradients: dict[nn.Parameter, torch.Tensor] = {}  # while a step is taken
@@ -101,7 +117,12 @@ class Serving(OnServers):
                 self._store.clock = max([self._store.clock, *self._finish_pushes()])
 
     def _needs(self) -> int:
-        """The clock that all must have reached before what is read at the next one is good."""
+        """The clock that all must have reached before what is read at the next one is good.
+
+        Invariant of a staleness s: parameters used at clock c hold every worker's updates of all
+        clocks below c − s. What is read now is used one clock later, with overlap two. So the read
+        itself must wait for the bound of the later clock: when it is used, nobody checks again.
+        """
         if self._config.staleness == "async":
             return -1
         bound = 0 if self._config.is_synchronous else int(self._config.staleness)

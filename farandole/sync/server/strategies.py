@@ -1,6 +1,6 @@
 """The strategies that keep the model on parameter servers: `server` and `downpour`.
 
-What they do is in `serving` and `pouring`, which are imported when they are used: they need pyzmq.
+`staleness` and `downpour` do the work. They are imported when they are used: they need pyzmq.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class Server(Strategy):
                 f"server: backups={self.backups} is for bsp; with staleness={self.staleness} "
                 "nobody waits for the slowest anyway."
             )
-
         if self.overlap and self.is_synchronous:
             raise UserError(
                 "server: overlap is for a staleness of 1 or more, and for async: with bsp all wait."
@@ -94,12 +93,12 @@ class Server(Strategy):
                 "one. Load it with run.load after run.distribute, or use update=worker."
             )
         from farandole.server.rules import rule_of
-        from farandole.sync.server.staleness import Serving
+        from farandole.sync.server.staleness import StalenessSynchronizer
 
         for settings in given.param_groups if self.update == "server" else ():
             rule_of(settings, given)  # refused before anything is connected
         _prepare(model, given, group)
-        return Serving(self, model, given, group)
+        return StalenessSynchronizer(self, model, given, group)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,14 +122,14 @@ class Downpour(Strategy):
             raise UserError(f"downpour: gain={self.gain:g} must be above 0, and finite.")
 
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
-        from farandole.sync.server.downpour import Pouring
+        from farandole.sync.server.downpour import DownpourSynchronizer
         from farandole.sync.server.downpour_rule import server_step
 
         given = require_optimizer(self, optimizer)
         for settings in given.param_groups:
             server_step(settings, given, push=self.push, workers=group.size, gain=self.gain)
         _prepare(model, given, group)
-        return Pouring(self, model, given, group)
+        return DownpourSynchronizer(self, model, given, group)
 
 
 def _has_stepped(optimizer: Optimizer) -> bool:

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from farandole.comm import Group
 from farandole.comm.tensors import is_finite
 from farandole.errors import UserError
-from farandole.server.client.store import Pending, Store
+from farandole.server.client.calls import Pending
+from farandole.server.client.store import Store
 from farandole.server.cluster import Cluster
 from farandole.server.registrar.transport import RegistrarTransport
 from farandole.server.rules import parse_rule

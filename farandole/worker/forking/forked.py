@@ -30,12 +30,14 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farandole.environment import PREFIX
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 # Read when they are needed, not when a module is imported. All others may be, for all we know.
 _READ_LATE = re.compile(
-    r"FARANDOLE_|TORCHELASTIC_|HOROVOD_|MASTER_(ADDR|PORT)$|((LOCAL|ROLE|GROUP)_)?(RANK|WORLD_SIZE)$|"
+    rf"{PREFIX}|TORCHELASTIC_|HOROVOD_|MASTER_(ADDR|PORT)$|((LOCAL|ROLE|GROUP)_)?(RANK|WORLD_SIZE)$|"
     r"ROLE_NAME$|GLOO_|NCCL_|TORCH_NCCL_|CUDA_VISIBLE_DEVICES$|PYTHONUNBUFFERED$|PWD$|OLDPWD$|_$"
 )
 
@@ -109,7 +111,7 @@ def show_variables(reserved: str, size: int, variables: Mapping[str, str]) -> bo
     What it shows are the bytes that the process was started with, wherever the variables are now;
     and by these the processes of a job are found. False: there is no room for them.
     """
-    start, end = _stat_numbers(50, 51)
+    start, end = stat_numbers(50, 51)
     block = ctypes.string_at(start, end - start)
     mark = f"{reserved}=".encode()
     at = block.find(mark)
@@ -126,12 +128,12 @@ def show_command(command: Sequence[str]) -> None:
 
     The system reads up to the first zero where the last byte is none.
     """
-    start, end = _stat_numbers(48, 49)
+    start, end = stat_numbers(48, 49)
     text = os.fsencode(shlex.join(command))[: end - start - 2]
     ctypes.memmove(start, text.ljust(end - start - 1, b"\0") + b".", end - start)
 
 
-def _stat_numbers(*fields: int) -> tuple[int, ...]:
+def stat_numbers(*fields: int) -> tuple[int, ...]:
     """As `man 5 proc` counts them; the second is a name that may hold anything."""
     found = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return tuple(int(found[field - 3]) for field in fields)

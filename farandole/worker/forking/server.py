@@ -41,7 +41,7 @@ from farandole.worker.forking.preloaded import Preloaded
 LENGTH = struct.Struct(">I")  # of the request that follows
 STARTED = struct.Struct(">i")  # the id of the process
 NOBODY = 0
-PRELOADED = ("torch", "torch._dynamo", "farandole.train", "farandole.launch.backends.local")
+PRELOADED = ("torch", "torch._dynamo", "farandole.train", "farandole.launch.launcher")
 _ADOPTION_SECONDS = 30.0
 
 

@@ -22,7 +22,7 @@ from farandole.errors import CommError
 
 FOLDER = Path(sys.argv[1])
 LENGTH = 100_003
-reduce_now = in_place.Piece.reduce
+reduce_now = in_place.OwnedPiece.reduce
 
 
 def wait_for(name: str) -> None:
@@ -32,7 +32,7 @@ def wait_for(name: str) -> None:
         time.sleep(0.01)
 
 
-def reduce_late(self: in_place.Piece, op: Op) -> None:
+def reduce_late(self: in_place.OwnedPiece, op: Op) -> None:
     wait_for("given-up")
     reduce_now(self, op)
     (FOLDER / "written").touch()
@@ -43,7 +43,7 @@ def body(group: Group) -> None:
     group.register(mine).__enter__()
     beside = group.subgroup([0, 1])
     if group.rank == 1:
-        in_place.Piece.reduce = reduce_late  # type: ignore[method-assign]
+        in_place.OwnedPiece.reduce = reduce_late  # type: ignore[method-assign]
     try:
         group.all_reduce(mine)
     except CommError as error:
@@ -59,7 +59,7 @@ def body(group: Group) -> None:
     if group.rank == 0:
         (warning,) = told
         print(str(warning.message).split(", so")[0], flush=True)
-    in_place.Piece.reduce = reduce_now  # type: ignore[method-assign]
+    in_place.OwnedPiece.reduce = reduce_now  # type: ignore[method-assign]
     mine.fill_(1)
     beside.all_reduce(mine)
     assert (mine == 2).all(), "the second group reads memory that rank 0 no longer uses"

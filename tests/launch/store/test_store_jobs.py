@@ -92,7 +92,7 @@ def test_what_a_job_of_one_host_listens_on(sandbox: Sandbox) -> None:
 def test_ranks_of_several_hosts_with_a_token(sandbox: Sandbox, free_port: str) -> None:
     """Two hosts, say the variables; both are this one."""
     script = sandbox.script(
-        "token.py", "import farandole as fd\nprint(fd.init(timeout=20).size, flush=True)\n"
+        "with_token.py", "import farandole as fd\nprint(fd.init(timeout=20).size, flush=True)\n"
     )
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}

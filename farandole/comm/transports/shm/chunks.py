@@ -42,7 +42,9 @@ class Chunks:
         own = self._chunks[index][cut]
         parts = [of_rank[slot % SLOTS][cut] for of_rank in self._slots]
         parts[self._rank] = own
-        result = self._slots[self._rank][slot % SLOTS][cut]  # free: what others own is beside it
+        # My own cut of my slot is free: in `publish` only what others own is written there. And no
+        # other rank reads it before my second signal.
+        result = self._slots[self._rank][slot % SLOTS][cut]
         reduce_into(result, parts, op)
         own.copy_(result)
 

@@ -27,11 +27,12 @@ class Frames:
     def __init__(self, channels: Channels, peer: int) -> None:
         self._channels = channels
         self._peer = peer
-        me, size, first = channels._rank, channels._size, channels._first
-        self._out, self._in = me * size + peer, peer * size + me
-        self._filled, self._free = first + self._in, first + size**2 + self._in
-        self._theirs_filled, self._theirs_free = first + self._out, first + size**2 + self._out
-        slots = channels._slots
+        self._out = channels.rank * channels.size + peer
+        self._in = peer * channels.size + channels.rank
+        self._filled, self._free = channels.filled(self._in), channels.free(self._in)
+        self._theirs_filled = channels.filled(self._out)
+        self._theirs_free = channels.free(self._out)
+        slots = channels.slots
         self.slot_bytes = slots.shape[-1]
         self._tensors = {
             channel: list(slots[channel].unbind()) for channel in (self._out, self._in)
@@ -44,32 +45,32 @@ class Frames:
     def has_room(self, more: Sequence[int]) -> bool:
         """Whether a frame, and messages of so many bytes after it, find free slots now."""
         wanted = 1 + sum(-(-size // self.slot_bytes) for size in more)
-        return wanted <= SLOTS and self._channels._semaphores.value(self._theirs_free) >= wanted
+        return wanted <= SLOTS and self._channels.semaphores.value(self._theirs_free) >= wanted
 
     def put(self, head: bytes, parts: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Fills the next slot: `head` at its beginning, each flat tensor where it is said to be."""
         channels = self._channels
-        channels._semaphores.wait(self._theirs_free, self._peer)
-        index = channels._sent[self._peer] % SLOTS
+        channels.semaphores.wait(self._theirs_free, self._peer)
+        index = channels.sent[self._peer] % SLOTS
         self._memory[self._out][index][: len(head)] = head
         slot = self._tensors[self._out][index]
         for begin, flat in parts:
             slot[begin : begin + flat.nbytes].copy_(flat.view(torch.uint8))
-        channels._sent[self._peer] += 1
-        channels._semaphores.post(self._theirs_filled)
+        channels.sent[self._peer] += 1
+        channels.semaphores.post(self._theirs_filled)
 
     def get(self) -> Frame:
         """The next slot that the peer has filled. It is this rank's until `done`."""
         channels = self._channels
-        channels._semaphores.wait(self._filled, self._peer)
-        index = channels._received[self._peer] % SLOTS
+        channels.semaphores.wait(self._filled, self._peer)
+        index = channels.received[self._peer] % SLOTS
         return Frame(self._memory[self._in][index], self._tensors[self._in][index])
 
     def done(self) -> None:
         channels = self._channels
-        channels._received[self._peer] += 1
-        channels._semaphores.post(self._free)
-        channels._semaphores.post(channels._bell(self._peer))  # it may be waiting for room
+        channels.received[self._peer] += 1
+        channels.semaphores.post(self._free)
+        channels.semaphores.post(channels.bell(self._peer))  # it may be waiting for room
 
 
 def _memory(slot: torch.Tensor) -> memoryview:

@@ -24,7 +24,7 @@ Block = list[Any]
 """The same elements in the memory of every rank."""
 
 
-class Piece:
+class OwnedPiece:
     """What one rank owns of a vector in registered memory."""
 
     def __init__(self, flat: torch.Tensor, found: Registered, rank: int) -> None:
@@ -48,22 +48,22 @@ class Piece:
                 copy(theirs, result)
 
 
-class Pieces:
+class OwnedPieces:
     """The pieces of one registered tensor's parts, which come again and again: to make views takes
     time."""
 
     def __init__(self, found: Registered, rank: int) -> None:
         self._found = found
         self._rank = rank
-        self._made: dict[tuple[int, int, torch.dtype, int], Piece] = {}
+        self._made: dict[tuple[int, int, torch.dtype, int], OwnedPiece] = {}
 
-    def of(self, flat: torch.Tensor) -> Piece:
+    def of(self, flat: torch.Tensor) -> OwnedPiece:
         key = (int(flat.storage_offset()), flat.numel(), flat.dtype, torch.get_num_threads())
         made = self._made.get(key)
         if made is None:
             if len(self._made) >= _KEPT_PIECES:
                 self._made.clear()
-            made = self._made[key] = Piece(flat, self._found, self._rank)
+            made = self._made[key] = OwnedPiece(flat, self._found, self._rank)
         return made
 
     def take_back(self) -> None:

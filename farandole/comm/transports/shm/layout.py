@@ -9,11 +9,11 @@ from datetime import timedelta
 
 import torch
 
-from farandole.comm.transports.base import CLAIM_BYTES
+from farandole.comm.transports.claims import CLAIM_BYTES
 from farandole.comm.transports.shm import channels
 from farandole.comm.transports.shm.segment import SEMAPHORE_BYTES, Peers, Segment, Semaphores
 
-SLOTS = 6  # of each rank; why six: see shm.py
+SLOTS = 6  # of each rank; why six: see rounds.py
 SLOT_BYTES = 2**21
 CLAIMS = 2  # a rank may write its next claim while the others still read the last
 _CHANNEL_BYTES = 2**17

@@ -44,8 +44,8 @@ def register(tensor: torch.Tensor, transport: Transport, pids: Sequence[int]) ->
     """Shares the storage of `tensor` between all ranks; raises `OSError` on all, or on none."""
     storage = tensor.untyped_storage()
     needed = 0 if storage.is_shared() else storage.nbytes()
-    told = [text.split() for text in transport.share(f"{needed} {_room_bytes()}")]
-    wanted, room = sum(int(need) for need, _ in told), min(int(room) for _, room in told)
+    shared = [text.split() for text in transport.share(f"{needed} {_room_bytes()}")]
+    wanted, room = sum(int(need) for need, _ in shared), min(int(room) for _, room in shared)
     if wanted > room:
         raise OSError(
             f"{_ROOM} has room for {room / 2**20:.0f} MiB, and {wanted / 2**20:.0f} MiB are wanted"

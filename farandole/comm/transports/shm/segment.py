@@ -24,9 +24,9 @@ from datetime import timedelta
 
 import torch
 
-from farandole.comm.transports.base import PeerLost
+from farandole.comm.transports.messages import PeerLost
 
-SEMAPHORE_BYTES = 64  # a sem_t takes 32 at most; a cache line each, so that neighbours do not fight
+SEMAPHORE_BYTES = 64  # a sem_t takes 32 at most; a cache line each, so that none is shared
 _SLICE_SECONDS = 0.05  # how long to sleep before asking whether the peer still lives
 _SPIN_SECONDS = 50e-6
 _MAP_FIXED = 0x10  # on all Linux architectures that PyTorch runs on
@@ -193,7 +193,10 @@ class Semaphores:
                 return
         while not self._sleep(address, _SLICE_SECONDS):
             lost = self.lost(peer, begin)
-            if lost is not None and self._try(address):  # it may have posted, then ended
+            # The order matters: look whether the peer lives, then try once more. The other way
+            # round, a peer that posts and ends between the two would be taken for lost, and its
+            # last contribution with it.
+            if lost is not None and self._try(address):
                 raise lost
 
     def value(self, index: int) -> int:
@@ -222,7 +225,7 @@ class Semaphores:
             return PeerLost([peer], "has ended")
         gave_up = self._statements is not None and self._statements.any()
         if gave_up or time.monotonic() - since > self._timeout_seconds:
-            return PeerLost([peer], f"did not answer within {self._timeout_seconds:g} s")
+            return PeerLost.late([peer], self._timeout_seconds)
         return None
 
 

@@ -1,6 +1,6 @@
 """Looks after one worker on another host: started there by ssh, as a module of its own.
 
-    launcher                        ssh                 attendant               worker
+    launcher                        ssh                 agent                   worker
     ┌────────────────┐   order, then nothing; its end   ┌──────────┐  starts   ┌────────┐
     │ RemoteWorker   │ ───────────────────────────────▶ │          │ ────────▶ │ python │
     │                │ ◀─────────────────────────────── │          │ ◀──────── │        │
@@ -29,21 +29,21 @@ from typing import IO
 
 import psutil
 
-from farandole.environment import ELASTIC_WORKER
+from farandole.environment import ELASTIC_WORKER, LAUNCHER
 from farandole.errors import CommError
 from farandole.system.cores import fair_share
 from farandole.system.job_processes import IDENTITY, kill_leftovers
-from farandole.system.orphans import LAUNCHER, tied_to_this_process
+from farandole.system.orphans import tied_to_this_process
 from farandole.system.owned_folders import OwnedFolder
 from farandole.system.process_state import is_stopped
 from farandole.system.watchdog import Watchdog
+from farandole.worker.grace import DEFAULT_SECONDS
 from farandole.worker.network import interface_towards
 from farandole.worker.store.address import told
 from farandole.worker.store.protocol import COUNT
 
 OUTPUT, ERRORS, END = b"o", b"e", b"x"
 HEADER = struct.Struct(">cI")  # which of these, and how many bytes follow
-GRACE_SECONDS = 30.0  # a worker may save something when it is told to stop
 WARNING = b"u"  # on standard input: SIGUSR1 for the worker
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0
@@ -59,13 +59,13 @@ class Order:
     folder: str
     variables: dict[str, str]
     in_one_stream: bool = False  # its errors among its output, so that their order stays
-    grace_seconds: float = GRACE_SECONDS  # between SIGTERM and SIGKILL
+    grace_seconds: float = DEFAULT_SECONDS  # between SIGTERM and SIGKILL
 
     def line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
-def attend(order: Order) -> None:
+def run_worker(order: Order) -> None:
     """Runs the worker to its end, or to that of standard input, and tells how it ended."""
     folder = OwnedFolder("worker")
     watchdog = Watchdog(variables=_identification(order), folders=[folder.path])
@@ -202,7 +202,7 @@ def _send(kind: bytes, content: bytes | str) -> bool:
 
 
 def read_frame(stream: IO[bytes]) -> tuple[bytes, bytes] | None:
-    """The next frame of an attendant; None at the end, also in the middle of a frame."""
+    """The next frame of an agent; None at the end, also in the middle of a frame."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -223,7 +223,7 @@ def _main() -> None:
     asked = json.loads(said)
     order = Order(tuple(asked["command"]), asked["folder"], asked["variables"])
     rest = {name: asked[name] for name in ("in_one_stream", "grace_seconds")}
-    attend(replace(order, **rest))
+    run_worker(replace(order, **rest))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who sits where next: the decision behind an elastic job, without a process or a socket.
+"""Which worker gets which rank next: the decision, without a process or a socket.
 
 A generation is a set of workers that train together. When a worker dies, or hosts come and go, the
 next one is formed:
@@ -41,8 +41,8 @@ class GenerationPlan:
 
 
 @dataclass(frozen=True)
-class Place:
-    """One worker's place in a generation."""
+class Placement:
+    """One worker's rank in a generation."""
 
     worker: int
     rank: int
@@ -78,9 +78,9 @@ def plan_generation(
     return GenerationPlan(tuple(staying), tuple(leaving), starting)
 
 
-def places(staying: Sequence[Member]) -> list[Place]:
+def assign_ranks(staying: Sequence[Member]) -> list[Placement]:
     """The ranks of those that stay, in their order, when nobody is to be started any more."""
-    found: list[Place] = []
+    found: list[Placement] = []
     on_host: dict[str, int] = {}
     for member in staying:
         on_host[member.host] = on_host.get(member.host, 0) + 1
@@ -88,7 +88,7 @@ def places(staying: Sequence[Member]) -> list[Place]:
     for rank, member in enumerate(staying):
         local = seen.get(member.host, 0)
         seen[member.host] = local + 1
-        found.append(Place(member.worker, rank, len(staying), local, on_host[member.host]))
+        found.append(Placement(member.worker, rank, len(staying), local, on_host[member.host]))
     return found
 
 

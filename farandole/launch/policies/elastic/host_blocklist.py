@@ -14,7 +14,7 @@ LIMIT = 3
 
 
 class Incident(NamedTuple):
-    """What counts once: the workers that sat in a generation, or that were started together."""
+    """What counts once: workers with ranks in one generation, or workers started together."""
 
     generation: int
     wave: int = 0

@@ -1,7 +1,7 @@
-"""The launcher's side of an elastic job: who asks for a seat, and what each is told.
+"""The launcher's side of an elastic job's rendezvous: who asks for a rank, and what it is told.
 
-`rejoining` has the other side and the words between them. The store keeps everything, so a worker
-may ask before anyone looks, and read the answer when it comes to it.
+`farandole.worker.elastic` is the other side, and defines the keys and values between them. The
+store keeps everything, so a worker may ask before anyone looks, and read the answer later.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
-from farandole.launch.policies.elastic.generations import Place
+from farandole.launch.policies.elastic.generations import Placement
 from farandole.worker.elastic import LEAVE, PREFIX, WITH_STATE, WITHOUT_STATE, Change
 from farandole.worker.store.client import Prefixed
 from farandole.worker.store.hosted import JobStore
@@ -37,7 +37,7 @@ class RendezvousServer:
         self._answered[worker] = _NOTHING_YET
 
     def asking(self, workers: Iterable[int]) -> dict[int, bool]:
-        """Which of these workers wait for a seat, and whether they have the training's state."""
+        """Which of these workers wait for a rank, and whether they have the training's state."""
         numbers = list(workers)
         if not numbers:
             return {}
@@ -52,20 +52,20 @@ class RendezvousServer:
         }
 
     def dismiss(self, worker: int) -> None:
-        """Tells a worker that asks that there is no seat for it."""
+        """Tells a worker that asks that there is no rank for it."""
         self._answer(worker, LEAVE)
 
-    def seat(self, generation: int, places: Sequence[Place]) -> None:
-        """Tells all of a generation, who all ask, where they sit."""
-        for place in places:
-            seat = {
+    def assign(self, generation: int, placements: Sequence[Placement]) -> None:
+        """Tells all of a generation, who all ask, their ranks."""
+        for placement in placements:
+            answer = {
                 "generation": generation,
-                "rank": place.rank,
-                "size": place.size,
-                "local_rank": place.local_rank,
-                "local_size": place.local_size,
+                "rank": placement.rank,
+                "size": placement.size,
+                "local_rank": placement.local_rank,
+                "local_size": placement.local_size,
             }
-            self._answer(place.worker, json.dumps(seat))
+            self._answer(placement.worker, json.dumps(answer))
 
     def announce(self, generation: int, change: Change) -> None:
         """For those of `generation`, when they next ask."""

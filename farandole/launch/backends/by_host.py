@@ -1,0 +1,23 @@
+"""Workers on several hosts: those of this one are started directly, the others by ssh."""
+
+from __future__ import annotations
+
+from farandole.launch.backends.base import Backend, Worker, WorkerSpec
+from farandole.worker.network import is_here
+
+
+class BackendByHost:
+    """`remote` is None where no other host can reach the launcher."""
+
+    def __init__(self, local: Backend, remote: Backend | None) -> None:
+        self._local = local
+        self._remote = remote
+
+    def reaches(self, host: str) -> bool:
+        return is_here(host) or self._remote is not None
+
+    def start(self, spec: WorkerSpec) -> Worker:
+        if is_here(spec.host):
+            return self._local.start(spec)
+        assert self._remote is not None, f"no backend reaches {spec.host}"
+        return self._remote.start(spec)

@@ -1,0 +1,134 @@
+"""Runs a job: chooses its policy and its backend, and supervises it.
+
+    policy      stop all     when one worker fails, all are stopped
+                tolerant     the others go on without it (jobs with parameter servers)
+                elastic      workers and hosts come and go
+    backend     local        workers of this host
+                ssh          workers of other hosts
+
+Each of these functions says how the job went, and leaves no process behind, whatever happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from farandole.environment import ELASTIC_WORKER
+from farandole.launch.backends.by_host import BackendByHost
+from farandole.launch.backends.local import LocalBackend
+from farandole.launch.backends.ssh.backend import Ssh, SshBackend
+from farandole.launch.endpoint import LauncherEndpoint
+from farandole.launch.hosts import HERE
+from farandole.launch.job import Job, Outcome
+from farandole.launch.job_directory import JobDirectory
+from farandole.launch.policies.elastic.discovery import Discovery
+from farandole.launch.policies.elastic.job import ElasticJob
+from farandole.launch.policies.elastic.policy import Elastic
+from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
+from farandole.launch.policies.stop_all import StopAll
+from farandole.launch.policies.tolerant import Tolerant
+from farandole.launch.supervisor import supervise
+from farandole.launch.worker_pool import WorkerPool
+from farandole.topology import Topology
+from farandole.worker.network import address_for, is_here
+from farandole.worker.store.hosted import LOOPBACK, JobStore
+
+__all__ = [
+    "Job",
+    "Outcome",
+    "launch",
+    "launch_elastic",
+    "launch_on_hosts",
+    "launch_tolerant",
+]
+
+
+def launch(job: Job) -> Outcome:
+    """Runs `job` on workers of this host."""
+    return launch_on_hosts(job, Topology.single(job.workers, HERE), Ssh())
+
+
+def launch_on_hosts(
+    job: Job, topology: Topology, ssh: Ssh, interfaces: Sequence[str] = ()
+) -> Outcome:
+    """Runs `job` on the hosts of `topology`; the one called `localhost` is this one.
+
+    `interfaces` are those that the hosts share, if the system shall not choose. Raises `UserError`
+    when other hosts cannot be reached from here, and `LaunchError` when a worker cannot be started.
+    """
+    others = [host.name for host in topology.hosts if host.name != HERE]
+    if not others:
+        pool = _pool(job, JobDirectory(job))
+    else:
+        address = address_for(others, interfaces)
+        here = sum(len(host.ranks) for host in topology.hosts if host.name == HERE)
+        directory = JobDirectory(job, here=here)
+        pool = _pool(job, directory, address=address, ssh=ssh, interfaces=interfaces)
+    policy = Tolerant if job.tolerant else StopAll
+    return supervise(pool, policy(pool, job, topology))
+
+
+def launch_tolerant(
+    job: Job,
+    *,
+    on_lost: Callable[[int], None] | None = None,
+    on_restart: Callable[[int], None] | None = None,
+    check: Callable[[], Sequence[str] | None] | None = None,
+) -> Outcome:
+    """Runs a tolerant `job` on this host, with the callbacks that `Tolerant` describes.
+
+    What `check` raises is raised here, when all workers are gone.
+    """
+    pool = _pool(job, JobDirectory(job))
+    policy = Tolerant(
+        pool,
+        job,
+        Topology.single(job.workers, HERE),
+        on_lost=on_lost,
+        on_restart=on_restart,
+        check=check,
+    )
+    return supervise(pool, policy)
+
+
+def launch_elastic(job: ElasticJob) -> Outcome:
+    """Runs an elastic `job`.
+
+    Raises `LaunchError` when there are too few hosts, or more changes than `reset_limit`, and what
+    the first call of `discover` raises.
+    """
+    discovery = Discovery(job.discover)
+    discovery.start()
+    try:
+        others = [host for host in discovery.hosts or () if not is_here(host)]
+        # Where the user has named other hosts, or an interface that they share, they can reach us.
+        is_shared = bool(others or job.interfaces)
+        address = address_for(others, job.interfaces) if is_shared else LOOPBACK
+        each = job.as_job()
+        here = each.workers if is_shared else None
+        directory = JobDirectory(each, ELASTIC_WORKER, here=here)
+        pool = _pool(each, directory, address=address, ssh=job.ssh if is_shared else None)
+        policy = Elastic(job, pool, RendezvousServer(pool.endpoint.store), discovery)
+        return supervise(pool, policy)
+    finally:
+        discovery.stop()
+
+
+def _pool(
+    job: Job,
+    directory: JobDirectory,
+    *,
+    address: str = LOOPBACK,
+    ssh: Ssh | None = None,
+    interfaces: Sequence[str] = (),
+) -> WorkerPool:
+    """With `ssh` also for workers of other hosts, which reach the launcher at `address`."""
+    try:
+        store = JobStore(directory.folder, address)
+    except BaseException:
+        directory.close(keep_logs=False)
+        raise
+    endpoint = LauncherEndpoint(store, address, ssh is not None, interfaces)
+    local = LocalBackend(job, directory, endpoint)
+    remote = None if ssh is None else SshBackend(job, directory, endpoint, ssh)
+    return WorkerPool(job, directory, endpoint, BackendByHost(local, remote))

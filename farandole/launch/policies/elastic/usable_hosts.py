@@ -1,0 +1,60 @@
+"""Which hosts an elastic job may use: those found, reached, and not left out for failures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from farandole.launch.messages import tell
+from farandole.launch.policies.elastic.discovery import Discovery
+from farandole.launch.policies.elastic.host_blocklist import HostBlocklist
+from farandole.launch.policies.elastic.members import listed
+
+
+class UsableHosts:
+    """`slots` are those of the hosts that can reach the launcher, left out or not."""
+
+    def __init__(self, discovery: Discovery, reaches: Callable[[str], bool]) -> None:
+        self.slots: Mapping[str, int] = {}
+        self.blocklist = HostBlocklist()
+        self._discovery = discovery
+        self._reaches = reaches
+        self._found: Mapping[str, int] = {}
+        self._too_few_since: float | None = None
+
+    def refresh(self) -> dict[str, int]:
+        """The slots of each host that may be used now. Says when the hosts have changed."""
+        found = self._discovery.hosts
+        if found is not None and found != self._found:
+            self._note(found)
+        return self.blocklist.usable(self.slots)
+
+    def left_out(self) -> list[str]:
+        return [host for host in self.slots if self.blocklist.is_left_out(host)]
+
+    def note_enough(self) -> None:
+        """There are enough of them."""
+        self._too_few_since = None
+
+    def seconds_too_few(self) -> float:
+        """For how long there have been too few, from the first call since there were enough."""
+        now = time.monotonic()
+        if self._too_few_since is None:
+            self._too_few_since = now
+        return now - self._too_few_since
+
+    def problem(self) -> str | None:
+        """Why the last discovery of hosts failed, if it did."""
+        error = self._discovery.error
+        return None if error is None else f"the last question for hosts failed ({error})"
+
+    def _note(self, found: Mapping[str, int]) -> None:
+        if self._found:
+            tell(f"the hosts are now {listed(found)}; they were {listed(self._found)}")
+        self._found = found
+        self.slots = {host: slots for host, slots in found.items() if self._reaches(host)}
+        if len(self.slots) < len(found):
+            tell(
+                f"{', '.join(found.keys() - self.slots.keys())}: not used, because the job began "
+                "on this host alone and listens on nothing else; with --network-interface it does"
+            )

@@ -1,0 +1,126 @@
+"""The workers of one job: starts them through a backend, sees their ends, stops them.
+
+Everything that any policy needs to do with processes is here; which of it to do, a policy decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from signal import Signals
+
+from farandole.launch.backends.base import Backend, Worker, WorkerSpec
+from farandole.launch.backends.stopping import stop_workers
+from farandole.launch.endpoint import LauncherEndpoint
+from farandole.launch.exit_watch import Location, Overdue
+from farandole.launch.job import Job
+from farandole.launch.job_directory import JobDirectory
+from farandole.launch.messages import tell
+from farandole.launch.output import Relay
+from farandole.launch.stall_watch import StallWatch
+from farandole.worker.failure import Failure
+from farandole.worker.saving import any_saves
+
+
+class WorkerPool:
+    """`running` are those whose end `collect` has not seen yet, by number."""
+
+    def __init__(
+        self, job: Job, directory: JobDirectory, endpoint: LauncherEndpoint, backend: Backend
+    ) -> None:
+        self.running: dict[int, Worker] = {}
+        self.told_to_stop_ns: dict[int, int] = {}  # whom `stop` has asked to end, and when
+        self.directory = directory
+        self.endpoint = endpoint
+        self._backend = backend
+        self._ended: dict[int, Worker] = {}
+        self._grace_seconds = job.grace_seconds
+        self._stalls = StallWatch(directory.folder, job.stall_seconds, kill=job.stall_kill)
+        self._relay = Relay(())
+
+    def open(self, received: Sequence[str]) -> None:
+        """Call it before the first start. Returns early when a signal is `received`."""
+        self._relay.start()
+        self.directory.prepare(received)
+
+    def reaches(self, host: str) -> bool:
+        return self._backend.reaches(host)
+
+    def start(
+        self, number: int, host: str, local_workers: int, variables: Mapping[str, str]
+    ) -> None:
+        """Starts worker `number`, perhaps once more. Raises `LaunchError` where it cannot."""
+        if number not in self._ended:  # else its files have been followed since its first start
+            self._relay.follow(self.directory.sources_of(number))
+        watched = self._stalls.expect(number)
+        spec = WorkerSpec(number, host, local_workers, {**variables, **watched})
+        self.running[number] = self._backend.start(spec)
+
+    def collect(self) -> dict[int, int]:
+        """The exit codes of those that have ended since the last call."""
+        codes = {number: worker.poll() for number, worker in self.running.items()}
+        ended = {number: code for number, code in codes.items() if code is not None}
+        for number in ended:
+            self._ended[number] = self.running.pop(number)
+        return ended
+
+    def locations(self) -> dict[int, Location]:
+        """Where each running worker is."""
+        return {
+            number: Location(worker.pid, worker.host) for number, worker in self.running.items()
+        }
+
+    def stalled(self) -> list[Overdue]:
+        """Who is to be ended because it makes no step. Only workers of this host are watched."""
+        running = self.locations().items()
+        return self._stalls.look({n: location for n, location in running if location.pid})
+
+    def failure(self, number: int, code: int, noticed_seconds: int) -> Failure:
+        """What a worker that ended badly has left, and what its backend knows about that."""
+        failure = self.directory.failure(number, code, noticed_seconds)
+        advice = self._ended[number].advice if number in self._ended else ""
+        return replace(failure, error=f"{failure.error}\n{advice}".strip()) if advice else failure
+
+    def end(self, number: int) -> int:
+        """Stops one worker, and waits for it. Returns its exit code, or 0 if it does not end."""
+        worker = self._ended[number] = self.running.pop(number)
+        stop_workers([worker], self._grace_seconds)
+        return worker.poll() or 0
+
+    def kill(self, number: int) -> None:
+        """Ends one worker without asking. `collect` tells when it has ended."""
+        self.running[number].kill()
+
+    def kill_children(self, number: int) -> None:
+        """Those that a worker that has ended left on this host."""
+        self.directory.kill(number)
+
+    def send(self, number: Signals) -> None:
+        """A signal to every worker."""
+        for worker in list(self.running.values()):
+            worker.send(number)
+
+    def stop(self, received: Sequence[str] = ()) -> None:
+        """Ends all that run. Does not wait any longer when one more signal is `received`."""
+        for number, worker in self.running.items():
+            if worker.poll() is None:
+                self.told_to_stop_ns.setdefault(number, time.time_ns())
+        stop_workers(self.running.values(), self._grace_seconds, received)
+
+    def announce_grace(self, stopped_by: str) -> None:
+        """Says how long the job has, if any of its workers saves before it leaves."""
+        if any_saves(self.directory.folder):
+            seconds = f"{self._grace_seconds:g}"
+            tell(f"{stopped_by}: the workers have {seconds} s to save and leave (--grace)")
+
+    def has_joined(self) -> bool:
+        """Whether any worker took part: by our own calls, or else by torch's, in the store."""
+        return self.directory.has_joined() or self.endpoint.store.key_count() > 0
+
+    def close(self, *, keep_logs: bool) -> None:
+        """The job is over: leaves no process, and shows the rest of the output."""
+        self.directory.reap()
+        self._relay.stop()
+        self.endpoint.store.close()
+        self.directory.close(keep_logs=keep_logs)

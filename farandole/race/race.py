@@ -1,0 +1,103 @@
+"""A race from its first check to its report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+
+import farandole
+from farandole.errors import UserError
+from farandole.launch.servers import needs_servers
+from farandole.race.checks import check_entries, check_servers
+from farandole.race.progress import run_all
+from farandole.race.runner import Entry, RaceConfig, output_of
+from farandole.report import Lane, Results, Target, headline, plain, table
+from farandole.report.lane import labels
+from farandole.report.page import write_report
+from farandole.sync import parse
+from farandole.train.claim import claim
+from farandole.train.settings import default_name
+from farandole.worker.signals import exit_code_of, signals_raised
+
+
+def run_race(
+    command: tuple[str, ...],
+    *,
+    layouts: Sequence[str],
+    syncs: Sequence[str],
+    workers: int,
+    serial: bool,
+    target: str | None,
+    runs: Path,
+    seed: int,
+    hosts: str | None,
+    servers: int | None,
+    replicas: int | None,
+) -> int:
+    """Runs every lane, writes the report, and returns the exit code.
+
+    `command` is the script and its arguments. Raises `UserError` before the first lane starts.
+    """
+    goal = Target.parse(target) if target else None
+    entries = all_entries(layouts, syncs, workers)
+    check_servers(entries, servers, replicas)
+    if serial:
+        entries.insert(0, Entry(None, 1))  # the speed-up of the others is relative to this one
+    if not entries:
+        raise UserError(
+            "a race needs lanes: give --sync once for each strategy, --layout once for each "
+            "layout, or --serial."
+        )
+    check_entries(entries, hosts, "cuda" if torch.cuda.device_count() else "cpu", os.environ)
+    folder = claim(runs, f"race-{default_name(command[0])}")
+    config = RaceConfig(command, folder.parent / folder.name, seed, hosts, servers, replicas)
+    with signals_raised():
+        try:
+            lanes, stopped_by = run_all(config, entries, goal)
+        finally:
+            config.warm.close()
+    finish(config, lanes, goal)
+    if stopped_by is not None:
+        return exit_code_of(stopped_by)
+    return 0 if all(lane.outcome == "ok" for lane in lanes) else 1
+
+
+def all_entries(layouts: Sequence[str], syncs: Sequence[str], workers: int) -> list[Entry]:
+    """Every layout with every strategy, as typed. What is not given is left to the script."""
+    if not layouts and not syncs:
+        return []
+    strategies: list[tuple[str | None, bool]] = [
+        (text.strip(), needs_servers(parse(text))) for text in syncs
+    ]
+    places: list[str | None] = [text.strip() for text in layouts]
+    return [
+        Entry(sync, workers, needs, layout)
+        for layout in places or [None]
+        for sync, needs in strategies or [(None, False)]
+    ]
+
+
+def finish(config: RaceConfig, lanes: list[Lane], target: Target | None) -> None:
+    """Shows the results and writes the report."""
+    facts = {
+        "command": shlex.join(["farandole", *sys.argv[1:]]),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "farandole": farandole.__version__,
+        "seed": str(config.seed),
+    }
+    console = Console()
+    console.print(table(lanes, target))
+    for number, (label, lane) in enumerate(zip(labels(lanes), lanes, strict=True), start=1):
+        if lane.outcome in ("failed", "unfinished"):
+            click.secho(f"{label}: {lane.problem}  ({output_of(config, number)})", fg="red")
+    report = write_report(config.folder, lanes, target, facts)
+    click.secho(plain(headline(Results(tuple(lanes), target))), bold=True)
+    click.echo(f"report: {report}")

@@ -1,0 +1,214 @@
+"""warm_server.py DESCRIPTOR ROOM: has torch imported, and forks others for `warm_starts`.
+
+    a test, or a launcher      this process                        what it has started
+    ┌────────────┐  request    ┌──────────────┐ fork, fork again   ┌──────────────────┐
+    │ subprocess │ ──────────▶ │ torch, …     │ ─────────────────▶ │ python script.py │
+    │            │ ◀────────── │ one thread   │                    └──────────────────┘
+    └────────────┘  its id     └──────────────┘
+
+It works as `farandole.worker.forking` does, for any process instead of a job's workers. The first
+parent of the new process ends at once; the kernel then gives the process to the one that asked.
+That needs the server to be a descendant of the one that asks. So a launcher, which starts others
+itself, gets a server of its own: one more fork, before the launcher has any thread.
+
+Modules that were imported here are hidden until a script imports them. The library's own are not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import importlib
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from json import loads
+from pathlib import Path
+
+from farandole.system.orphans import end_with_parent
+from farandole.worker.forking import forked
+from farandole.worker.forking.afresh import Beginning, execute
+from farandole.worker.forking.preloaded import Preloaded
+from tests.support.warm_starts import LENGTH, NOBODY, STARTED, Request, WarmStarts
+
+MODULES = (
+    "torch",
+    "torch._dynamo",  # every optimizer imports it
+    "sklearn.datasets",
+    "farandole.train",
+    "farandole.launch.backends.local",
+    "farandole.cli",
+)
+# What starts further processes as its work: modules, and a folder of scripts.
+LAUNCHERS = ("farandole", "torch.distributed.run")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+# Read by the interpreter or by a library before any script; numbers of threads can be set later.
+READ_EARLY = re.compile(
+    r"PYTHON(?!UNBUFFERED$|PATH$)|LD_|LC_|LANG|MALLOC_|GLIBC_|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|BLIS_|"
+    r"VECLIB_|NUMEXPR_|DNNL_|ONEDNN_|ATEN_|NPY_|TORCH_(?!NCCL_)|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH_"
+)
+THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")  # the one that torch heeds first
+ADOPTION_SECONDS = 60.0
+DESCRIPTORS = 64  # at most
+HIGH = 512  # above all descriptors that a process may be given by number
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    imported_under = dict(os.environ)
+    before = frozenset(sys.modules)
+    for name in MODULES:
+        if find_spec(name.split(".")[0]) is not None:
+            importlib.import_module(name)
+    gc.freeze()  # else each process looks through all of torch once more when it ends
+    known = {name for name in sys.modules if "." not in name}
+
+    request = _serve(connection)
+    while request is not None:
+        if (
+            _differing(request.variables, imported_under)
+            or not _take_path(request, imported_under, known)
+            or not _show(request.variables)
+        ):
+            execute(request.command, request.variables)
+        forked.show_command(request.command)
+        if _starts_others(request.command) and (inner := _fork_server()) is not None:
+            request = _serve(inner)
+            continue
+        _set_threads(request.variables)
+        beginning = Beginning(request.command, request.variables, request.folder)
+        Preloaded.hide(before, request.variables, beginning)
+        forked.run(request.command)
+        return
+
+
+def _set_threads(variables: Mapping[str, str]) -> None:
+    numbers = [variables[name] for name in THREADS if name in variables]
+    if numbers and numbers[0].isdecimal():
+        sys.modules["torch"].set_num_threads(int(numbers[0]))
+
+
+def _differing(variables: Mapping[str, str], imported_under: Mapping[str, str]) -> bool:
+    names = {name for name in {*variables, *imported_under} if READ_EARLY.match(name)}
+    return any(variables.get(name) != imported_under.get(name) for name in names - {*THREADS})
+
+
+def _take_path(request: Request, imported_under: Mapping[str, str], known: set[str]) -> bool:
+    """Where modules are looked for. False: another would be found than the one that is here."""
+    _, first, *_ = request.command
+    own, theirs = (_folders(said.get("PYTHONPATH")) for said in (imported_under, request.variables))
+    folder = str(Path.cwd() if first == "-m" else Path(first).resolve().parent)
+    sys.path[:] = [folder, *theirs, *(path for path in sys.path[1:] if path not in own)]
+    named = {
+        entry.name.removesuffix(".py")
+        for path in [folder, *theirs]
+        if path not in own and Path(path).is_dir()
+        for entry in os.scandir(path)
+    }
+    return not named & known
+
+
+def _folders(text: str | None) -> list[str]:
+    return [path for path in (text or "").split(os.pathsep) if path]
+
+
+def _show(variables: Mapping[str, str]) -> bool:
+    """Makes the system show `variables` as those that this process was started with, in the room
+    that these had. By them the processes of a job are found, and those of a test."""
+    start, end = forked.stat_numbers(50, 51)
+    block = b"".join(os.fsencode(f"{name}={value}\0") for name, value in variables.items())
+    if len(block) > end - start:
+        return False
+    ctypes.memmove(start, block.ljust(end - start, b"\0"), end - start)
+    return True
+
+
+def _starts_others(command: Sequence[str]) -> bool:
+    _, first, *rest = command
+    if first == "-m":
+        return rest[0] in LAUNCHERS
+    return Path(first).resolve().is_relative_to(BENCHMARKS)
+
+
+def _serve(connection: socket.socket) -> Request | None:
+    """Returns in each process that is forked, with what it is to run; in this one, at the end."""
+    while True:
+        header, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, DESCRIPTORS)
+        if len(header) < LENGTH.size:
+            return None
+        content = b""
+        (length,) = LENGTH.unpack(header)
+        while len(content) < length:
+            found = connection.recv(length - len(content))
+            if not found:
+                return None
+            content += found
+        between = os.fork()
+        if not between:
+            request = Request(**loads(content))
+            _begin(connection, request, descriptors)
+            return request
+        os.waitpid(between, 0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _begin(connection: socket.socket, request: Request, descriptors: Sequence[int]) -> None:
+    """Returns in the new process alone, when the one that asked for it is its parent."""
+    between = os.getpid()
+    if os.fork():
+        os._exit(0)
+    deadline = time.monotonic() + ADOPTION_SECONDS
+    while os.getppid() == between and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    if request.tied:
+        end_with_parent()
+    adopted = os.getppid() == request.parent
+    connection.sendall(STARTED.pack(os.getpid() if adopted else NOBODY))
+    connection.close()
+    if not adopted:
+        os._exit(1)
+    if request.session:
+        os.setsid()
+    for number in request.ignored:
+        signal.signal(number, signal.SIG_IGN)
+    forked.forget_the_server(request.folder, request.variables)
+    high = [_moved(descriptor) for descriptor in descriptors]
+    forked.take_streams(high[:3])
+    for number, descriptor in zip(request.kept, high[3:], strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _moved(descriptor: int) -> int:
+    """Out of the way of those that have a number."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
+    os.close(descriptor)
+    return moved
+
+
+def _fork_server() -> socket.socket | None:
+    """In the new server, its connection. None in this process, which asks it from now on."""
+    ours, theirs = socket.socketpair()
+    if os.fork():
+        theirs.close()
+        WarmStarts(lambda: ours).install()
+        return None
+    ours.close()
+    os.setsid()  # Ctrl-C is for the launcher
+    end_with_parent()
+    _show({})  # it belongs to no test and to no job
+    forked.show_command(["warm"])
+    nothing = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
+    forked.take_streams(nothing)
+    return theirs
+
+
+if __name__ == "__main__":
+    main()

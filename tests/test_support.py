@@ -1,0 +1,140 @@
+"""What the tests stand on: warm processes look fresh, long files come first, quick finds tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support import order, quick
+from tests.support.warm_starts import fresh_starts
+
+FACTS = """
+import json, os, signal, sys
+from pathlib import Path
+
+def shown(what):
+    return [text for text in Path(f"/proc/self/{what}").read_text().split("\\0") if text]
+
+facts = {
+    "warm": "Preloaded" in {type(finder).__name__ for finder in sys.meta_path},
+    "torch": "torch" in sys.modules,
+    "arguments": sys.argv,
+    "variables": sorted(map("=".join, os.environ.items())),
+    "shown": sorted(shown("environ")),
+    "folder": os.getcwd(),
+    "parent": os.getppid(),
+    "leads": os.getsid(0) == os.getpid(),
+    "path": sys.path[0],
+    "name": __name__,
+    "ignored": signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN,
+    "given": os.read(int(sys.argv[1]), 9).decode(),
+    "open": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:3],
+}
+import torch
+facts["threads"] = torch.get_num_threads()
+print(json.dumps(facts))
+sys.stderr.write("to standard error\\n")
+sys.exit(7)
+"""
+
+
+def start(folder: Path, script: Path, variables: Mapping[str, str]) -> tuple[int, dict, str]:
+    reading, writing = os.pipe()
+    os.write(writing, b"for you")
+    with subprocess.Popen(
+        [sys.executable, script.name, str(reading), "two words"],
+        cwd=folder,
+        env=variables,
+        pass_fds=[reading],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    ) as process:
+        out, err = process.communicate(timeout=300)
+    os.close(reading)
+    os.close(writing)
+    facts = json.loads(out)
+    facts["arguments"].pop(1)  # the number of the descriptor
+    return process.returncode, facts, err
+
+
+@pytest.mark.parametrize("more", [{}, {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}])
+def test_a_warm_process_is_as_a_fresh_one(tmp_path: Path, more: Mapping[str, str]) -> None:
+    script = tmp_path / "facts.py"
+    script.write_text(FACTS)
+    root = str(Path(__file__).parents[1])
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED"):
+        kept |= {name: os.environ[name]} if name in os.environ else {}
+    variables = kept | {"PYTHONPATH": root, "OF_MY_OWN": "1"} | dict(more)
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        code, warm, err = start(tmp_path, script, variables)
+        with fresh_starts():
+            fresh = start(tmp_path, script, variables)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert warm.pop("warm"), "else nothing is compared"
+    assert not fresh[1].pop("warm")
+    for _, facts, _ in (fresh, (code, warm, err)):  # what Python sets itself in a C locale
+        for name in ("variables", "shown"):
+            facts[name] = [text for text in facts[name] if not text.startswith("LC_CTYPE=")]
+    for name, value in fresh[1].items():
+        assert warm[name] == value, name
+    assert (code, warm, err) == fresh
+    assert warm["parent"] == os.getpid()
+    assert not warm["torch"], "as if it were not imported"
+
+
+def test_a_warm_process_is_killed_and_seen_as_any_other(tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    assert str(script) in " ".join(psutil.Process(process.pid).cmdline())
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+    process.stdout.close()
+
+
+def test_long_files_come_first_and_no_test_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "WEIGHTS", {"long": 50.0, "longer": 60.0})
+    tests = [(file, number) for file in ("a", "long", "b", "longer", "c") for number in range(3)]
+    found = order.ordered(tests, lambda test: test[0], 2)
+    assert sorted(found) == sorted(tests)
+    assert found[:3] == [("longer", number) for number in range(3)]
+    assert found[found.index(("long", 0)) - 1][0] != "longer", "each worker begins with one of them"
+
+
+@pytest.mark.parametrize(
+    ("changed", "chosen", "not_chosen"),
+    [
+        ("farandole/options.py", "test_options.py", "test_readme.py"),
+        ("farandole/sync/periodic/adacomm.py", "test_adacomm.py", "test_readme.py"),
+        ("docs/running.md", "test_readme.py", "test_options.py"),
+        ("tests/test_options.py", "test_options.py", "test_readme.py"),
+        ("tests/docs/helper.py", "test_readme.py", "test_options.py"),
+    ],
+)
+def test_quick_finds_the_tests_of_a_change(changed: str, chosen: str, not_chosen: str) -> None:
+    found = {Path(file).name for file in quick.choose([changed], quick.tests())}
+    assert chosen in found
+    assert not_chosen not in found
+
+
+def test_quick_finds_some_for_every_module() -> None:
+    root = Path(__file__).parents[1]
+    modules = [str(path.relative_to(root)) for path in sorted((root / "farandole").rglob("*.py"))]
+    known = quick.tests()
+    assert [module for module in modules if not quick.choose([module], known)] == []
