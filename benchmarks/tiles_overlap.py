@@ -37,27 +37,27 @@ TIMEOUT_SECONDS = 600.0
 
 
 class Waiting:
-    """What a rank waits for the other tiles: in all exchanges of its lanes."""
+    """What a rank waits for the other tiles: in all exchanges of its shards."""
 
     def __init__(self, side: Side) -> None:
         self.seconds = 0.0
         engine = side.trainer._engine
         assert isinstance(engine, PipelinedEngine)
         for tiling in engine._tilings.values():
-            self._watch(tiling.flow.lanes)
+            self._watch(tiling.flow.shards)
 
-    def _watch(self, lanes: Any) -> None:
-        take = lanes.take
+    def _watch(self, shards: Any) -> None:
+        take = shards.take
 
-        def timed_take(lane: int, number: int, back: bool) -> list[torch.Tensor]:
+        def timed_take(shard: int, number: int, back: bool) -> list[torch.Tensor]:
             begin = time.perf_counter()
             try:
-                found: list[torch.Tensor] = take(lane, number, back)
+                found: list[torch.Tensor] = take(shard, number, back)
                 return found
             finally:
                 self.seconds += time.perf_counter() - begin
 
-        lanes.take = timed_take
+        shards.take = timed_take
 
 
 def work(world: fd.Run, args: argparse.Namespace) -> dict[str, Any]:

@@ -65,12 +65,12 @@ def measure(
     for name, text in layouts.items():
         layout = parse_layout(text)
         assert layout.stages != "auto"
-        kind = layout.stages, layout.lanes > 1
+        kind = layout.stages, layout.shards > 1
         side = Side(world, model, text, args.size, args.batch, balance=balances.get(kind, ()))
         balances[kind] = side.balance
         sides[name] = side
         # One more with tiles: it is the first with halos as chosen.
-        losses[name] = [side.step() for _ in range(MEASURED_STEPS + (layout.lanes > 1))]
+        losses[name] = [side.step() for _ in range(MEASURED_STEPS + (layout.shards > 1))]
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     waited: dict[str, list[float]] = {name: [] for name in sides}
     sent: dict[str, float] = {}

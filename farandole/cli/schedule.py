@@ -90,11 +90,11 @@ def schedule(
     columns = shutil.get_terminal_size((160, 24)).columns
     click.echo(timeline.draw(min(_WIDEST, max(_NARROWEST, columns))))
     click.echo("\n" + "\n".join(_facts(timeline)))
-    if max(wanted.teams) > 1:
-        from farandole.layout.teams import Teams, describe_teams
+    if max(wanted.group_sizes) > 1:
+        from farandole.layout.tile_groups import TileGroups, describe_grid
 
         click.echo("\nEach of these ranks stands for one worker on every tile:")
-        click.echo(describe_teams(Teams(wanted.teams), pipeline, wanted, 1))
+        click.echo(describe_grid(TileGroups(wanted.group_sizes), pipeline, wanted, 1))
     if target is not None:
         from farandole.report.plots.timeline import draw_timeline
 

@@ -12,16 +12,23 @@ from torch import nn
 
 from farandole.comm import Group
 from farandole.comm.p2p.mail import Mail
-from farandole.errors import UserError, nearest
+from farandole.errors import UserError
+from farandole.layout.assemble_tiles import (
+    check_handoff,
+    make_tilings,
+    shards_of,
+    stage_of,
+    tile_group_of,
+)
 from farandole.layout.layout import Layout
 from farandole.layout.objective import Objective
 from farandole.layout.partition.blocks import Block
-from farandole.layout.partition.part import Rerun, StageModule, names_in, release
-from farandole.layout.pipeline.deferred import DeferredBatchNorm, defer_statistics
+from farandole.layout.partition.stage_module import Rerun, StageModule, names_in, release
+from farandole.layout.pipeline.deferred import defer_statistics
 from farandole.layout.pipeline.gradient_bridge import GradientBridge
 from farandole.layout.pipeline.gradient_groups import (
-    Seats,
-    find_ends,
+    Placement,
+    find_gradient_groups,
     owner,
     refuse_ties,
     unused,
@@ -35,10 +42,8 @@ from farandole.layout.pipeline.stage import Stage
 from farandole.layout.pipeline.update import Update
 from farandole.layout.pipeline.versions import Latest, Stash, Weights
 from farandole.layout.pipeline.weight_hooks import WeightHooks
-from farandole.layout.recording.forward_changes import ForwardChanges, reasons
-from farandole.layout.teams import Teams
-from farandole.layout.tiles.core.grid import Grid
-from farandole.layout.tiles.core.lanes import Lanes, LocalLanes, MailLanes
+from farandole.layout.recording.state.forward_changes import ForwardChanges, reasons
+from farandole.layout.tile_groups import TileGroups
 from farandole.layout.tiles.core.tiling import Tiling
 from farandole.schedule.pipelines import Pipeline, facts
 
@@ -56,8 +61,8 @@ class Assembled(NamedTuple):
     """A rank's part of a pipeline, before a strategy has seen it."""
 
     pipelined: Pipelined
-    gate: GradientBridge
-    names: dict[str, str]  # of the gate's tensors: their names in the whole model
+    bridge: GradientBridge
+    names: dict[str, str]  # of the gradient bridge's tensors: their names in the whole model
     owned: set[str]  # of these, what no other rank of the pipeline need save
     tilings: dict[int, Tiling]  # of this rank's stages; none: whole images
 
@@ -68,7 +73,7 @@ def assemble(
     layout: Layout,
     pipe: Group,
     objective: Objective,
-    numbers: ComputeSettings,
+    settings: ComputeSettings,
     first_rank: int = 0,
     *,
     strict: bool = True,
@@ -79,65 +84,31 @@ def assemble(
     that changes more than micro-batches, copies of stages or recomputing allow is refused.
     """
     places = layout.stream().unroll(1) if layout.streams else layout.pipeline()
-    parts = cut(blocks, layout.balance)
-    tensors = uses(model, parts)
+    modules = cut(blocks, layout.balance)
+    tensors = uses(model, modules)
     if layout.streams:
         refuse_ties(tensors, layout.schedule)
-    teams = Teams(layout.teams)
-    seats = Seats(places, teams)
-    place = teams.place(pipe.rank)
-    held = {stage: parts[stage] for stage in places.held(place)}
+    tile_groups = TileGroups(layout.group_sizes)
+    placement = Placement(places, tile_groups)
+    held = {stage: modules[stage] for stage in places.held(tile_groups.place(pipe.rank))}
     layers = {module: name for name, module in model.named_modules() if name}
-    if layout.handoff and layout.handoff not in layers.values():
-        raise UserError(
-            f"handoff: the model has no submodule {layout.handoff!r}. "
-            f"{nearest(layout.handoff, layers.values())}"
-        )
-    gate = GradientBridge(held, unused(model, tensors) if pipe.rank == 0 else ())
-    names = names_in(model, gate)
-    release(model, gate)
-    buffers = dict(gate.named_buffers())
-    for part in held.values():
-        part.to(numbers.device)
-        if layout.batchnorm == "deferred":
-            defer_statistics(part)
-    gate.to(numbers.device)
-    _follow(model, buffers, gate)
-    ends = find_ends(seats, pipe, gate, tensors)
-    scale = LossScale(pipe) if numbers.precision is torch.float16 else None
-    hooks = WeightHooks(gate, names, whole=len(parts) == 1)
-    update = Update(gate, ends, hooks, averages=layout.streams, clip=numbers.clip, scale=scale)
-
-    def name_of(rank: int) -> str:
-        stages = "+".join(map(str, places.held(teams.place(rank))))
-        return f"rank {first_rank + rank} (stage {stages})"
-
-    mail = Mail(pipe, routes(places, teams), numbers.device, name_of)
-    lanes = _lanes(layout, teams, pipe.rank, mail)
-    ends_at = _stage_of(layout.handoff, parts, layers)
-    tilings = {} if lanes is None else _tilings(layout, held, lanes, layers, ends_at)
-    for stage, part in held.items() if layout.recompute_blocks else ():
-        part.rerun = _rerun(tilings.get(stage), offload=layout.offload)
-        part.rerun_blocks = layout.recompute_blocks
-    for part in held.values():
-        part.runs_again, part.draws_alike = layout.recompute, lanes is not None
-    kinds = _weights(layout, place)
-    last = places.stages - 1
+    check_handoff(layout, layers)
+    bridge = GradientBridge(held, unused(model, tensors) if pipe.rank == 0 else ())
+    names = names_in(model, bridge)
+    release(model, bridge)
+    _move(model, bridge, held, layout, settings.device)
+    groups = find_gradient_groups(placement, pipe, bridge, tensors)
+    scale = LossScale(pipe) if settings.precision is torch.float16 else None
+    hooks = WeightHooks(bridge, names, whole=len(modules) == 1)
+    update = Update(bridge, groups, hooks, averages=layout.streams, clip=settings.clip, scale=scale)
+    mail = _mail(placement, pipe, settings.device, first_rank)
+    shards = shards_of(layout, tile_groups, pipe.rank, mail)
+    handoff_stage = stage_of(layout.handoff, modules, layers)
+    tilings = {} if shards is None else make_tilings(layout, held, shards, layers, handoff_stage)
+    _set_up_recompute(layout, held, tilings, draws_alike=shards is not None)
     means = _means(layout, objective)
-    stages = {
-        stage: Stage(
-            stage,
-            kinds(part),
-            objective.of if stage == last else None,
-            recompute=layout.recompute and not layout.recompute_blocks,
-            offload=layout.offload,
-            lowered=_lowered(numbers),
-            tiling=tilings.get(stage),
-            means=means,
-            changes=_changes(layout, part, layers) if strict else None,
-        )
-        for stage, part in held.items()
-    }
+    computing = _Computing(layout, settings, objective, means, layers if strict else None)
+    stages = _stages(computing, placement, pipe.rank, held, tilings)
     pipelined = Pipelined(
         layout,
         pipe,
@@ -145,20 +116,98 @@ def assemble(
         mail,
         update,
         objective,
-        seed=numbers.seed,
+        seed=settings.seed,
         scale=scale,
         name=f"rank {first_rank + pipe.rank}",
-        team=_team(teams, pipe),
+        tile_group=tile_group_of(tile_groups, pipe),
         means=means,
     )
-    owned = {use.name for use in tensors.values() if owner(seats, use) == pipe.rank}
-    return Assembled(pipelined, gate, names, owned, tilings)
+    owned = {use.name for use in tensors.values() if owner(placement, use) == pipe.rank}
+    return Assembled(pipelined, bridge, names, owned, tilings)
 
 
-def _follow(model: nn.Module, before: Mapping[str, torch.Tensor], gate: GradientBridge) -> None:
+def _move(
+    model: nn.Module,
+    bridge: GradientBridge,
+    held: Mapping[int, StageModule],
+    layout: Layout,
+    device: torch.device,
+) -> None:
+    """To the device, before anything else refers to the tensors of the stages."""
+    buffers = dict(bridge.named_buffers())
+    for module in held.values():
+        module.to(device)
+        if layout.batchnorm == "deferred":
+            defer_statistics(module)
+    bridge.to(device)
+    _follow(model, buffers, bridge)
+
+
+def _mail(placement: Placement, pipe: Group, device: torch.device, first_rank: int) -> Mail:
+    places, tile_groups = placement
+
+    def name_of(rank: int) -> str:
+        stages = "+".join(map(str, places.held(tile_groups.place(rank))))
+        return f"rank {first_rank + rank} (stage {stages})"
+
+    return Mail(pipe, routes(places, tile_groups), device, name_of)
+
+
+def _set_up_recompute(
+    layout: Layout,
+    held: Mapping[int, StageModule],
+    tilings: Mapping[int, Tiling],
+    *,
+    draws_alike: bool,
+) -> None:
+    """What runs again must draw the random numbers that it drew the first time."""
+    for stage, module in held.items():
+        if layout.recompute_blocks:
+            module.rerun = _rerun(tilings.get(stage), offload=layout.offload)
+            module.rerun_blocks = layout.recompute_blocks
+        module.runs_again, module.draws_alike = layout.recompute, draws_alike
+
+
+class _Computing(NamedTuple):
+    """What the stages of a rank have in common."""
+
+    layout: Layout
+    settings: ComputeSettings
+    objective: Objective
+    means: MaskedMeans | None
+    layers: Mapping[nn.Module, str] | None  # None: a forward may change what it likes
+
+
+def _stages(
+    computing: _Computing,
+    placement: Placement,
+    rank: int,
+    held: Mapping[int, StageModule],
+    tilings: Mapping[int, Tiling],
+) -> dict[int, Stage]:
+    layout, layers = computing.layout, computing.layers
+    kinds = _weights(layout, placement.tile_groups.place(rank))
+    last = placement.places.stages - 1
+    return {
+        stage: Stage(
+            stage,
+            kinds(module),
+            computing.objective.of if stage == last else None,
+            recompute=layout.recompute and not layout.recompute_blocks,
+            offload=layout.offload,
+            lowered=_lowered(computing.settings),
+            tiling=tilings.get(stage),
+            means=computing.means,
+            changes=None if layers is None else _changes(layout, module, layers),
+        )
+        for stage, module in held.items()
+    }
+
+
+def _follow(model: nn.Module, before: Mapping[str, torch.Tensor], bridge: GradientBridge) -> None:
     """A buffer that was moved is a new tensor. The script's model shall have it too, so that what a
     script writes to a buffer is what the stages read."""
-    now = dict(gate.named_buffers())
+    now = dict(bridge.named_buffers())
     moved = {id(tensor): now[name] for name, tensor in before.items() if name in now}
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -166,13 +215,15 @@ def _follow(model: nn.Module, before: Mapping[str, torch.Tensor], gate: Gradient
                 module._buffers[name] = moved[id(buffer)]
 
 
-def _changes(layout: Layout, part: StageModule, layers: Mapping[nn.Module, str]) -> ForwardChanges:
+def _changes(
+    layout: Layout, module: StageModule, layers: Mapping[nn.Module, str]
+) -> ForwardChanges:
     of_buffers, of_attributes = reasons(
         microbatches=layout.microbatches,
         copies=layout.mirrored or max(layout.replicas, default=1) > 1,
         recomputes=layout.recompute,
     )
-    return ForwardChanges(part, layers, of_buffers=of_buffers, of_attributes=of_attributes)
+    return ForwardChanges(module, layers, of_buffers=of_buffers, of_attributes=of_attributes)
 
 
 def _means(layout: Layout, objective: Objective) -> MaskedMeans | None:
@@ -189,47 +240,11 @@ def cut(blocks: Sequence[Block], balance: Sequence[int]) -> dict[int, StageModul
             f"balance={'+'.join(map(str, balance))} makes {sum(balance)} blocks, and the model has "
             f"{len(blocks)}: {', '.join(block.name for block in blocks)}."
         )
-    first, parts = 0, {}
+    first, modules = 0, {}
     for stage, count in enumerate(balance):
-        parts[stage] = StageModule(blocks[first : first + count], first)
+        modules[stage] = StageModule(blocks[first : first + count], first)
         first += count
-    return parts
-
-
-def _tilings(
-    layout: Layout,
-    held: Mapping[int, StageModule],
-    lanes: Lanes,
-    layers: Mapping[nn.Module, str],
-    ends_at: int,
-) -> dict[int, Tiling]:
-    """One for each stage of a rank: they are at different layers at the same time.
-
-    `ends_at`: the stage of the chosen hand-off. Behind it, what is left of tiles may end anywhere.
-    """
-    last_tiled = layout.tiled - 1 if layout.tiled and layout.tiled != layout.stages else None
-    tilings = {}
-    for stage, part in held.items():
-        inside = set(part.modules())
-        tilings[stage] = Tiling(
-            lanes,
-            {module: name for module, name in layers.items() if module in inside},
-            chosen=layout.handoff if stage <= ends_at else "",
-            gathers=stage == last_tiled,
-        )
-        tilings[stage].flow.overlap = layout.overlap
-        for module in inside:
-            if isinstance(module, DeferredBatchNorm):
-                module.counted = tilings[stage].counted
-    return tilings
-
-
-def _stage_of(name: str, parts: Mapping[int, StageModule], layers: Mapping[nn.Module, str]) -> int:
-    """The stage that has a layer; the last one if none has it as a module of its own."""
-    for stage, part in parts.items():
-        if any(layers.get(module) == name for module in part.modules()):
-            return stage
-    return len(parts) - 1
+    return modules
 
 
 def _rerun(tiling: Tiling | None, *, offload: bool) -> Rerun:
@@ -243,30 +258,14 @@ def _rerun(tiling: Tiling | None, *, offload: bool) -> Rerun:
     return rerun
 
 
-def _lanes(layout: Layout, teams: Teams, rank: int, mail: Mail) -> Lanes | None:
-    """The tiles of a rank's stages; None: it has none."""
-    place = teams.place(rank)
-    if layout.lanes == 1 or (layout.tiled and place >= layout.tiled):
-        return None
-    grid = Grid(layout.tiles, layout.channels)
-    if layout.in_turn:
-        return LocalLanes(grid)
-    return MailLanes(grid, teams.lane(rank), mail, list(teams.members(place)))
-
-
-def _team(teams: Teams, pipe: Group) -> Group | None:
-    """*Together.* The ranks with the other tiles of this rank's stages."""
-    place = teams.place(pipe.rank)
-    return pipe.subgroup(teams.members(place)) if teams.sizes[place] > 1 else None
-
-
-def routes(places: Pipeline, teams: Teams) -> set[tuple[int, int]]:
-    """Who sends to whom: neighbours of one lane in both directions, and all lanes of a team."""
+def routes(places: Pipeline, tile_groups: TileGroups) -> set[tuple[int, int]]:
+    """Who sends to whom: neighbours of one shard in both directions, and all shards of a tile
+    group."""
     pairs = {
         (one, other)
-        for place in range(len(teams.sizes))
-        for one in teams.members(place)
-        for other in teams.members(place)
+        for place in range(len(tile_groups.sizes))
+        for one in tile_groups.members(place)
+        for other in tile_groups.members(place)
         if one != other
     }
     for replica, homes in enumerate(places.homes):
@@ -274,8 +273,8 @@ def routes(places: Pipeline, teams: Teams) -> set[tuple[int, int]]:
             for micro in range(math.lcm(len(homes[stage]), len(homes[stage + 1]))):
                 here = places.home(stage, micro, replica)
                 there = places.home(stage + 1, micro, replica)
-                for lane in range(min(teams.sizes[here], teams.sizes[there])):
-                    one, other = teams.rank(here, lane), teams.rank(there, lane)
+                for shard in range(min(tile_groups.sizes[here], tile_groups.sizes[there])):
+                    one, other = tile_groups.rank(here, shard), tile_groups.rank(there, shard)
                     assert one is not None
                     assert other is not None
                     pairs |= {(one, other), (other, one)}
@@ -297,10 +296,10 @@ def _weights(layout: Layout, rank: int) -> Callable[[StageModule], Weights]:
             newest = action.version
         elif action.kind == "F":
             behind = max(behind, newest - action.version)
-    return lambda part: Stash(part, behind)
+    return lambda module: Stash(module, behind)
 
 
-def _lowered(numbers: ComputeSettings) -> Callable[[], AbstractContextManager[object]]:
-    if numbers.precision is None:
+def _lowered(settings: ComputeSettings) -> Callable[[], AbstractContextManager[object]]:
+    if settings.precision is None:
         return nullcontext
-    return lambda: torch.autocast(numbers.device.type, numbers.precision)
+    return lambda: torch.autocast(settings.device.type, settings.precision)

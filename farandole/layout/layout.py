@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from farandole.errors import UserError, nearest
+from farandole.layout.rules import check_combination, check_numbers
 from farandole.options import format_options, parse_options, require_choices
 from farandole.schedule.pipelines import (
     STREAMS,
@@ -19,8 +20,6 @@ from farandole.schedule.pipelines import (
     schedule_names,
     stream,
 )
-
-_MIRRORED = ("layer", "gpipe", "1f1b")
 
 
 class Sum(tuple[int, ...]):
@@ -125,154 +124,11 @@ class Layout:
                 f"layout: schedule={self.schedule!r} is not a choice. "
                 f"{nearest(self.schedule, schedule_names())}"
             )
-        self._check_numbers()
-        self._check_combination()
-
-    def _check_numbers(self) -> None:
-        counts = {
-            "microbatches": self.microbatches,
-            "chunks": self.chunks,
-            "pairs": self.pairs,
-            "channels": self.channels,
-        }
-        if self.halo != "auto":
-            counts["halo"] = self.halo
-        if self.stages != "auto":
-            counts["stages"] = self.stages
-        for name, value in counts.items():
-            if value < 1:
-                raise UserError(f"layout: {name}={value} must be at least 1.")
-        for name in ("balance", "replicas"):
-            values = getattr(self, name)
-            if values and (min(values) < 1 or len(values) != self.stages):
-                raise UserError(
-                    f"layout: {name}={values} must be one number, at least 1, for each of "
-                    f"stages={self.stages}."
-                )
-        if len(self.tiles) > 3 or min(self.tiles, default=1) < 1:
-            raise UserError(
-                f"layout: tiles={self.tiles} must be one number, at least 1, for each axis of the "
-                "image: up to three."
-            )
-        if self.recompute_blocks < 0 or self.tiled < 0:
-            raise UserError(
-                f"layout: recompute_blocks={self.recompute_blocks} and tiled={self.tiled} must be "
-                "at least 0."
-            )
-        if self.memory_gib is not None and not 0 < self.memory_gib < math.inf:
-            raise UserError(f"layout: memory_gib={self.memory_gib:g} must be above 0.")
-
-    def _check_combination(self) -> None:
-        rules: list[tuple[bool, str]] = [
-            (
-                self.schedule == "layer" and self.microbatches > 1 and not self.bidirectional,
-                f"schedule=layer has one micro-batch, not {self.microbatches}; take gpipe or 1f1b",
-            ),
-            (
-                self.bidirectional and self.schedule not in (*_MIRRORED, "gems"),
-                f"bidirectional goes with {', '.join(_MIRRORED)}, not with {self.schedule}",
-            ),
-            (
-                self.mirrored and self.microbatches % (2 * self._pairs) > 0,
-                f"two directions in {self._pairs} turn(s) need micro-batches in multiples of "
-                f"{2 * self._pairs}, not {self.microbatches}",
-            ),
-            (
-                self.pairs > 1 and not self.bidirectional,
-                f"pairs={self.pairs} is for bidirectional layouts",
-            ),
-            (
-                self.schedule == "interleaved"
-                and self.stages != "auto"
-                and self.stages % self.chunks > 0,
-                f"chunks={self.chunks} stages on each rank do not divide stages={self.stages}",
-            ),
-            (
-                bool(self.replicas)
-                and (self.mirrored or self.schedule in ("interleaved", "zero-bubble", "2bw")),
-                f"replicas of single stages go with gpipe, 1f1b and pipedream, not with "
-                f"{self.schedule}{', bidirectional' if self.bidirectional else ''}",
-            ),
-            (
-                self.schedule == "pipedream" and self.microbatches > 1,
-                "pipedream updates after every batch, whole: leave microbatches out, or take 2bw",
-            ),
-            (
-                self.schedule == "2bw"
-                and self.stages != "auto"
-                and self.microbatches < self.stages,
-                f"2bw keeps two versions of the weights, which is enough from "
-                f"microbatches={self.stages} (the stages) on, not with {self.microbatches}",
-            ),
-            (
-                self.vertical
-                and (self.schedule != "pipedream" or max(self.replicas, default=1) > 1),
-                "vertical is for pipedream with one rank for each stage",
-            ),
-            (
-                not self.stash and (self.schedule != "pipedream" or self.vertical),
-                "stash=false is for pipedream, and not with vertical",
-            ),
-            (
-                self.recompute and self.schedule == "zero-bubble",
-                "zero-bubble splits the backward in two; recompute would do its work twice. Take "
-                "1f1b",
-            ),
-            (
-                self.stages == "auto" and self.schedule not in ("gpipe", "1f1b", "pipedream"),
-                f"stages=auto goes with gpipe, 1f1b and pipedream, not with {self.schedule}",
-            ),
-            (
-                self.recompute_blocks > 0 and not self.recompute,
-                f"recompute_blocks={self.recompute_blocks} is for recompute",
-            ),
-            *self._tile_rules(),
-        ]
-        for broken, reason in rules:
-            if broken:
-                raise UserError(f"layout: {reason}.")
-
-    def _tile_rules(self) -> list[tuple[bool, str]]:
-        """What goes with tiles, and what goes without them."""
-        words = {
-            f"tiled={self.tiled}": self.tiled > 0,
-            f"handoff={self.handoff}": bool(self.handoff),
-            f"halo={self.halo}": self.halo != "auto",
-            "overlap=false": not self.overlap,
-            "in_turn": self.in_turn,
-        }
-        single = next((word for word, given in words.items() if given), "")
-        return [
-            (
-                bool(single) and self.lanes == 1,
-                f"{single} is for layouts with tiles",
-            ),
-            (
-                self.lanes > 1
-                and (self.stages == "auto" or self.streams or self.schedule == "zero-bubble"),
-                f"tiles and channels go with layer, gpipe, 1f1b, interleaved and gems in a fixed "
-                f"number of stages, not with {self.schedule}, stages={self.stages}",
-            ),
-            (
-                self.lanes > 1 and bool(self.replicas),
-                "replicas of single stages do not go with tiles",
-            ),
-            (
-                self.tiled > 0 and self.stages != "auto" and self.tiled > self.stages,
-                f"tiled={self.tiled} of stages={self.stages}",
-            ),
-            (
-                self.tiled > 0 and (self.mirrored or self.schedule == "interleaved"),
-                "with two stages on a rank, every stage has a rank for each tile: leave tiled out",
-            ),
-            (
-                self.tiled > 0 and self.in_turn,
-                "in_turn leaves one rank to every stage anyway: leave tiled out",
-            ),
-        ]
+        check_numbers(self)
+        check_combination(self)
 
     @property
-    def lanes(self) -> int:
+    def shards(self) -> int:
         """Into how many parts every tensor of the tiled stages is cut."""
         return math.prod(self.tiles) * self.channels
 
@@ -289,22 +145,23 @@ class Layout:
     @property
     def ranks(self) -> int:
         """How many ranks one replica takes."""
-        return sum(self.teams)
+        return sum(self.group_sizes)
 
     @property
-    def teams(self) -> tuple[int, ...]:
+    def group_sizes(self) -> tuple[int, ...]:
         """How many ranks share each place of the schedule: one, or one for each tile."""
         if self.stages == "auto":
             raise UserError("layout: stages=auto takes as many ranks as there are.")
         places = sum(self.replicas) or self.stages
         if self.schedule == "interleaved":
             places = self.stages // self.chunks
-        ranks = 1 if self.in_turn else self.lanes
+        ranks = 1 if self.in_turn else self.shards
         tiled = self.tiled or places
         return (ranks,) * tiled + (1,) * (places - tiled)
 
     @property
-    def _pairs(self) -> int:
+    def turns(self) -> int:
+        """How often the two directions take turns in a step."""
         return max(1, self.microbatches // 2) if self.schedule == "gems" else self.pairs
 
     def pipeline(self, micros: int | None = None) -> Pipeline:
@@ -314,7 +171,7 @@ class Layout:
         micros = self.microbatches if micros is None else micros
         if self.mirrored:
             base = "layer" if self.schedule == "gems" else self.schedule
-            return build(base, self.stages, micros, pairs=max(1, min(self._pairs, micros // 2)))
+            return build(base, self.stages, micros, pairs=max(1, min(self.turns, micros // 2)))
         return build(self.schedule, self.stages, micros, chunks=self.chunks, replicas=self.replicas)
 
     def stream(self) -> Stream:

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import farandole
 from farandole.errors import UserError
 from farandole.layout import parse_layout
-from farandole.layout.teams import Teams, describe_teams
+from farandole.layout.tile_groups import TileGroups, describe_grid
 from farandole.layout.tiles.core.table import functions
 from farandole.testing import run_world
 from farandole.train import Run
@@ -103,7 +103,9 @@ def test_the_grid_is_what_is_printed() -> None:
     (command,) = re.findall(r"farandole run -n 24 --layout (\S+) ", PAGE)
     layout = parse_layout(command)
     replicas = 24 // layout.ranks
-    assert describe_teams(Teams(layout.teams), layout.pipeline(), layout, replicas) in PAGE
+    assert (
+        describe_grid(TileGroups(layout.group_sizes), layout.pipeline(), layout, replicas) in PAGE
+    )
 
 
 def test_the_losses_it_names_are_computed_on_tiles() -> None:

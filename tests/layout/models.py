@@ -23,7 +23,7 @@ from farandole import Layout
 from farandole.layout import parse_layout
 from farandole.layout.arguments import arguments_of, call
 from farandole.layout.partition.blocks import blocks_of
-from farandole.layout.partition.part import StageModule
+from farandole.layout.partition.stage_module import StageModule
 from farandole.sync import Strategy
 from farandole.testing import run_world
 from farandole.topology import Topology

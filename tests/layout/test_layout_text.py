@@ -54,7 +54,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     if schedule in ("layer", "gpipe", "1f1b", "interleaved", "gems") and "replicas" not in options:
         tiles = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
         options |= {"tiles": tiles, "channels": draw(st.integers(1, 3))}
-        if Layout(tiles=tiles, channels=options["channels"]).lanes > 1:
+        if Layout(tiles=tiles, channels=options["channels"]).shards > 1:
             options |= {
                 "halo": draw(st.integers(1, 5) | st.just("auto")),
                 "overlap": draw(st.booleans()),
@@ -88,7 +88,7 @@ def test_texts_that_people_write() -> None:
     assert parse_layout("stages=auto,schedule=gpipe").stages == "auto"
     assert parse_layout("stages=2,balance=3+4,replicas=2+1,recompute").ranks == 3
     assert parse_layout("stages=2,cuts=body.0+head").cuts == ("body.0", "head")
-    assert parse_layout("tiles=2x3,channels=2").lanes == 12
+    assert parse_layout("tiles=2x3,channels=2").shards == 12
     assert str(Layout(tiles=(2, 2), halo=3)) == "tiles=2x2,halo=3"
     assert str(Layout()) == "stages=1"
     assert str(Layout(stages=2, balance=(3, 4), stash=False, schedule="pipedream")) == (

@@ -46,18 +46,8 @@ def choose(
     layout: Layout, blocks: Sequence[Block], world: Group, sample: Any, device: torch.device
 ) -> Choice:
     """*Together.* `sample`: the model's arguments for a batch, or None."""
+    _check_can_choose(layout, blocks, sample)
     stages = layout.stages
-    if stages != "auto" and stages > len(blocks):
-        raise UserError(
-            f"layout: stages={stages}, and the model has {len(blocks)} blocks: "
-            f"{', '.join(block.name for block in blocks)}. Take at most {len(blocks)} stages."
-        )
-    if sample is None and (stages == "auto" or layout.memory_gib is not None):
-        what = "stages=auto" if stages == "auto" else f"memory_gib={layout.memory_gib:g}"
-        raise UserError(
-            f"layout: {what} needs measurements. Pass run.trainer(…, sample=x), the inputs of a "
-            "batch."
-        )
     profiles = _profiles(layout, blocks, world, sample, device)
     network = _network(world) if sample is not None else Network(1e30)
     batches = layout.microbatches
@@ -111,6 +101,22 @@ def choose(
     return Choice(chosen, text, activations)
 
 
+def _check_can_choose(layout: Layout, blocks: Sequence[Block], sample: Any) -> None:
+    """Raises `UserError` where there are too few blocks, or nothing to measure with."""
+    stages = layout.stages
+    if stages != "auto" and stages > len(blocks):
+        raise UserError(
+            f"layout: stages={stages}, and the model has {len(blocks)} blocks: "
+            f"{', '.join(block.name for block in blocks)}. Take at most {len(blocks)} stages."
+        )
+    if sample is None and (stages == "auto" or layout.memory_gib is not None):
+        what = "stages=auto" if stages == "auto" else f"memory_gib={layout.memory_gib:g}"
+        raise UserError(
+            f"layout: {what} needs measurements. Pass run.trainer(…, sample=x), the inputs of a "
+            "batch."
+        )
+
+
 def _filled_in(layout: Layout, cut: Cut) -> Layout:
     replicas = cut.replicas if max(cut.replicas) > 1 else ()
     return dataclasses.replace(
@@ -144,7 +150,7 @@ def _measured(
 ) -> list[BlockProfile]:
     """What each block needs on one rank: of tiled stages, for one tile.
 
-    A tile is measured as if it were the image: that is nearly what a lane computes, and the whole
+    A tile is measured as if it were the image: that is nearly what a shard computes, and the whole
     image may be too large for any rank. A model that takes images of one size only is measured
     whole, and its tiles are said to need their share.
     """
@@ -156,13 +162,13 @@ def _measured(
 
         return profile_blocks(blocks, pytree.tree_map_only(torch.Tensor, ready, inputs))
 
-    if layout.lanes == 1 or layout.in_turn or layout.tiled:
+    if layout.shards == 1 or layout.in_turn or layout.tiled:
         return measure_for(shrunk=False)
     parts = math.prod(layout.tiles)
     try:
         profiles, rest = measure_for(shrunk=parts > 1), layout.channels
     except UserError:
-        profiles, rest = measure_for(shrunk=False), layout.lanes
+        profiles, rest = measure_for(shrunk=False), layout.shards
     return [_share_of(profile, rest) for profile in profiles]
 
 

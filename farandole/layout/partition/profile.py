@@ -22,7 +22,7 @@ from farandole.errors import UserError
 from farandole.layout.arguments import call
 from farandole.layout.partition.blocks import Block
 from farandole.layout.partition.cost import BlockProfile
-from farandole.layout.recording.left_alone import left_as_they_were
+from farandole.layout.recording.state.left_alone import left_as_they_were
 
 _SECONDS_PER_PARAMETER = 1e-9
 """Only the proportions matter."""

@@ -6,7 +6,7 @@ passes in a step, and none of them is the one. So when all are done, the gradien
 added up go through one more, in which nothing is computed: a function whose gradients are known.
 
     stage      B0 B1 B2 B3 ─▶ gradients, added up
-    gate                        ╰─▶ forward: 0 ─▶ backward: these gradients ─▶ hooks, optimizer
+    bridge                      ╰─▶ forward: 0 ─▶ backward: these gradients ─▶ hooks, optimizer
 
 Any strategy sees an ordinary module with an ordinary step, and needs no word about pipelines. A
 weight without a gradient has none there either; strategies know what to do about that.
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from farandole.layout.partition.part import StageModule
+from farandole.layout.partition.stage_module import StageModule
 
 
 class GradientBridge(nn.Module):
@@ -46,7 +46,8 @@ class GradientBridge(nn.Module):
     def forward(self) -> torch.Tensor:
         """Takes the gradients away from the weights; the backward of the result gives them back."""
         trained = self.trained()
-        # A pass without any gradient is none that a strategy would see, and others may wait.
+        # Invariant: every rank has exactly one pass a step. A pass without any gradient is none
+        # that a strategy would see, and the other replicas would wait in their all-reduce.
         weights = [weight for weight in trained if weight.grad is not None] or trained[:1]
         gradients = []
         for weight in weights:
@@ -74,5 +75,6 @@ class Known(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> Any:
+        # The gradients are given away, not copied: autograd may take them as `weight.grad`.
         gradients, ctx.gradients = ctx.gradients, None
         return None, *gradients

@@ -12,15 +12,15 @@ from farandole.comm import Group
 from farandole.errors import UserError
 from farandole.layout.pipeline.gradient_bridge import GradientBridge
 from farandole.layout.pipeline.update import GradientGroups, Tie
-from farandole.layout.teams import Teams
+from farandole.layout.tile_groups import TileGroups
 from farandole.schedule.pipelines import Pipeline
 
 
-class Seats(NamedTuple):
+class Placement(NamedTuple):
     """Which stages each place of the schedule holds, and which ranks sit there."""
 
     places: Pipeline
-    teams: Teams
+    tile_groups: TileGroups
 
 
 class Use(NamedTuple):
@@ -30,14 +30,14 @@ class Use(NamedTuple):
     stages: tuple[int, ...]
 
 
-def uses(model: nn.Module, parts: Mapping[int, nn.Module]) -> dict[int, Use]:
-    """For every tensor of the model, by its identity; `parts` are all stages of the model.
+def uses(model: nn.Module, modules: Mapping[int, nn.Module]) -> dict[int, Use]:
+    """For every tensor of the model, by its identity; `modules` are all stages of the model.
 
     Raises `UserError` for statistics that two stages would keep apart.
     """
     stages: dict[int, list[int]] = {}
-    for stage, part in parts.items():
-        for tensor in _distinct(part):
+    for stage, module in modules.items():
+        for tensor in _distinct(module):
             stages.setdefault(id(tensor), []).append(stage)
     buffers = {id(buffer) for buffer in model.buffers()}
     result = {}
@@ -58,45 +58,45 @@ def unused(model: nn.Module, tensors: Mapping[int, Use]) -> list[torch.Tensor]:
     return [each for key, each in found.items() if key in tensors and not tensors[key].stages]
 
 
-def _distinct(part: nn.Module) -> list[torch.Tensor]:
-    return [*part.parameters(), *part.buffers()]
+def _distinct(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
-def find_ends(
-    seats: Seats, pipe: Group, gate: GradientBridge, tensors: Mapping[int, Use]
+def find_gradient_groups(
+    placement: Placement, pipe: Group, bridge: GradientBridge, tensors: Mapping[int, Use]
 ) -> GradientGroups:
     """*Together*: makes the groups that it takes."""
-    places, teams = seats
-    held = places.held(teams.place(pipe.rank))
-    alike = _ranks(seats, held[:1])
-    assert all(_ranks(seats, [stage]) == alike for stage in held)
+    places, tile_groups = placement
+    held = places.held(tile_groups.place(pipe.rank))
+    alike = _ranks(placement, held[:1])
+    assert all(_ranks(placement, [stage]) == alike for stage in held)
     holders = pipe.subgroup(alike) if len(alike) > 1 else None
     counted: list[nn.Parameter] = []
     ties: dict[tuple[int, ...], list[nn.Parameter]] = {}
     # By their names, for ranks may meet the same tied weights in another order.
-    for weight in sorted(gate.trained(), key=lambda weight: _name(tensors, weight)):
+    for weight in sorted(bridge.trained(), key=lambda weight: _name(tensors, weight)):
         use = tensors.get(id(weight))
-        ranks = alike if use is None else _ranks(seats, use.stages)
-        if use is not None and owner(seats, use) == pipe.rank:
+        ranks = alike if use is None else _ranks(placement, use.stages)
+        if use is not None and owner(placement, use) == pipe.rank:
             counted.append(weight)
         if ranks != alike:
             ties.setdefault(ranks, []).append(weight)
     # In one order on all ranks, so that no two wait for each other in a circle.
     made = [
         Tie(pipe.subgroup(ranks), ties[ranks], 1.0 / len(alike))
-        for ranks in sorted(_tied_ranks(seats, tensors))
+        for ranks in sorted(_tied_ranks(placement, tensors))
         if ranks in ties
     ]
     return GradientGroups(pipe, holders, made, counted)
 
 
-def owner(seats: Seats, use: Use) -> int:
+def owner(placement: Placement, use: Use) -> int:
     """The rank that stands for all that hold a tensor: where it counts, and who saves it."""
-    return _ranks(seats, use.stages)[0] if use.stages else 0
+    return _ranks(placement, use.stages)[0] if use.stages else 0
 
 
-def _tied_ranks(seats: Seats, tensors: Mapping[int, Use]) -> set[tuple[int, ...]]:
-    return {_ranks(seats, use.stages) for use in tensors.values() if len(use.stages) > 1}
+def _tied_ranks(placement: Placement, tensors: Mapping[int, Use]) -> set[tuple[int, ...]]:
+    return {_ranks(placement, use.stages) for use in tensors.values() if len(use.stages) > 1}
 
 
 def _name(tensors: Mapping[int, Use], weight: nn.Parameter) -> str:
@@ -104,10 +104,12 @@ def _name(tensors: Mapping[int, Use], weight: nn.Parameter) -> str:
     return "" if use is None else use.name
 
 
-def _ranks(seats: Seats, stages: Sequence[int]) -> tuple[int, ...]:
+def _ranks(placement: Placement, stages: Sequence[int]) -> tuple[int, ...]:
     """All ranks that hold one of these stages, in order."""
-    places, teams = seats
-    return teams.all_of(sorted({place for stage in stages for place in places.holders(stage)}))
+    places, tile_groups = placement
+    return tile_groups.all_of(
+        sorted({place for stage in stages for place in places.holders(stage)})
+    )
 
 
 def refuse_ties(tensors: Mapping[int, Use], schedule: str) -> None:

@@ -17,10 +17,10 @@ import torch
 
 from farandole.comm.p2p.links import Label
 from farandole.comm.p2p.mail import Mail
-from farandole.layout.partition.part import Moment
+from farandole.layout.partition.stage_module import PassId
 from farandole.layout.pipeline.micro import Micro
 from farandole.layout.pipeline.stage import Gradients, Stage
-from farandole.layout.teams import Teams
+from farandole.layout.tile_groups import TileGroups
 from farandole.schedule.pipelines import Action, Pipeline
 from farandole.trace.spans import Trace
 
@@ -31,7 +31,7 @@ class Feed(NamedTuple):
     """A micro-batch on its way through the stages."""
 
     micro: Micro
-    moment: Moment
+    pass_id: PassId
 
 
 class Interpreter:
@@ -44,12 +44,12 @@ class Interpreter:
         mail: Mail,
         update: Callable[[int], None],
         trace: Trace,
-        teams: Teams,
+        tile_groups: TileGroups,
         rank: int,
     ) -> None:
         self.places = places
-        self._teams = teams
-        self._lane = teams.lane(rank)
+        self._tile_groups = tile_groups
+        self._shard = tile_groups.shard(rank)
         self._stages = stages
         self._mail = mail
         self._update = update
@@ -103,7 +103,9 @@ class Interpreter:
             value = self._take(action, -1, _FORWARD)
         target = feed.micro.targets if last else None
         with self._working(action):
-            result = stage.forward(key, value, feed.moment, action.version, target, feed.micro.rows)
+            result = stage.forward(
+                key, value, feed.pass_id, action.version, target, feed.micro.rows
+            )
         if last:
             self.losses[action.micro] = result.detach() * feed.micro.weight
         else:
@@ -113,7 +115,7 @@ class Interpreter:
         if action.stage == self.places.stages - 1:
             weight = self.feeds[action.micro].micro.weight * self.loss_scale
             return [torch.full_like(self.losses[action.micro], weight)]
-        if self._home(action, 1) is None:  # this lane ended here, and what it gave on is another's
+        if self._home(action, 1) is None:  # this shard ended here, and what it gave on is another's
             self.losses[action.micro] = torch.zeros(())
             return self._stages[action.stage].no_gradients((action.replica, action.micro))
         gradients, self.losses[action.micro] = self._take(action, 1, _BACKWARD)
@@ -132,9 +134,10 @@ class Interpreter:
             self._mail.post(to, _label(kind, goal), value)
 
     def _home(self, action: Action, step: int) -> int | None:
-        """The rank of this lane at the stage before or after; None: the lane does not go there."""
+        """The rank of this shard at the stage before or after; None: the shard does not go
+        there."""
         place = self.places.home(action.stage + step, action.micro, action.replica)
-        return self._teams.rank(place, self._lane)
+        return self._tile_groups.rank(place, self._shard)
 
     def _senders(self, actions: Sequence[Action]) -> Counter[int]:
         """How many messages come from each rank."""

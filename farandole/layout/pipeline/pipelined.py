@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -18,17 +18,13 @@ from torch.optim import Optimizer
 from farandole.comm import Group
 from farandole.comm.p2p.mail import Mail
 from farandole.errors import (
-    CommError,
-    DivergedError,
-    FarandoleError,
-    InexactError,
-    StageError,
     UserError,
 )
 from farandole.layout.arguments import arguments_of
 from farandole.layout.layout import Layout
 from farandole.layout.objective import Objective
-from farandole.layout.partition.part import Moment
+from farandole.layout.partition.stage_module import PassId
+from farandole.layout.pipeline.failures import Failures
 from farandole.layout.pipeline.interpreter import Feed, Interpreter
 from farandole.layout.pipeline.masked_means import MaskedMeans, compare
 from farandole.layout.pipeline.memory import ActivationMeter
@@ -37,12 +33,8 @@ from farandole.layout.pipeline.predict import RowlessOutputError, joined, predic
 from farandole.layout.pipeline.scaling import LossScale
 from farandole.layout.pipeline.stage import Stage
 from farandole.layout.pipeline.update import Update
-from farandole.layout.teams import Teams
+from farandole.layout.tile_groups import TileGroups
 from farandole.schedule.pipelines import Action, Pipeline
-
-_PATIENCE_SECONDS = 2.0  # for telling others why
-
-T = TypeVar("T")
 
 
 class Pipelined:
@@ -64,14 +56,14 @@ class Pipelined:
         seed: int,
         scale: LossScale | None = None,
         name: str,
-        team: Group | None = None,
+        tile_group: Group | None = None,
         means: MaskedMeans | None = None,
     ) -> None:
         self.layout = layout
         self.pipe = pipe
-        self.team = team  # the ranks with the other tiles, if there are any
-        teams = Teams(layout.teams)
-        self._place = teams.place(pipe.rank)
+        self.tile_group = tile_group  # the ranks with the other tiles, if there are any
+        tile_groups = TileGroups(layout.group_sizes)
+        self._place = tile_groups.place(pipe.rank)
         self.stages = stages
         self.steps = 0
         self._mail = mail
@@ -80,7 +72,6 @@ class Pipelined:
         self._means = means
         self._seed = seed
         self._scale = scale
-        self._name = name  # of this rank, in messages
         self._on_trial = False
         self._stream = layout.stream() if layout.streams else None
         self.turns = 0  # of the stream, since it was last drained
@@ -89,11 +80,13 @@ class Pipelined:
         self._loss = torch.tensor(float("nan"))
         self.places = layout.pipeline() if self._stream is None else self._stream.unroll(1)
         self._interpreter = Interpreter(
-            self.places, stages, mail, self._on_update, pipe.trace, teams, pipe.rank
+            self.places, stages, mail, self._on_update, pipe.trace, tile_groups, pipe.rank
         )
+        self._failures = Failures(name, mail, stages, self._interpreter)
 
     def connect(self, exchange: Callable[[], None] | None, optimizer: Optimizer) -> None:
-        """`exchange` takes the gradients through the gate and a strategy, if there is one."""
+        """`exchange` takes the gradients through the gradient bridge and a strategy, if there is
+        one."""
         self._update.connect(exchange, optimizer)
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
@@ -143,7 +136,7 @@ class Pipelined:
                 return self._whole_step(micros)
             self._feed(micros, 0)
             actions = [*self._stream.turn(self._place, 0), *self._stream.drain(self._place, 1)]
-            self._guarded(lambda: self._perform(actions))
+            self._failures.guarded(lambda: self._perform(actions))
             self._interpreter.feeds.clear()
             return self._loss_of_all(self._loss_of_done())
         finally:
@@ -151,18 +144,18 @@ class Pipelined:
             self._means = means
             for stage, meter in meters.items():
                 stage.meter, stage.means = meter, means
-                stage.part.forget_draws()
+                stage.module.forget_draws()
             self.reloaded()
 
     def add_up_gradients(self) -> None:
         """After trials: the gradients of the whole replica, where several ranks hold a weight."""
-        self._guarded(self._update.add_up)
+        self._failures.guarded(self._update.add_up)
 
     def _whole_step(self, micros: Sequence[Micro]) -> torch.Tensor:
         pipeline = self._pipeline(len(micros))
         self._interpreter.places = pipeline
         self._feed(micros, 0)
-        self._guarded(lambda: self._perform(pipeline.actions[self._place]))
+        self._failures.guarded(lambda: self._perform(pipeline.actions[self._place]))
         loss = self._loss_of_done()
         self._compare_means()
         loss = self._loss_of_all(loss)
@@ -177,14 +170,14 @@ class Pipelined:
 
     def _loss_of_all(self, loss: torch.Tensor) -> torch.Tensor:
         """*Together.* Of the whole batch, where this rank has computed some of it."""
-        if self.team is not None:
-            team, own = self.team, loss.to(self._mail.device, torch.float64)
-            return self._guarded(lambda: team.all_reduce(own))
+        if self.tile_group is not None:
+            tile_group, own = self.tile_group, loss.to(self._mail.device, torch.float64)
+            return self._failures.guarded(lambda: tile_group.all_reduce(own))
         if self._takes_turns:
             # A rank that had no micro-batch does not know in which precision others' losses are,
             # nor where.
             own = loss.to(self._mail.device, torch.float64)
-            return self._guarded(lambda: self._update.sum_over_holders(own))
+            return self._failures.guarded(lambda: self._update.sum_over_holders(own))
         return loss
 
     def _compare_means(self) -> None:
@@ -192,10 +185,10 @@ class Pipelined:
         if self._means is None or not (self.layout.mirrored or self._takes_turns):
             return
         own = list(self._means.first or ())
-        told = self._guarded(lambda: self.pipe.gather_json(own))
+        told = self._failures.guarded(lambda: self.pipe.gather_json(own))
         known = [(micro, samples, divisors) for micro, samples, divisors in filter(None, told)]
         for other in known[1:]:
-            self._guarded(partial(compare, known[0], other))
+            self._failures.guarded(partial(compare, known[0], other))
 
     def _turn(self, micros: Sequence[Micro]) -> None:
         assert self._stream is not None
@@ -208,7 +201,7 @@ class Pipelined:
         self._feed(micros, self.turns * wanted)
         actions = self._stream.turn(self._place, self.turns)
         self.turns += 1
-        self._guarded(lambda: self._perform(actions))
+        self._failures.guarded(lambda: self._perform(actions))
 
     def drain(self) -> None:
         """Brings everything that is under way to its end."""
@@ -216,7 +209,7 @@ class Pipelined:
             return
         actions = self._stream.drain(self._place, self.turns)
         self.turns = 0
-        self._guarded(lambda: self._perform(actions))
+        self._failures.guarded(lambda: self._perform(actions))
         self._interpreter.feeds.clear()
         self.reloaded()
 
@@ -227,12 +220,7 @@ class Pipelined:
 
     def refusing(self, check: Callable[[], None]) -> None:
         """Whoever refuses to go on tells the others why, so that nobody waits."""
-        try:
-            check()
-        except UserError as error:
-            self._mail.fail(f"{self._name}: {error}")
-            self._mail.settle(_PATIENCE_SECONDS)
-            raise
+        self._failures.refusing(check)
 
     def predict(self, inputs: Any) -> Any:
         """What the whole model makes of `inputs`, in evaluation mode, on every rank."""
@@ -252,9 +240,9 @@ class Pipelined:
             micro._replace(inputs=arguments_of(micro.inputs))
             for micro in cut_batch(inputs, (), count, "mean")
         ]
-        teams = Teams(self.layout.teams)
-        outputs = self._guarded(
-            lambda: predict(self.pipe, self._mail, self.places, teams, self.stages, micros)
+        tile_groups = TileGroups(self.layout.group_sizes)
+        outputs = self._failures.guarded(
+            lambda: predict(self.pipe, self._mail, self.places, tile_groups, self.stages, micros)
         )
         return joined(outputs)
 
@@ -298,8 +286,8 @@ class Pipelined:
     def _feed(self, micros: Sequence[Micro], first: int) -> None:
         for index, micro in enumerate(micros):
             if self._is_mine(first + index):
-                moment = Moment(self._seed, self.steps, index)
-                self._interpreter.feeds[first + index] = Feed(micro, moment)
+                pass_id = PassId(self._seed, self.steps, index)
+                self._interpreter.feeds[first + index] = Feed(micro, pass_id)
 
     def _is_mine(self, micro: int) -> bool:
         places = self._interpreter.places
@@ -332,39 +320,6 @@ class Pipelined:
         self._interpreter.done.clear()
         losses = [self._interpreter.losses.pop(micro) for micro in done]
         return torch.stack(losses).sum() if losses else torch.zeros(())
-
-    def _guarded(self, work: Callable[[], T]) -> T:
-        """Whatever goes wrong here is told to all ranks, and they raise it too."""
-        if self._mail.failure is not None:
-            raise StageError(f"the pipeline was broken by an earlier failure: {self._mail.failure}")
-        try:
-            return work()
-        except Exception as error:
-            reason = self._reason(error)
-            self._mail.fail(reason)
-            self._mail.settle(_PATIENCE_SECONDS)
-            for stage in self.stages.values():
-                stage.forget()
-            if isinstance(error, (DivergedError, InexactError)):  # it is no stage that has failed
-                raise
-            raise StageError(reason) from error
-
-    def _reason(self, error: Exception) -> str:
-        if isinstance(error, CommError):
-            return str(error)
-        action = self._interpreter.current
-        words = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update"}
-        where = self._name
-        if action is not None:
-            what = words[action.kind]
-            if action.kind != "U":
-                what += f" of micro-batch {action.micro}"
-                where = f"stage {action.stage} on {where}"
-            where += f", in the {what}"
-        said = (
-            str(error) if isinstance(error, FarandoleError) else f"{type(error).__name__}: {error}"
-        )
-        return f"{where}: {said}"
 
 
 def _nothing(turns: Sequence[int]) -> None:

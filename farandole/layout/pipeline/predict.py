@@ -15,7 +15,7 @@ from farandole.errors import UserError
 from farandole.layout.pipeline.micro import Micro
 from farandole.layout.pipeline.stage import Stage
 from farandole.layout.recording.replay import Unsent
-from farandole.layout.teams import Teams
+from farandole.layout.tile_groups import TileGroups
 from farandole.schedule.pipelines import Pipeline
 
 _PREDICTION = 2  # the first number of a label; the interpreter's messages have 0 and 1
@@ -25,7 +25,7 @@ def predict(
     pipe: Group,
     mail: Mail,
     places: Pipeline,
-    teams: Teams,
+    tile_groups: TileGroups,
     stages: Mapping[int, Stage],
     micros: Sequence[Micro],
 ) -> list[Any]:
@@ -34,13 +34,13 @@ def predict(
     In evaluation mode, micro-batch after micro-batch: no order of stages on ranks can lock up.
     """
     # Of every module: a script may have put some into evaluation for good, as frozen BatchNorms.
-    modes = [(each, each.training) for stage in stages.values() for each in stage.part.modules()]
+    modes = [(each, each.training) for stage in stages.values() for each in stage.module.modules()]
     for stage in stages.values():
-        stage.part.eval()
+        stage.module.eval()
     try:
         with torch.no_grad():
             outputs = [
-                _through(index, micro, pipe, mail, places, teams, stages)
+                _through(index, micro, pipe, mail, places, tile_groups, stages)
                 for index, micro in enumerate(micros)
             ]
     finally:
@@ -49,7 +49,9 @@ def predict(
     last = places.stages - 1
     told = []
     for index, value in enumerate(outputs):
-        source = teams.members(places.home(last, index))[0]  # on tiles, all of them have the same
+        source = tile_groups.members(places.home(last, index))[
+            0
+        ]  # on tiles, all of them have the same
         told.append(_told(pipe, value, source, mail.device))
     return told
 
@@ -60,17 +62,17 @@ def _through(
     pipe: Group,
     mail: Mail,
     places: Pipeline,
-    teams: Teams,
+    tile_groups: TileGroups,
     stages: Mapping[int, Stage],
 ) -> Any:
     """This rank's stages of one micro-batch; returns the output on the last one's rank."""
-    place, lane = teams.place(pipe.rank), teams.lane(pipe.rank)
+    place, shard = tile_groups.place(pipe.rank), tile_groups.shard(pipe.rank)
     value, result = micro.inputs, None
     for number in sorted(stages):
         if places.home(number, index) != place:
             continue
         if number > 0:
-            source = teams.rank(places.home(number - 1, index), lane)
+            source = tile_groups.rank(places.home(number - 1, index), shard)
             assert source is not None
             mail.expect(source)
             value = mail.take(source, (_PREDICTION, number, index, 0))
@@ -78,7 +80,7 @@ def _through(
         if number == places.stages - 1:
             _check_all_there(result)
         if number < places.stages - 1:
-            to = teams.rank(places.home(number + 1, index), lane)
+            to = tile_groups.rank(places.home(number + 1, index), shard)
             if to is not None:
                 mail.post(to, (_PREDICTION, number + 1, index, 0), result)
             result = None

@@ -42,7 +42,9 @@ def recomputed(
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return buffers.first(), buffers.again()
 
-    kept = _Kept(value) if offload else None
+    # Invariant: the second run sees the inputs, the buffers and the random state of the first. On
+    # tiles it also makes the same exchanges, in the same order: hence `to_the_end`.
+    kept = _OffloadedInput(value) if offload else None
     tensors, put_together = _taken_apart(() if offload else value)
     del value  # or it would stay here too
 
@@ -107,7 +109,7 @@ def _constant(value: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
     return lambda coming: value
 
 
-class _Kept:
+class _OffloadedInput:
     """A value that is here the first time it is taken, and comes back from the host after that."""
 
     def __init__(self, value: Any) -> None:
@@ -124,7 +126,7 @@ class _Kept:
 
 
 class _Away:
-    """A tensor, or what this lane has of one, in the host's memory."""
+    """A tensor, or what this shard has of one, in the host's memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._device = tensor.device

@@ -22,12 +22,12 @@ import torch
 import torch.utils._pytree as pytree
 
 from farandole.layout.objective import LossFunction, one_number
-from farandole.layout.partition.part import Moment, StageModule
+from farandole.layout.partition.stage_module import PassId, StageModule
 from farandole.layout.pipeline.masked_means import MaskedMeans
 from farandole.layout.pipeline.memory import ActivationMeter
 from farandole.layout.pipeline.recompute import recomputed
 from farandole.layout.pipeline.versions import Weights
-from farandole.layout.recording.forward_changes import ForwardChanges
+from farandole.layout.recording.state.forward_changes import ForwardChanges
 from farandole.layout.tiles.core.tiling import Tiling
 
 Gradients = list[torch.Tensor | None]
@@ -37,7 +37,7 @@ Key = tuple[int, int]
 
 
 @dataclass
-class Kept:
+class PendingBackward:
     """What is remembered of a forward until its backward."""
 
     inputs: list[torch.Tensor]
@@ -72,24 +72,24 @@ class Stage:
         self.means = means  # who sees to it that micro-batches are weighed right
         self._changes = changes  # who sees to it that a forward changes nothing that it must not
         self.meter: ActivationMeter | None = None  # while activations are measured
-        self._kept: dict[Key, Kept] = {}
+        self._pending: dict[Key, PendingBackward] = {}
 
     @property
-    def part(self) -> StageModule:
-        return self.weights.part
+    def module(self) -> StageModule:
+        return self.weights.module
 
     def forward(
         self,
         key: Key,
         value: Any,
-        moment: Moment,
+        pass_id: PassId,
         version: int,
         target: Any = None,
         samples: int = 0,
     ) -> Any:
         """The output of this stage for a micro-batch of so many samples; of the last one, its loss.
 
-        On tiles, the loss of all lanes is the sum of theirs.
+        On tiles, the loss of all shards is the sum of theirs.
         """
         if self._tiling is not None and self.number == 0:
             value = self._tiling.cut(value)
@@ -97,7 +97,7 @@ class Stage:
         self.weights.begin(version)
 
         def layers(value: Any) -> Any:
-            return self.weights.run(value, moment, version)
+            return self.weights.run(value, pass_id, version)
 
         def run(value: Any) -> Any:
             if self._tiling is None:
@@ -107,22 +107,22 @@ class Stage:
                 return self._tiling.forward(layers, value, samples)
             return one_number(self._tiling.loss(layers, value, samples, self._loss, target))
 
-        watched = self._watched(moment, samples)
+        watched = self._watched(pass_id, samples)
         changes = nullcontext() if self._changes is None else self._changes.looked_for()
         with self._lowered(), self._metered(key, inputs, version), self._away(), watched, changes:
             result = self._recomputed(run, value) if self._recompute else run(value)
         outputs = _tensors(result)
-        self._kept[key] = Kept(inputs, outputs, version)
+        self._pending[key] = PendingBackward(inputs, outputs, version)
         return result
 
-    def _watched(self, moment: Moment, samples: int) -> AbstractContextManager[object]:
+    def _watched(self, pass_id: PassId, samples: int) -> AbstractContextManager[object]:
         if self.means is None or self._loss is None:
             return nullcontext()
-        return self.means.of(moment.step, moment.micro, samples)
+        return self.means.of(pass_id.step, pass_id.micro, samples)
 
     def _recomputed(self, run: Callable[[Any], Any], value: Any) -> Any:
         tiled = self._tiling is not None
-        return recomputed(run, value, self.part, offload=self._offload, to_the_end=tiled)
+        return recomputed(run, value, self.module, offload=self._offload, to_the_end=tiled)
 
     def _away(self) -> AbstractContextManager[object]:
         """What is kept for the backward and not computed again waits in the host's memory."""
@@ -130,29 +130,29 @@ class Stage:
 
     def backward(self, key: Key, gradients: Gradients) -> Gradients:
         """The gradients of what came in; those of the weights are added to theirs."""
-        kept = self._kept.pop(key)
-        roots, given = _roots(kept.outputs, gradients)
+        pending = self._pending.pop(key)
+        roots, given = _roots(pending.outputs, gradients)
         if roots:
             torch.autograd.backward(roots, given)
-        self._ended(key, kept.version)
-        return _taken(kept.inputs)
+        self._ended(key, pending.version)
+        return _taken(pending.inputs)
 
     def no_gradients(self, key: Key) -> Gradients:
         """For outputs that nobody here computes with: their backward is asked for all the same."""
-        return [torch.zeros_like(output) for output in self._kept[key].outputs]
+        return [torch.zeros_like(output) for output in self._pending[key].outputs]
 
     def backward_input(self, key: Key, gradients: Gradients) -> Gradients:
         """The first half: the gradients of what came in. The weights' wait."""
-        kept = self._kept[key]
-        roots, given = _roots(kept.outputs, gradients)
-        inputs = [tensor for tensor in kept.inputs if tensor.requires_grad]
-        weights = [weight for weight in self.part.parameters() if weight.requires_grad]
+        pending = self._pending[key]
+        roots, given = _roots(pending.outputs, gradients)
+        inputs = [tensor for tensor in pending.inputs if tensor.requires_grad]
+        weights = [weight for weight in self.module.parameters() if weight.requires_grad]
         if not inputs:  # nobody waits: all of it is the second half
-            kept.rest = partial(torch.autograd.backward, roots, given) if roots else _nothing
+            pending.rest = partial(torch.autograd.backward, roots, given) if roots else _nothing
         elif not roots or not _can_be_split(roots, inputs, weights):
             if roots:
                 torch.autograd.backward(roots, given)
-            kept.rest = _nothing
+            pending.rest = _nothing
         else:
             # Here, for it is private to torch: only who splits backwards depends on it.
             from torch.distributed.pipelining._backward import stage_backward_input
@@ -161,15 +161,15 @@ class Stage:
             # is handed on as it came would not survive.
             roots = [root.clone() if root._is_view() or root.is_leaf else root for root in roots]
             _, groups = stage_backward_input(roots, given, inputs, iter(weights))
-            kept.rest = partial(_finish, weights, groups)
-        return _taken(kept.inputs)
+            pending.rest = partial(_finish, weights, groups)
+        return _taken(pending.inputs)
 
     def backward_weight(self, key: Key) -> None:
         """The second half: the gradients of the weights."""
-        kept = self._kept.pop(key)
-        assert kept.rest is not None, "the first half comes first"
-        kept.rest()
-        self._ended(key, kept.version)
+        pending = self._pending.pop(key)
+        assert pending.rest is not None, "the first half comes first"
+        pending.rest()
+        self._ended(key, pending.version)
 
     def _metered(
         self, key: Key, inputs: Sequence[torch.Tensor], version: int
@@ -185,17 +185,17 @@ class Stage:
 
     def predict(self, value: Any, samples: int = 0) -> Any:
         """The output of this stage, of the weights themselves; nothing is kept. On tiles, the last
-        stage returns this lane's samples."""
+        stage returns this shard's samples."""
         with self._lowered():
             if self._tiling is None:
-                return self.part(value)
+                return self.module(value)
             if self.number == 0:
                 value = self._tiling.cut(value)
-            return self._tiling.predict(self.part, value, samples, self._loss is not None)
+            return self._tiling.predict(self.module, value, samples, self._loss is not None)
 
     def forget(self) -> None:
         """After a failure: lets go of all activations."""
-        self._kept.clear()
+        self._pending.clear()
 
 
 def _nothing() -> None:

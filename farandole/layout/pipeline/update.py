@@ -2,7 +2,7 @@
 
 1. ranks that hold the same stage add up            GEMS's two directions; replicas of a stage
 2. ranks that hold the same tied weight add up      an embedding that is the last layer too
-3. the gate: the strategy                           replicas of the whole pipeline
+3. the gradient bridge: the strategy                           replicas of the whole pipeline
 4. unscaling
 5. hooks that the user has set on weights           see `weight_hooks`
 6. the norm over all stages, and clipping
@@ -55,16 +55,16 @@ class Update:
 
     def __init__(
         self,
-        gate: GradientBridge,
-        ends: GradientGroups,
+        bridge: GradientBridge,
+        groups: GradientGroups,
         hooks: WeightHooks,
         *,
         averages: bool = False,
         clip: float | None = None,
         scale: LossScale | None = None,
     ) -> None:
-        self._gate = gate
-        self._ends = ends
+        self._bridge = bridge
+        self._groups = groups
         self.hooks = hooks
         self._averages = averages
         self._clip = clip
@@ -73,12 +73,13 @@ class Update:
         self._optimizer: Optimizer | None = None
 
     def connect(self, exchange: Callable[[], None] | None, optimizer: Optimizer) -> None:
-        """`exchange` takes the gradients through the gate and a strategy, if there is one."""
+        """`exchange` takes the gradients through the gradient bridge and a strategy, if there is
+        one."""
         self._exchange, self._optimizer = exchange, optimizer
 
     def __call__(self, batches_here: int = 1) -> None:
         """Makes a new version of the weights, from what was added up since the last."""
-        trained = self._gate.trained()
+        trained = self._bridge.trained()
         self.hooks.refuse_new()
         self._add_up(trained, batches_here)
         if self._exchange is not None:
@@ -93,33 +94,33 @@ class Update:
             self._optimizer.step()
         for weight in trained:
             weight.grad = None
-        if self._ends.holders is not None:
-            share_statistics(self._gate, self._ends.holders)
-        commit_statistics(self._gate)
+        if self._groups.holders is not None:
+            share_statistics(self._bridge, self._groups.holders)
+        commit_statistics(self._bridge)
 
     def add_up(self) -> None:
         """Steps 1 and 2 alone: gradients of one batch become those of the whole replica."""
-        self._add_up(self._gate.trained(), 0)
+        self._add_up(self._bridge.trained(), 0)
 
     def _add_up(self, trained: Sequence[nn.Parameter], batches_here: int) -> None:
-        if self._ends.holders is not None:
-            count = _sum_of_gradients(self._ends.holders, trained, float(batches_here))
+        if self._groups.holders is not None:
+            count = _sum_of_gradients(self._groups.holders, trained, float(batches_here))
             if self._averages and count > 1:
                 torch._foreach_div_(_gradients(trained), count)
-        for tie in self._ends.ties:
+        for tie in self._groups.ties:
             if own := _gradients(tie.weights):
                 torch._foreach_mul_(own, tie.share)
             _sum_of_gradients(tie.group, tie.weights)
 
     def sum_over_holders(self, value: torch.Tensor) -> torch.Tensor:
         """Of the ranks that hold the same stages as this one."""
-        return value if self._ends.holders is None else self._ends.holders.all_reduce(value)
+        return value if self._groups.holders is None else self._groups.holders.all_reduce(value)
 
     def _clip_to(self, most: float, gradients: Sequence[torch.Tensor]) -> None:
-        mine = _gradients(self._ends.counted)
+        mine = _gradients(self._groups.counted)
         norms = torch._foreach_norm(mine) if mine else []
         square = sum(float(norm) ** 2 for norm in norms)
-        total = self._ends.pipe.all_reduce(torch.tensor(square, dtype=torch.float64))
+        total = self._groups.pipe.all_reduce(torch.tensor(square, dtype=torch.float64))
         norm = math.sqrt(total)
         if norm > most and gradients:
             torch._foreach_mul_(list(gradients), most / (norm + 1e-6))

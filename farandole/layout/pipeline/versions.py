@@ -20,22 +20,22 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from farandole.layout.partition.part import Moment, StageModule
+from farandole.layout.partition.stage_module import PassId, StageModule
 from farandole.layout.pipeline.memory import storages_of
 
 
 class Weights:
     """The only version: the weights themselves."""
 
-    def __init__(self, part: StageModule) -> None:
-        self.part = part
+    def __init__(self, module: StageModule) -> None:
+        self.module = module
 
     def begin(self, version: int) -> None:
         """A micro-batch begins with this version; it may be run twice, and is `done` once."""
 
-    def run(self, value: Any, moment: Moment | None, version: int) -> Any:
+    def run(self, value: Any, pass_id: PassId | None, version: int) -> Any:
         """A forward pass."""
-        return self.part(value, moment)
+        return self.module(value, pass_id)
 
     def done(self, version: int) -> None:
         """A backward pass with this version has ended."""
@@ -45,7 +45,7 @@ class Weights:
 
     def storages(self, version: int) -> set[int]:
         """Where the weights of a forward with this version lie."""
-        return storages_of(list(self.part.parameters()))
+        return storages_of(list(self.module.parameters()))
 
 
 class Stash(Weights):
@@ -54,8 +54,8 @@ class Stash(Weights):
     `behind`: forwards begin with a version that is up to so many updates old.
     """
 
-    def __init__(self, part: StageModule, behind: int) -> None:
-        super().__init__(part)
+    def __init__(self, module: StageModule, behind: int) -> None:
+        super().__init__(module)
         self._behind = behind
         self._newest = 0
         self._copies: dict[int, dict[str, torch.Tensor]] = {}
@@ -64,12 +64,14 @@ class Stash(Weights):
     def begin(self, version: int) -> None:
         self._pending[version] += 1
 
-    def run(self, value: Any, moment: Moment | None, version: int) -> Any:
-        return functional_call(self.part, self._copy(version), (value, moment))
+    def run(self, value: Any, pass_id: PassId | None, version: int) -> Any:
+        return functional_call(self.module, self._copy(version), (value, pass_id))
 
     def done(self, version: int) -> None:
         self._pending[version] -= 1
-        for name, weight in self.part.named_parameters():
+        # Backwards of several versions add to one gradient. Invariant: when an update reads
+        # `weight.grad`, it has every backward since the last update, and the copies have none.
+        for name, weight in self.module.named_parameters():
             leaf = self._copies[version][name]
             if leaf.grad is None:
                 continue
@@ -94,12 +96,15 @@ class Stash(Weights):
             assert version == self._newest, "an older version can no longer be copied"
             self._copies[version] = {
                 name: weight.detach().clone().requires_grad_(weight.requires_grad)
-                for name, weight in self.part.named_parameters()
+                for name, weight in self.module.named_parameters()
             }
         return self._copies[version]
 
     def _forget(self) -> None:
         for version in list(self._copies):
+            # Invariant: a copy lives while a forward may still begin with it (`behind`) or a
+            # backward must still use it (`_pending`). Without the first test a copy that nobody
+            # uses now would go, and the weights have moved on: it could not be made again.
             if version < self._newest - self._behind and not self._pending[version]:
                 del self._copies[version]
 
@@ -111,8 +116,10 @@ class Latest(Weights):
     What autograd keeps of a weight is only where it lies; in the backward that is looked up.
     """
 
-    def run(self, value: Any, moment: Moment | None, version: int) -> Any:
-        weights = {weight.untyped_storage().data_ptr(): weight for weight in self.part.parameters()}
+    def run(self, value: Any, pass_id: PassId | None, version: int) -> Any:
+        weights = {
+            weight.untyped_storage().data_ptr(): weight for weight in self.module.parameters()
+        }
 
         def keep(tensor: torch.Tensor) -> torch.Tensor | _Place:
             weight = weights.get(tensor.untyped_storage().data_ptr())
@@ -121,7 +128,7 @@ class Latest(Weights):
             return _Place(weight, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
         with torch.autograd.graph.saved_tensors_hooks(keep, _look_up):
-            return self.part(value, moment)
+            return self.module(value, pass_id)
 
 
 class _Place(NamedTuple):

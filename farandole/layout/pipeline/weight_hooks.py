@@ -26,11 +26,11 @@ _Hooks = dict[int, Any]
 
 
 class WeightHooks:
-    """Of the weights that a rank holds. `names`: of the gate's weights, in the whole model.
-    `whole`: whether that is all of them."""
+    """Of the weights that a rank holds. `names`: of the gradient bridge's weights, in the whole
+    model. `whole`: whether that is all of them."""
 
-    def __init__(self, gate: GradientBridge, names: Mapping[str, str], *, whole: bool) -> None:
-        self._gate = gate
+    def __init__(self, bridge: GradientBridge, names: Mapping[str, str], *, whole: bool) -> None:
+        self._bridge = bridge
         self._names = names
         self._whole = whole
         self._held: list[tuple[_Hooks, _Hooks]] = []  # where hooks were, and these hooks
@@ -72,7 +72,7 @@ class WeightHooks:
         """Gives the weights their gradients once more, through the hooks that are held back."""
         if not self._held:
             return
-        weights = [weight for weight in self._gate.trained() if weight.grad is not None]
+        weights = [weight for weight in self._bridge.trained() if weight.grad is not None]
         aside = [(hooks, dict(hooks)) for _, hooks in self._all()]
         for hooks, strategys in aside:
             _leave_out(hooks, strategys)
@@ -100,7 +100,7 @@ class WeightHooks:
             hooks.update(late)
 
     def _all(self) -> Iterator[tuple[str, _Hooks]]:
-        for name, weight in self._gate.named_parameters():
+        for name, weight in self._bridge.named_parameters():
             for kind in _KINDS:
                 hooks = getattr(weight, kind, None)
                 if hooks is not None:

@@ -1,8 +1,8 @@
 """Calls of `torch.autograd.Function.apply`, for those who record or distribute a computation.
 
-`apply` passes below `__torch_function__` and below torch.fx: they see the operations of the
-function's forward, and its own backward is lost without a word. Here such a call is seen as one
-operation, in which the function's forward and backward run as they are written.
+`__torch_function__` and torch.fx see the operations of the function's forward, and its own backward
+is lost without a word. Here such a call is seen as one operation, in which the function's forward
+and backward run as they are written. How it is seen: `apply_hook`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch.autograd.function import _SingleLevelFunction
+from torch.autograd.function import Function
+
+from farandole.layout.recording.apply_hook import watched
 
 
 class CustomFunction:
@@ -44,27 +46,16 @@ Handle = Callable[[CustomFunction, tuple[Any, ...], dict[str, Any]], Any]
 def custom_functions_seen(concerns: Concerns, handle: Handle) -> Iterator[None]:
     """Inside, calls of `apply` that are of concern go to `handle`.
 
-    For one thread at a time: see `one_at_a_time`. It is the class below `autograd.Function` that is
-    changed, because `rounded = Round.apply` at the top of a file has bound the one above it.
+    For one thread at a time: see `one_at_a_time`.
     """
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def seen(kind: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if concerns(pytree.tree_leaves((args, kwargs))):
-            return handle(CustomFunction(cls), args, kwargs)
-        if before is not None:
-            return before.__get__(None, cls)(*args, **kwargs)
-        return super(_SingleLevelFunction, cls).apply(*args, **kwargs)
+            return handle(CustomFunction(kind), args, kwargs)
+        return NotImplemented
 
-    base: Any = _SingleLevelFunction
-    before = vars(base).get("apply")  # tiles watch these calls too, for good
-    base.apply = classmethod(apply)
-    try:
+    with watched(seen):
         yield
-    finally:
-        if before is None:
-            del base.apply
-        else:
-            base.apply = before
 
 
 def is_under_transform() -> bool:

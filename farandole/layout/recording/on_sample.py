@@ -24,10 +24,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from farandole.errors import UserError
 from farandole.layout.arguments import Arguments, call
 from farandole.layout.recording.cut_graph import Recording, cut_recording
-from farandole.layout.recording.left_alone import left_as_they_were, weights_left_alone
 from farandole.layout.recording.reasons import short
 from farandole.layout.recording.recorder import Recorder, is_no_nest
 from farandole.layout.recording.replay import by_mode, require
+from farandole.layout.recording.state.left_alone import left_as_they_were, weights_left_alone
 from farandole.layout.recording.surroundings import forget, recall
 
 _SEED = 1  # of the random numbers that are drawn for the sample

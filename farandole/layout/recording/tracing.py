@@ -17,7 +17,6 @@ is taken care of here:
 
 from __future__ import annotations
 
-import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,14 +25,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from farandole.errors import UserError
-from farandole.layout.recording.code_state import CodeState
+from farandole.layout.recording.aliases import written_roots
 from farandole.layout.recording.custom_functions import CustomFunction, custom_functions_seen
-from farandole.layout.recording.cut_graph import Recording, cut_recording, written_roots
-from farandole.layout.recording.left_alone import one_at_a_time
+from farandole.layout.recording.cut_graph import Recording, cut_recording
+from farandole.layout.recording.eager_operations import EagerOperations
+from farandole.layout.recording.proxies import StateProxy, TensorProxy
 from farandole.layout.recording.reasons import CannotRecordError, short
+from farandole.layout.recording.state.code_state import CodeState
+from farandole.layout.recording.state.left_alone import one_at_a_time
 from farandole.layout.recording.surroundings import (
     drawn_elsewhere,
     has_hooks,
@@ -43,7 +44,6 @@ from farandole.layout.recording.surroundings import (
 
 # They do not look at what their arguments are, so fx alone cannot record them.
 _CREATORS = ("arange", "empty", "full", "ones", "rand", "randn", "zeros")
-_IN_PLACE = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 
 
 def traced(model: nn.Module, cuts: Sequence[str]) -> list[tuple[str, nn.Module]]:
@@ -110,7 +110,7 @@ class _Recorder(fx.Tracer):
         self.starts: dict[nn.Module, fx.Node] = {}
         self.whole: dict[nn.Module, str] = {}
         self.opened: dict[nn.Module, str] = {}
-        self.eager = _EagerOperations(model)
+        self.eager = EagerOperations(model)
         self._around = surroundings()
         tensors = [
             *model.named_parameters(remove_duplicate=False),
@@ -136,11 +136,11 @@ class _Recorder(fx.Tracer):
             self._names[id(attr_val)],
             (),
             {},
-            proxy_factory_fn=lambda node: _HeldProxy(node, self, attr_val),
+            proxy_factory_fn=lambda node: StateProxy(node, self, attr_val),
         )
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
+        return TensorProxy(node, self)
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
         if kind.startswith("call_") and surroundings() != self._around:
@@ -243,117 +243,6 @@ class _Recorder(fx.Tracer):
         finally:
             for name, create in creators.items():
                 setattr(torch, name, create)
-
-
-class _Proxy(fx.Proxy):
-    """Also records `x += y` and `x[i] = y` as what they are: others that hold `x` see them."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
-
-    def __deepcopy__(self, memo: dict[Any, Any]) -> fx.Proxy:
-        # It would be a copy of the whole recording.
-        raise CannotRecordError("its code copies a tensor by copy.deepcopy; .clone() can be traced")
-
-    __copy__ = __reduce_ex__ = __deepcopy__  # type: ignore[assignment]
-
-
-def _add_in_place_operators() -> None:
-    for name in _IN_PLACE:
-        function = getattr(operator, f"i{name}")
-
-        def in_place(self: _Proxy, other: Any, function: Any = function) -> fx.Proxy:
-            return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-        setattr(_Proxy, f"__i{name}__", in_place)
-
-
-_add_in_place_operators()
-
-
-class _HeldProxy(_Proxy):
-    """A buffer or parameter of the model. Its shape is the same for all batches."""
-
-    def __init__(self, node: fx.Node, tracer: fx.Tracer, tensor: torch.Tensor) -> None:
-        super().__init__(node, tracer)
-        self._tensor = tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        return self._tensor.shape
-
-    @property
-    def ndim(self) -> int:
-        return self._tensor.ndim
-
-    def size(self, dim: int | None = None) -> Any:
-        return self._tensor.size() if dim is None else self._tensor.size(dim)
-
-    def dim(self) -> int:
-        return self._tensor.dim()
-
-    def numel(self) -> int:
-        return self._tensor.numel()
-
-    nelement = numel
-
-    def __len__(self) -> int:
-        return len(self._tensor)
-
-    def __iter__(self) -> Iterator[Any]:
-        rows: Any = self
-        return iter([rows[index] for index in range(len(self._tensor))])
-
-
-class _EagerOperations(TorchDispatchMode):
-    """Sees the operations that run while tracing, on tensors that do not come from the input.
-
-    `read`: the tensors from outside whose values the recording now depends on.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._weights = {id(each): name for name, each in model.named_parameters()}
-        self.read: dict[int, torch.Tensor] = {}
-        self._made: list[torch.Tensor] = []  # kept, so that no other gets its memory
-        self._own: set[int] = set()  # where they lie
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise CannotRecordError(f"it draws a random number outside of a layer ({func})")
-        given = _tensors((args, kwargs))
-        outside = [each for each in given if not self._is_own(each)]
-        if func._schema.is_mutable and outside:
-            for index, argument in enumerate(func._schema.arguments):
-                value = args[index] if index < len(args) else kwargs.get(argument.name)
-                written = argument.alias_info is not None and argument.alias_info.is_write
-                if written and not all(map(self._is_own, _tensors(value))):
-                    raise CannotRecordError(f"it writes to a tensor from outside ({func})")
-        for each in outside:
-            if id(each) in self._weights:  # found by named_parameters(), say
-                raise CannotRecordError(
-                    f"it computes with the weight {self._weights[id(each)]!r} by another way than "
-                    f"as an attribute ({func}), and the recording would have its value of now"
-                )
-        self.read |= {id(each): each for each in outside}
-        result = func(*args, **kwargs)
-        inherited = {each.untyped_storage()._cdata for each in outside}
-        for each in _tensors(result):
-            if each.untyped_storage()._cdata not in inherited:
-                self._made.append(each)
-                self._own.add(each.untyped_storage()._cdata)
-        return result
-
-    def _is_own(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self._own
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    leaves = torch.utils._pytree.tree_leaves(value)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 class _Drawn:

@@ -48,7 +48,7 @@ from farandole.layout.self_check.layers import (
 from farandole.layout.self_check.passed import Passed
 from farandole.layout.self_check.plain import CannotCheckError, Computed, PlainModel
 from farandole.layout.self_check.swapped import swapped
-from farandole.layout.teams import Teams
+from farandole.layout.tile_groups import TileGroups
 from farandole.layout.tiles.core.tile import Tile
 
 _PASSES = 2
@@ -146,7 +146,7 @@ class SelfCheck:
         """*Together.* Of all ranks."""
         pipelined, pipe = held.pipelined, held.pipelined.pipe
         tolerance = share_tolerance(pipe, computed)
-        with swapped(held.gate, dtype), ExpectedDraws():
+        with swapped(held.bridge, dtype), ExpectedDraws():
             self._spread_weights(held)
             loss = sum(float(pipelined.trial(micros)) for _ in range(_PASSES))
             pipelined.add_up_gradients()
@@ -185,12 +185,14 @@ class SelfCheck:
             }
             with watched(layers) as plain:
                 self._plain.run_once(micros, dtype)
-        with swapped(held.gate, dtype), ExpectedDraws(), watched(_own_layers(held)) as mine:
+        with swapped(held.bridge, dtype), ExpectedDraws(), watched(_own_layers(held)) as mine:
             self._spread_weights(held)
             pipelined.trial(micros)
         close = 1e-7 if dtype is torch.float64 else 1e-3
-        told = pipe.gather_json([plain, Teams(pipelined.layout.teams).lane(pipe.rank), mine])
-        return first_difference(told[0][0], [OfRank(lane, seen) for _, lane, seen in told], close)
+        told = pipe.gather_json(
+            [plain, TileGroups(pipelined.layout.group_sizes).shard(pipe.rank), mine]
+        )
+        return first_difference(told[0][0], [OfRank(shard, seen) for _, shard, seen in told], close)
 
 
 def small_batch(

@@ -24,8 +24,8 @@ class Held(NamedTuple):
     """What this rank holds of the model."""
 
     pipelined: Pipelined
-    gate: nn.Module
-    names: Mapping[str, str]  # of the gate's tensors: their names in the whole model
+    bridge: nn.Module
+    names: Mapping[str, str]  # of the gradient bridge's tensors: their names in the whole model
     layers: Mapping[str, nn.Module]  # of the whole model, as far as they are here
     tilings: Mapping[int, Tiling]
 
@@ -41,7 +41,7 @@ class Difference(NamedTuple):
 def by_whole_name(held: Held) -> dict[str, torch.Tensor]:
     return {
         held.names[name]: tensor
-        for name, tensor in tensors_of(held.gate).items()
+        for name, tensor in tensors_of(held.bridge).items()
         if name in held.names
     }
 
@@ -166,7 +166,7 @@ def _is_averaged(held: Held) -> bool:
 def _statistics(held: Held) -> set[str]:
     paths = {
         f"{path}.{name}" if path else name
-        for path, module in held.gate.named_modules(remove_duplicate=False)
+        for path, module in held.bridge.named_modules(remove_duplicate=False)
         if isinstance(module, _NormBase)
         for name, _ in module.named_buffers(recurse=False)
     }

@@ -53,9 +53,9 @@ def everything(output: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 class OfRank(NamedTuple):
-    """What one rank has seen; ranks of one lane see different micro-batches of the same piece."""
+    """What one rank has seen; ranks of one shard see different micro-batches of the same piece."""
 
-    lane: int
+    shard: int
     seen: Seen
 
 
@@ -66,19 +66,19 @@ def first_difference(plain: Seen, ranks: Sequence[OfRank], close: float) -> str 
     layer that nobody has seen, because it is inside of something recorded, is not compared.
     """
     for name, (times, total) in plain.items():
-        lanes: dict[int, list[float]] = {}
+        shards: dict[int, list[float]] = {}
         for rank in ranks:
             if name in rank.seen:
                 runs, found = rank.seen[name]
-                entry = lanes.setdefault(rank.lane, [0.0, 0.0])
+                entry = shards.setdefault(rank.shard, [0.0, 0.0])
                 entry[0] += runs
                 entry[1] += found
-        if not lanes:
+        if not shards:
             continue
         expected = total / times
-        pieces = [found / runs for runs, found in lanes.values()]
+        pieces = [found / runs for runs, found in shards.values()]
         alike = [abs(found - expected) <= close * abs(expected) for found in (sum(pieces), *pieces)]
-        # Lanes hold pieces of an output, or each of them all of it.
+        # Shards hold pieces of an output, or each of them all of it.
         if not alike[0] and not all(alike[1:]):
             return name
     return None

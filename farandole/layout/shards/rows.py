@@ -1,80 +1,74 @@
-"""`Rows`: a tensor of which every lane has other samples, and which looks whole to the model.
+"""`Rows`: a tensor of which every shard has other samples, and which looks whole to the model.
 
-Behind the tiles the samples of a batch are divided among the lanes. What a lane has of them is a
+Behind the tiles the samples of a batch are divided among the shards. What a shard has of them is a
 type of its own, so that nothing has to be guessed: a plain tensor is whole, and the same on every
-lane, be it a weight, a constant or a number.
+shard, be it a weight, a constant or a number.
 
-    samples   a b c │ d e      lane 0 has a b c, lane 1 has d e
+    samples   a b c │ d e      shard 0 has a b c, shard 1 has d e
     rows      a₀ a₁ b₀ b₁ c₀ c₁ │ d₀ d₁ e₀ e₁      after view(-1, …): `factor` rows for each sample
 
 Every function of torch that is called with such a tensor is looked up in a table of those that
-treat samples one by one. For any other, all lanes put the samples together and compute it whole.
+treat samples one by one. For any other, all shards put the samples together and compute it whole.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from farandole.layout.recording.custom_functions import is_under_transform
-from farandole.layout.tiles.core.tile import (
-    ABOUT,
-    Divided,
-    Flow,
-    Spoiled,
-    divided_leaves,
-    refuse_below,
-)
+from farandole.layout.tiles.core.flow import Flow
+from farandole.layout.tiles.core.refusals import Spoiled
+from farandole.layout.tiles.core.tile import Divided
 from farandole.schedule import piece
 
 
 class Share(NamedTuple):
-    """Which samples a lane has behind the tiles. A spare lane's count for nothing."""
+    """Which samples a shard has behind the tiles. A spare shard's count for nothing."""
 
     rows: range
     spare: bool
 
 
-def share_of(lane: int, lanes: int, samples: int, gathers: bool = False) -> Share:
-    """A lane that no sample is left for has the first one too, and it counts zero times.
+def share_of(shard: int, shards: int, samples: int, gathers: bool = False) -> Share:
+    """A shard that no sample is left for has the first one too, and it counts zero times.
 
-    `gathers`: the first lane has all samples, and the others none at all.
+    `gathers`: the first shard has all samples, and the others none at all.
     """
     if gathers:
-        return Share(range(0), spare=True) if lane else Share(range(samples), spare=False)
-    rows = piece(lane, lanes, samples)
+        return Share(range(0), spare=True) if shard else Share(range(samples), spare=False)
+    rows = piece(shard, shards, samples)
     return Share(rows, spare=False) if rows else Share(range(min(1, samples)), spare=True)
 
 
 class Spans(NamedTuple):
-    """Where the lanes' rows are among all; `lane` is the one here."""
+    """Where the shards' rows are among all; `shard` is the one here."""
 
-    lane: int
-    lanes: int
+    shard: int
+    shards: int
     samples: int
     factor: int
 
     @property
     def share(self) -> Share:
-        return self.share_of(self.lane)
+        return self.share_of(self.shard)
 
-    def share_of(self, lane: int) -> Share:
-        return share_of(lane, self.lanes, self.samples)
+    def share_of(self, shard: int) -> Share:
+        return share_of(shard, self.shards, self.samples)
 
-    def span(self, lane: int) -> slice:
-        rows = self.share_of(lane).rows
+    def span(self, shard: int) -> slice:
+        rows = self.share_of(shard).rows
         return slice(rows.start * self.factor, rows.stop * self.factor)
 
     def here(self, whole: torch.Tensor) -> torch.Tensor:
-        """This lane's rows of a tensor that every lane has whole."""
-        return whole[self.span(self.lane)]
+        """This shard's rows of a tensor that every shard has whole."""
+        return whole[self.span(self.shard)]
 
 
 class Rows(Divided):
-    """This lane's samples, `own`, of a tensor of so many; `factor` rows belong to each."""
+    """This shard's samples, `own`, of a tensor of so many; `factor` rows belong to each."""
 
     own: torch.Tensor
     samples: int
@@ -93,13 +87,13 @@ class Rows(Divided):
 
     @property
     def count(self) -> int:
-        """How many rows all lanes have together."""
+        """How many rows all shards have together."""
         return self.samples * self.factor
 
     @property
     def spans(self) -> Spans:
-        lanes = self.flow.lanes
-        return Spans(lanes.mine[0], lanes.grid.lanes, self.samples, self.factor)
+        shards = self.flow.shards
+        return Spans(shards.mine[0], shards.grid.shards, self.samples, self.factor)
 
     def like(self, own: torch.Tensor, factor: int | None = None) -> Rows:
         """Other values for the same samples."""
@@ -113,7 +107,7 @@ class Rows(Divided):
         return made
 
     def goes_with(self, other: Rows) -> bool:
-        """Whether every lane has the same rows of both."""
+        """Whether every shard has the same rows of both."""
         return self.samples == other.samples and self.factor == other.factor
 
     def changed(self, function: Any) -> None:
@@ -122,27 +116,13 @@ class Rows(Divided):
             spoil(self.source(), function)
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def handled(
+        cls, func: Any, divided: Sequence[Divided], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
-        if func in ABOUT:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        divided = divided_leaves((args, kwargs))
-        flow = divided[0].flow
-        if is_under_transform():
-            raise refuse_below(flow, func)
-        handler = flow.row_handlers.get(func)
-        if handler is not None and all(isinstance(leaf, Rows) for leaf in divided):
-            result = handler(divided[0], func, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        return flow.otherwise(flow, func, args, kwargs)
+        handler = divided[0].flow.row_handlers.get(func)
+        if handler is None or not all(isinstance(leaf, Rows) for leaf in divided):
+            return NotImplemented
+        return handler(divided[0], func, args, kwargs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C.DisableTorchFunctionSubclass():
@@ -170,5 +150,5 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 RowHandler = Callable[[Rows, Any, tuple[Any, ...], dict[str, Any]], Any]
-"""Computes a function for this lane's samples: called with the first of the shares among the
+"""Computes a function for this shard's samples: called with the first of the shares among the
 arguments, the function, and its arguments. Returns NotImplemented for what it does not know."""

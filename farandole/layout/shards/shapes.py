@@ -1,6 +1,6 @@
-"""Shapes of a lane's own samples, asked for as if they were those of the whole batch.
+"""Shapes of a shard's own samples, asked for as if they were those of the whole batch.
 
-The rows of a sample stay together on one lane: so a batch of images may become one of all their
+The rows of a sample stay together on one shard: so a batch of images may become one of all their
 tokens, and back.
 """
 
@@ -13,7 +13,7 @@ import torch
 
 from farandole.layout.shards.functions import Args, Named, called, dims_of, in_place
 from farandole.layout.shards.rows import Rows
-from farandole.layout.tiles.core.tile import refuse
+from farandole.layout.tiles.core.refusals import refuse
 
 
 def reshape(like: Rows, function: Any, args: Args, named: Named) -> Any:

@@ -1,4 +1,4 @@
-"""Which functions of torch treat samples one by one, and how a lane computes its own."""
+"""Which functions of torch treat samples one by one, and how a shard computes its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from farandole.layout.shards import functions as row
+from farandole.layout.shards import layers
 from farandole.layout.shards import shapes as shape
 from farandole.layout.shards.rows import RowHandler, Rows
 from farandole.layout.tiles.core.side_effects import has_side_effects
@@ -64,16 +65,16 @@ _SHAPES: dict[str, RowHandler] = {
     "repeat": shape.repeat,
     "tile": shape.repeat,
     "flip": shape.flip,
-    "cat": row.joined,
-    "concat": row.joined,
-    "concatenate": row.joined,
-    "stack": row.joined,
+    "cat": layers.joined,
+    "concat": layers.joined,
+    "concatenate": layers.joined,
+    "stack": layers.joined,
     "__getitem__": shape.getitem,
     "__setitem__": shape.setitem,
-    "matmul": row.matmul,
-    "__matmul__": row.matmul,
-    "bmm": row.matmul,
-    "einsum": row.einsum,
+    "matmul": layers.matmul,
+    "__matmul__": layers.matmul,
+    "bmm": layers.matmul,
+    "einsum": layers.einsum,
     "rand_like": row.drawn_like,
     "randn_like": row.drawn_like,
     "randint_like": row.drawn_like,
@@ -128,12 +129,12 @@ def _layers() -> dict[Any, RowHandler]:
         )
         for place in (F, torch, torch._C._nn):
             table |= dict.fromkeys(found(place, names), layer)
-        table |= dict.fromkeys(found(F, f"dropout{axes}d"), row.dropout)
-    table |= dict.fromkeys(found(F, "dropout alpha_dropout feature_alpha_dropout"), row.dropout)
+        table |= dict.fromkeys(found(F, f"dropout{axes}d"), layers.dropout)
+    table |= dict.fromkeys(found(F, "dropout alpha_dropout feature_alpha_dropout"), layers.dropout)
     return table | {
-        torch.dropout: row.dropout,
+        torch.dropout: layers.dropout,
         F.linear: row.with_axes(2),
-        F.batch_norm: row.batch_norm,
+        F.batch_norm: layers.batch_norm,
         F.group_norm: row.with_axes(2),
         F.instance_norm: row.with_axes(3, _own_statistics),
         F.layer_norm: row.alone(_normalises_behind),
@@ -148,10 +149,10 @@ def _layers() -> dict[Any, RowHandler]:
         F.fold: row.with_axes(3),
         F.normalize: row.over(2, 1),
         F.one_hot: row.alone(lambda x, num_classes=-1: num_classes >= 0),
-        F.embedding: row.embedding,
-        F.affine_grid: row.affine_grid,
+        F.embedding: layers.embedding,
+        F.affine_grid: layers.affine_grid,
         F.grid_sample: row.pointwise,
-        F.scaled_dot_product_attention: row.attention,
+        F.scaled_dot_product_attention: layers.attention,
         torch.linalg.vector_norm: row.over(2),
     }
 

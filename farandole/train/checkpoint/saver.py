@@ -157,10 +157,10 @@ class PartSaver(Saver):
         return numbered_state(self._optimizer, optimizer, self._parameter_names(), whole=False)
 
     def _parameter_names(self) -> dict[int, str]:
-        gate: nn.Module = self._synchronizer.model
+        bridge: nn.Module = self._synchronizer.model
         return {
             id(parameter): self._names[name]
-            for name, parameter in gate.named_parameters()
+            for name, parameter in bridge.named_parameters()
             if name in self._names
         }
 

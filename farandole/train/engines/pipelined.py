@@ -26,14 +26,15 @@ from farandole.layout.arguments import Arguments, arguments_of
 from farandole.layout.assemble import Assembled, ComputeSettings, assemble
 from farandole.layout.partition.blocks import Block
 from farandole.layout.partition.choose import Choice, choose
-from farandole.layout.partition.part import shared_names
+from farandole.layout.partition.stage_module import shared_names
 from farandole.layout.pipeline.gradient_bridge import GradientBridge
 from farandole.layout.pipeline.memory import ActivationMeter, describe_memory
 from farandole.layout.recording.cut_graph import recorded_states
 from farandole.layout.recording.tracing import is_traced
 from farandole.layout.self_check import SelfCheck
 from farandole.layout.self_check.compare import Held
-from farandole.layout.teams import Teams, describe_teams
+from farandole.layout.tile_groups import TileGroups, describe_grid
+from farandole.layout.tiles.core.inputs import mark_tile, tile_box
 from farandole.layout.tiles.halo.planning import plan_halos
 from farandole.sync import AllReduce, Strategy, Synchronizer
 from farandole.sync.common.alignment import check_same_model, spread_from_first
@@ -103,15 +104,15 @@ class PipelinedEngine(Engine):
         self._tilings = assembled.tilings
         self._held = Held(
             assembled.pipelined,
-            assembled.gate,
+            assembled.bridge,
             assembled.names,
-            {layers[each]: each for each in assembled.gate.modules() if each in layers},
+            {layers[each]: each for each in assembled.bridge.modules() if each in layers},
             assembled.tilings,
         )
-        if max(layout.teams) > 1:
-            teams, count = Teams(layout.teams), session.size // layout.ranks
-            session.print(describe_teams(teams, self._pipelined.places, layout, count))
-        self.optimizer = recipe.make_optimizer(assembled.gate.parameters())
+        if max(layout.group_sizes) > 1:
+            tile_groups, count = TileGroups(layout.group_sizes), session.size // layout.ranks
+            session.print(describe_grid(tile_groups, self._pipelined.places, layout, count))
+        self.optimizer = recipe.make_optimizer(assembled.bridge.parameters())
         synchronizer = self._connect(assembled, strategy, replicas)
         self.model = synchronizer.model
         # 4. What the session must know to count, to save and to end.
@@ -123,7 +124,7 @@ class PipelinedEngine(Engine):
         session.models.add(synchronizer, saver)
         self._predicted = choice.activation_bytes and [
             peak
-            for peak, members in zip(choice.activation_bytes, layout.teams, strict=True)
+            for peak, members in zip(choice.activation_bytes, layout.group_sizes, strict=True)
             for _ in range(members)
         ]
         self._meter: ActivationMeter | None = self._pipelined.measure()
@@ -183,8 +184,8 @@ class PipelinedEngine(Engine):
         """*Together.* A strategy keeps this rank's stages in step with those of other replicas."""
         pipelined, session = self._pipelined, self._session
         layout, pipe = pipelined.layout, pipelined.pipe
-        inner = strategy.build(assembled.gate, self.optimizer, replicas)
-        pipelined.connect(_exchange(assembled.gate, inner), self.optimizer)
+        inner = strategy.build(assembled.bridge, self.optimizer, replicas)
+        pipelined.connect(_exchange(assembled.bridge, inner), self.optimizer)
         if inner.guard is not None:
             inner.guard.ranks = range(pipe.rank, session.size, layout.ranks)
             inner.guard.name_of = lambda name: assembled.names.get(name, name)
@@ -262,7 +263,7 @@ class PipelinedEngine(Engine):
 
     def reading(self, source: Any) -> tuple[Any, Callable[[Any], Any] | None]:
         tiling = next(iter(self._tilings.values()), None)
-        whole = tiling is None or tiling.flow.lanes.all_here or not self._pipelined.layout.tiles
+        whole = tiling is None or tiling.flow.shards.all_here or not self._pipelined.layout.tiles
         if tiling is None or whole or not isinstance(source, TileSource):
             return source, None
         image = tuple(source.image_size)
@@ -271,8 +272,8 @@ class PipelinedEngine(Engine):
                 f"image_size={image} of the dataset has {len(image)} axes, and layout "
                 f"tiles={self._pipelined.layout.tiles} has {tiling.flow.grid.spatial}."
             )
-        view = self._views.setdefault(id(source), TileView(source, tiling.box(image)))
-        return view, lambda batch: tiling.mark(batch, image)
+        view = self._views.setdefault(id(source), TileView(source, tile_box(tiling.flow, image)))
+        return view, lambda batch: mark_tile(tiling.flow, batch, image)
 
     def _tell_memory(self) -> None:
         """Prints, once, what the activations of every rank took, and were said to take.
@@ -291,15 +292,15 @@ class PipelinedEngine(Engine):
         told = pipe.gather_json([meter.peak_bytes, sorted(self._pipelined.stages), on_device])
         measured, stages, peaks = zip(*told, strict=True)
         self._session.print(describe_memory(measured, self._predicted, stages, peaks))
-        if self._pipelined.layout.lanes > 1:
+        if self._pipelined.layout.shards > 1:
             self._plan_halos()
 
     def _plan_halos(self) -> None:
         """The layers and how long they take are known by now."""
         pipelined = self._pipelined
-        lines = plan_halos(self._tilings, pipelined.layout.halo, pipelined.team)
+        lines = plan_halos(self._tilings, pipelined.layout.halo, pipelined.tile_group)
         told = [line for lines in pipelined.pipe.gather_json(lines) for line in lines]
-        first = {line.split(":")[0]: line for line in reversed(told)}  # the lanes say the same
+        first = {line.split(":")[0]: line for line in reversed(told)}  # the shards say the same
         self._session.print("\n".join(first[stage] for stage in sorted(first)))
 
 
@@ -318,7 +319,7 @@ def _groups(session: Session, layout: Layout) -> tuple[Group, Group]:
     return pipe, replicas
 
 
-def _exchange(gate: GradientBridge, synchronizer: Synchronizer) -> Callable[[], None] | None:
+def _exchange(bridge: GradientBridge, synchronizer: Synchronizer) -> Callable[[], None] | None:
     """The backward pass that a strategy sees. Those of the stages are none of its business."""
     if not synchronizer.follows_gradients:
         return None
@@ -327,7 +328,7 @@ def _exchange(gate: GradientBridge, synchronizer: Synchronizer) -> Callable[[], 
     def exchange() -> None:
         synchronizer.listen(True)
         try:
-            gate.exchange()
+            bridge.exchange()
         finally:
             synchronizer.listen(False)
 

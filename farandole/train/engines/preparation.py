@@ -71,7 +71,7 @@ def check_combination(session: Session, layout: Layout, strategy: Strategy, reci
             f"precision=torch.float16 skips an update on all stages when one overflows, and "
             f"{layout.schedule} updates stage by stage. Take torch.bfloat16, or schedule=1f1b."
         )
-    if recipe.loss is None and layout.lanes > 1:
+    if recipe.loss is None and layout.shards > 1:
         raise UserError(
             f"loss=None: the model computes its own loss, and layout {layout} cuts its images: of "
             "a tile it would be another. Let the model return its output, and pass a loss function."

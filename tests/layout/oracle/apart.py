@@ -1,9 +1,9 @@
-"""A call on shares: lanes in threads of their own, each with its rows of the batch.
+"""A call on shares: shards in threads of their own, each with its rows of the batch.
 
-What lanes have found is put together: their rows, and the sums of their gradients. A tensor that
-every lane has whole must be the same on all of them. Lanes in threads share one generator of random
-numbers. So one of them runs at a time, until it waits for another, and each has its own random
-state, as lanes in processes have: at first they are the same.
+What shards have found is put together: their rows, and the sums of their gradients. A tensor that
+every shard has whole must be the same on all of them. Shards in threads share one generator of
+random numbers. So one of them runs at a time, until it waits for another, and each has its own
+random state, as shards in processes have: at first they are the same.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from torch import Tensor
 
 from farandole.layout.shards.rows import Rows, Share, share_of
 from farandole.layout.shards.table import row_functions
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Grid
 from farandole.layout.tiles.core.snapshot import plain
-from farandole.layout.tiles.core.tile import Flow
 from farandole.layout.tiles.core.whole import computed_whole
 from tests.layout.oracle.calls import Found, arguments_of, gradients_for
 from tests.layout.oracle.database import Given, is_batch
-from tests.layout.tiles.checks import SEED, TABLE, ApartLanes, Mailboxes
+from tests.layout.tiles.checks import SEED, TABLE, ApartShards, Mailboxes
 
-LANES = 2
+SHARDS = 2
 ROW_TABLE = row_functions()
 
 
 class _LeftAloneError(Exception):
-    """Another lane has failed, and will send nothing."""
+    """Another shard has failed, and will send nothing."""
 
 
 class _Boxes(Mailboxes):
@@ -46,7 +46,7 @@ class _Boxes(Mailboxes):
 
     @contextmanager
     def turns(self) -> Iterator[None]:
-        """Inside, other lanes run only while this one waits for them."""
+        """Inside, other shards run only while this one waits for them."""
         with self._turn:
             torch.manual_seed(SEED)
             yield
@@ -72,7 +72,7 @@ class _Boxes(Mailboxes):
 
 
 class _End(NamedTuple):
-    """What one lane has after the call."""
+    """What one shard has after the call."""
 
     results: list[Any]
     gradients: list[Tensor | None]
@@ -88,10 +88,10 @@ class Shares(NamedTuple):
         boxes = _Boxes()
         errors: list[Exception] = []
 
-        def run(lane: int) -> _End | None:
+        def run(shard: int) -> _End | None:
             try:
                 with boxes.turns():
-                    return self._on(lane, boxes, call, given)
+                    return self._on(shard, boxes, call, given)
             except Exception as error:
                 errors.append(error)
                 boxes.fail()
@@ -99,26 +99,26 @@ class Shares(NamedTuple):
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with ThreadPoolExecutor(LANES) as pool:
-                ends = list(pool.map(run, range(LANES)))
+            with ThreadPoolExecutor(SHARDS) as pool:
+                ends = list(pool.map(run, range(SHARDS)))
         for error in errors:
             if not isinstance(error, _LeftAloneError):
                 raise error
         return _put_together([end for end in ends if end is not None])
 
-    def _on(self, lane: int, boxes: _Boxes, call: Callable[..., Any], given: Given) -> _End:
+    def _on(self, shard: int, boxes: _Boxes, call: Callable[..., Any], given: Given) -> _End:
         whole: list[str] = []
 
         def otherwise(flow: Flow, function: Any, args: Any, kwargs: Any) -> Any:
             whole.append(str(getattr(function, "__name__", function)))
             return computed_whole(flow, function, args, kwargs)
 
-        lanes = ApartLanes(Grid((LANES,)), lane, boxes)
-        flow = Flow(lanes, TABLE, otherwise, ROW_TABLE)
+        shards = ApartShards(Grid((SHARDS,)), shard, boxes)
+        flow = Flow(shards, TABLE, otherwise, ROW_TABLE)
         flow.layer = "the layer"
         leaves, arguments, fill = arguments_of(given)
         samples = arguments[0].shape[0]
-        share = share_of(lane, LANES, samples)
+        share = share_of(shard, SHARDS, samples)
         for at, each in enumerate(arguments):
             if at == 0 or (self.together and is_batch(each) and each.shape[0] == samples):
                 own = each[share.rows.start : share.rows.stop].clone()
@@ -134,7 +134,7 @@ def _bare(leaf: Any) -> Any:
 
 
 def _backward(results: Sequence[Any], share: Share, samples: int) -> None:
-    """Lanes' losses add up: of its rows a lane's counts whole, of what all have by its share."""
+    """Shards' losses add up: of its rows a shard's counts whole, of what all have by its share."""
     differentiable = [each for each in results if isinstance(each, Tensor) and each.requires_grad]
     weight = 0.0 if share.spare else 1.0
     own, gradients = [], []

@@ -1,6 +1,6 @@
 """Random draws that the database has no samples of: with equal seeds, the plain call's, or refused.
 
-Lanes in processes begin each block with the same random state; see `apart`.
+Shards in processes begin each block with the same random state; see `apart`.
 """
 
 from __future__ import annotations

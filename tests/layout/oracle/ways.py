@@ -1,7 +1,7 @@
 """The ways to compute a call: on tiles, on channels, on shares. All give the same, or refuse.
 
-Of tiles and channels all lanes are in this process. Which tensors are cut is a part of the way: the
-first argument alone, or every tensor that looks like a batch of as many samples, weights too.
+Of tiles and channels all shards are in this process. Which tensors are cut is a part of the way:
+the first argument alone, or every tensor that looks like a batch of as many samples, weights too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Axes
-from farandole.layout.tiles.core.tile import Flow, Tile, cut
+from farandole.layout.tiles.core.tile import Tile, cut
 from tests.layout.oracle.apart import Shares
 from tests.layout.oracle.calls import Found, run
 from tests.layout.oracle.database import Given, is_batch

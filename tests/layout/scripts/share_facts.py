@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 import farandole as fd
 from farandole.layout import parse_layout
-from farandole.layout.partition.part import Moment
-from farandole.layout.recording.random_states import set_seed
+from farandole.layout.partition.stage_module import PassId
+from farandole.layout.recording.state.random_states import set_seed
 from farandole.train.settings import Settings
 
 Inside = Callable[["Net", Tensor], Tensor]
@@ -176,13 +176,13 @@ def off_from_plain(run: fd.Run, inside: Inside, *, check: bool) -> Any:
         for step in range(2):
             trainer.step(x, y)
             optimizer.zero_grad()
-            set_seed(Moment(SEED, step, 0).seed_of(0))
+            set_seed(PassId(SEED, step, 0).seed_of(0))
             loss(plain(x), y).backward()
             optimizer.step()
         predicted = trainer.predict(x)
     except fd.FarandoleError as error:
         return str(error)
-    set_seed(Moment(0, -1, 0).seed_of(0))
+    set_seed(PassId(0, -1, 0).seed_of(0))
     with torch.no_grad():
         expected = plain.eval()(x)
     pairs = [*zip(predicted, expected, strict=True)]

@@ -1,6 +1,6 @@
 """The same model on tiles and without: outputs, all gradients and all buffers must be equal.
 
-All lanes are in this process (`LocalLanes`), in double precision. A layer that was handed off to
+All shards are in this process (`LocalShards`), in double precision. A layer that was handed off to
 whole samples is right for the wrong reason, so it must be said where that is expected.
 """
 
@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from farandole.layout.shards.rows import Rows, Share, share_of
+from farandole.layout.tiles.core.flow import Flow, Handler
 from farandole.layout.tiles.core.grid import Axes, Grid
 from farandole.layout.tiles.core.handoff import hand_off
-from farandole.layout.tiles.core.lanes import Lanes, LocalLanes
+from farandole.layout.tiles.core.shard_group import LocalShards, ShardGroup
 from farandole.layout.tiles.core.table import functions
-from farandole.layout.tiles.core.tile import Flow, Handler, Tile, cut
+from farandole.layout.tiles.core.tile import Tile, cut
 from farandole.layout.tiles.core.tiling import Tiling
 
 TOLERANCE = 1e-10
@@ -52,7 +53,7 @@ def made(build: Callable[[], nn.Module]) -> nn.Module:
 def flow_of(
     grid: Sequence[int], channels: int = 1, table: Mapping[Any, Handler] = TABLE, margin: int = 0
 ) -> tuple[Flow, list[str]]:
-    """A flow of local lanes, and the names of what it will have handed off."""
+    """A flow of local shards, and the names of what it will have handed off."""
     handed_off: list[str] = []
 
     def otherwise(flow: Flow, function: Any, args: Any, kwargs: Any) -> Any:
@@ -60,7 +61,7 @@ def flow_of(
         args, kwargs = pytree.tree_map_only(Tile, lambda t: hand_off(flow, t), (args, kwargs))
         return function(*args, **kwargs)
 
-    flow = Flow(LocalLanes(Grid(grid, channels)), table, otherwise)
+    flow = Flow(LocalShards(Grid(grid, channels)), table, otherwise)
     if margin:
         flow.margins = [((0, 0), *((margin, margin),) * len(grid))] * 20
     return flow, handed_off
@@ -86,9 +87,9 @@ def check(
 ) -> None:
     """Asserts that a model, or a function of tensors, gives the same on tiles as without.
 
-    Inputs with an image are cut, and all others are whole on every lane, unless `axes` says of one,
-    by its number, what divides it. `hands_off`: something in it is not computed on tiles.
-    `margin`: layers with windows compute as much beyond what a lane owns.
+    Inputs with an image are cut, and all others are whole on every shard, unless `axes` says of
+    one, by its number, what divides it. `hands_off`: something in it is not computed on tiles.
+    `margin`: layers with windows compute as much beyond what a shard owns.
     """
     given = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     flow, handed_off = flow_of(grid, channels, table, margin)
@@ -146,7 +147,7 @@ def _assert_equal(found: Tensor, true: Tensor, least: float, tolerance: float) -
 
 
 class Mailboxes:
-    """What lanes in threads have sent each other."""
+    """What shards in threads have sent each other."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -164,24 +165,24 @@ class Mailboxes:
             return self._letters.pop(key)
 
 
-class ApartLanes(Lanes):
-    """One lane, in a thread of its own: it has nothing of the others but what they send."""
+class ApartShards(ShardGroup):
+    """One shard, in a thread of its own: it has nothing of the others but what they send."""
 
-    def __init__(self, grid: Grid, lane: int, boxes: Mailboxes) -> None:
-        super().__init__(grid, [lane])
+    def __init__(self, grid: Grid, shard: int, boxes: Mailboxes) -> None:
+        super().__init__(grid, [shard])
         self._boxes = boxes
 
-    def post(self, lane: int, number: int, back: bool, tensors: Sequence[Tensor]) -> None:
+    def post(self, shard: int, number: int, back: bool, tensors: Sequence[Tensor]) -> None:
         copied = [tensor.detach().clone() for tensor in tensors]
-        self._boxes.put((self.mine[0], lane, number, back), copied)
+        self._boxes.put((self.mine[0], shard, number, back), copied)
 
-    def take(self, lane: int, number: int, back: bool) -> list[Tensor]:
-        return self._boxes.get((lane, self.mine[0], number, back))
+    def take(self, shard: int, number: int, back: bool) -> list[Tensor]:
+        return self._boxes.get((shard, self.mine[0], number, back))
 
 
 def check_apart(model: nn.Module, images: Tensor, grid: Sequence[int], channels: int = 1) -> None:
-    """As `check`, with every lane on its own: gradients of weights are summed over lanes, and each
-    lane hands off its share of the samples. Nothing in the model may draw random numbers."""
+    """As `check`, with every shard on its own: gradients of weights are summed over shards, and
+    each shard hands off its share of the samples. Nothing in the model may draw random numbers."""
     plain = copy.deepcopy(model)
     leaf = images.clone().requires_grad_()
     result = plain(leaf)
@@ -189,16 +190,16 @@ def check_apart(model: nn.Module, images: Tensor, grid: Sequence[int], channels:
     result.backward(gradient)
     whole_grid, boxes = Grid(grid, channels), Mailboxes()
 
-    def run(lane: int) -> tuple[Tensor, list[Tensor], Tensor, Share]:
-        lanes = ApartLanes(whole_grid, lane, boxes)
-        flow = Flow(lanes, TABLE, lambda *_: pytest.fail("handed off too soon"))
+    def run(shard: int) -> tuple[Tensor, list[Tensor], Tensor, Share]:
+        shards = ApartShards(whole_grid, shard, boxes)
+        flow = Flow(shards, TABLE, lambda *_: pytest.fail("handed off too soon"))
         own = copy.deepcopy(model)
         own_leaf = images.clone().requires_grad_()
         found = own(cut(flow, own_leaf, whole_grid.image_axes))
         handed_off = hand_off(flow, found)
         assert isinstance(handed_off, Rows)
         samples = handed_off.own
-        share = share_of(lane, whole_grid.lanes, len(images))
+        share = share_of(shard, whole_grid.shards, len(images))
         rows = slice(share.rows.start, share.rows.stop)
         samples.backward(gradient[rows] * (0.0 if share.spare else 1.0))
         gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in own.parameters()]
@@ -207,8 +208,8 @@ def check_apart(model: nn.Module, images: Tensor, grid: Sequence[int], channels:
             _assert_equal(buffer, true, 0.0, TOLERANCE)
         return samples.detach(), gradients, own_leaf.grad, share
 
-    with ThreadPoolExecutor(whole_grid.lanes) as pool:
-        ends = list(pool.map(run, range(whole_grid.lanes)))
+    with ThreadPoolExecutor(whole_grid.shards) as pool:
+        ends = list(pool.map(run, range(whole_grid.shards)))
     for samples, _, _, share in ends:
         _assert_equal(samples, result[share.rows.start : share.rows.stop], 0.0, TOLERANCE)
     assert leaf.grad is not None
@@ -228,7 +229,7 @@ def check_trained_apart(
     channels: int = 1,
 ) -> list[Tiling]:
     """As `check_apart`, with the whole of a stage: hand-offs, the loss, and predictions. Returns
-    the lanes' tilings, which know where tiles have ended."""
+    the shards' tilings, which know where tiles have ended."""
     plain = copy.deepcopy(model)
     leaf = images.clone().requires_grad_()
     expected = loss(plain(leaf), target)
@@ -237,10 +238,10 @@ def check_trained_apart(
         predicted = pytree.tree_leaves(copy.deepcopy(model).eval()(images))
     whole_grid, boxes = Grid(grid, channels), Mailboxes()
 
-    def run(lane: int) -> tuple[Tensor, nn.Module, Tensor, Tiling]:
+    def run(shard: int) -> tuple[Tensor, nn.Module, Tensor, Tiling]:
         own = copy.deepcopy(model)
         layers = {module: name for name, module in own.named_modules() if name}
-        tiling = Tiling(ApartLanes(whole_grid, lane, boxes), layers)
+        tiling = Tiling(ApartShards(whole_grid, shard, boxes), layers)
         with torch.no_grad():
             found = tiling.predict(
                 copy.deepcopy(own).eval(), tiling.cut(images), len(images), last=True
@@ -255,8 +256,8 @@ def check_trained_apart(
         assert own_leaf.grad is not None
         return value.detach(), own, own_leaf.grad, tiling
 
-    with ThreadPoolExecutor(whole_grid.lanes) as pool:
-        ends = list(pool.map(run, range(whole_grid.lanes)))
+    with ThreadPoolExecutor(whole_grid.shards) as pool:
+        ends = list(pool.map(run, range(whole_grid.shards)))
     _assert_equal(sum(end[0] for end in ends), expected.detach(), 0.0, TOLERANCE)
     assert leaf.grad is not None
     largest = _largest(leaf.grad)

@@ -1,7 +1,7 @@
 """Whole models on tiles compute what they compute whole: outputs, gradients, running statistics.
 
-They run in double precision, all lanes in this process. The images are as small as the models take;
-behind a few halvings some lanes of a grid own nothing, and that must not matter either.
+They run in double precision, all shards in this process. The images are as small as the models
+take; behind a few halvings some shards of a grid own nothing, and that must not matter either.
 
 A change in the last digit of an image grows through every BatchNorm over few values: to 1e-8 in an
 AmoebaNet-D of full depth for two images of 33 pixels, without any tiles. So here it has half of it.
@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from farandole import models
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Grid
-from farandole.layout.tiles.core.tile import Flow, cut
+from farandole.layout.tiles.core.tile import cut
 from farandole.models.pieces import Branches, sequence
 from tests.layout.tiles.checks import flow_of, numbers, whole
 
@@ -130,7 +131,7 @@ def shallow(model: nn.Sequential, dropped: str) -> nn.Sequential:
 
 
 # Of every stage one block that changes the shape and one that keeps it. Most end with images of two
-# or three pixels a side, or of one: fewer than there are lanes.
+# or three pixels a side, or of one: fewer than there are shards.
 SHALLOW: dict[str, tuple[str, int, dict[str, Any]]] = {
     "resnet50": (r"stage\d_block[3-9]|stage[34].*|head", 9, {}),
     "resnet110_v2": (r"stage\d_unit([3-9]|1\d)", 9, {}),
@@ -153,7 +154,7 @@ def test_a_model_in_short_on_every_grid(name: str, tiles: tuple[int, int]) -> No
     assert {layer.split(".")[0] for layer in ended_at} <= {"head"}
 
 
-# The images are the smallest that leave every lane something up to the head. Dropout draws what it
+# The images are the smallest that leave every shard something up to the head. Dropout draws what it
 # draws without tiles. Of AlexNet and VGG the last two layers are left out: they see vectors only.
 WHOLE: dict[str, tuple[int, tuple[int, int], str, dict[str, Any]]] = {
     "alexnet": (95, (2, 2), "fc6", {}),
@@ -182,7 +183,7 @@ def test_auxiliary_heads_end_the_tiles_for_themselves_alone() -> None:
     assert {layer.split(".")[0] for layer in ended_at} == {"auxiliary1", "auxiliary2"}
 
 
-def test_the_two_towers_of_alexnet_are_two_lanes() -> None:
+def test_the_two_towers_of_alexnet_are_two_shards() -> None:
     # Linear layers are divided too: the towers exchange what they hold, as in the paper.
     model = build("alexnet_towers", image_size=99)
     assert not check(model, images("alexnet_towers", 99), Grid((1, 1), channels=2))

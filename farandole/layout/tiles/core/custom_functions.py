@@ -1,18 +1,18 @@
 """`torch.autograd.Function`s in a model, which torch calls below `__torch_function__`.
 
 A function of this kind may do in its backward what it likes with the gradient, such as turn it
-round or clip it. So every lane computes it whole, in both directions: with all of its input, and
-with the whole gradient of its output, which is that of all lanes together.
+round or clip it. So every shard computes it whole, in both directions: with all of its input, and
+with the whole gradient of its output, which is that of all shards together.
 
-    input   each lane's part ──▶ all of it   ── forward ──▶   output, cut again
-            its part        ◀── once of all ◀── backward ──   gradients of all lanes, added up
+    input   each shard's part ──▶ all of it   ── forward ──▶   output, cut again
+            its part          ◀── once of all ◀── backward ──   gradients of all shards, added up
 
-A function of weights alone, such as one that rounds them, is seen too: each lane would give it the
+A function of weights alone, such as one that rounds them, is seen too: each shard would give it the
 gradient of its own tile.
 
-Torch's checkpoint is one too, and would run the model again in the backward pass, where lanes could
-not agree on what they exchange. It runs once, and keeps its activations. So does the other kind of
-checkpoint, which is no custom function. Only what the layout itself recomputes runs again.
+Torch's checkpoint is one too, and would run the model again in the backward pass, where shards
+could not agree on what they exchange. It runs once, and keeps its activations. So does the other
+kind of checkpoint, which is no custom function. Only what the layout itself recomputes runs again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch.autograd.function import Function, _SingleLevelFunction
+from torch.autograd.function import Function
 from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
-from farandole.layout.recording.left_alone import one_at_a_time
-from farandole.layout.tiles.core.lanes import Lanes
-from farandole.layout.tiles.core.tile import Divided, Flow, divided_leaves
-from farandole.layout.tiles.halo.exchange import add_lanes
+from farandole.layout.recording.apply_hook import watch
+from farandole.layout.recording.state.left_alone import one_at_a_time
+from farandole.layout.tiles.core.flow import Flow
+from farandole.layout.tiles.core.shard_group import ShardGroup
+from farandole.layout.tiles.core.tile import Divided, divided_leaves
+from farandole.layout.tiles.halo.exchange import add_shards
 
 _OURS = __name__.partition(".")[0]
 _AT_WORK: ContextVar[Flow | None] = ContextVar("farandole.tiles.at_work", default=None)
@@ -51,27 +53,24 @@ def at_work(flow: Flow | None) -> Iterator[None]:
 def watch_custom_functions() -> None:
     """From now on, in this process, a custom function that is given a divided tensor is computed
     whole. It can be called any number of times."""
-
-    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        divided = any(isinstance(each, Divided) for each in args)
-        divided = divided and not _is_of_checkpoint(cls)
-        flow = divided_leaves(args)[0].flow if divided else _flow_for(cls, args)
-        if flow is None:
-            return torch._C._FunctionBase.__dict__["apply"].__get__(None, cls)(*args, **kwargs)
-        if cls is CheckpointFunction:
-            run, _, *given = args
-            return run(*given)
-        function = CustomFunction(cls, flow)
-        if not divided:
-            return function(*args, **kwargs)
-        return flow.otherwise(flow, function, args, kwargs)
-
-    # Torch's own `Function.apply` asks its base for this name: whoever has kept `MyFunction.apply`
-    # from before comes by here too.
-    with one_at_a_time():  # else a recording in another thread would take it away at its end
-        if "apply" not in vars(_SingleLevelFunction):
-            _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+    watch(_computed_whole)
+    with one_at_a_time():
         _watch_checkpoints()
+
+
+def _computed_whole(kind: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    divided = any(isinstance(each, Divided) for each in args)
+    divided = divided and not _is_of_checkpoint(kind)
+    flow = divided_leaves(args)[0].flow if divided else _flow_for(kind, args)
+    if flow is None:
+        return NotImplemented
+    if kind is CheckpointFunction:
+        run, _, *given = args
+        return run(*given)
+    function = CustomFunction(kind, flow)
+    if not divided:
+        return function(*args, **kwargs)
+    return flow.otherwise(flow, function, args, kwargs)
 
 
 def _watch_checkpoints() -> None:
@@ -98,14 +97,14 @@ def _is_of_checkpoint(kind: type[Function]) -> bool:
 
 
 def _flow_for(kind: type[Function], args: tuple[Any, ...]) -> Flow | None:
-    """Of a call with whole tensors alone: the flow whose lanes share its gradient, if there is
+    """Of a call with whole tensors alone: the flow whose shards share its gradient, if there is
     one."""
     flow = _AT_WORK.get()
     if flow is None or kind.__module__.partition(".")[0] == _OURS or _is_of_checkpoint(kind):
         return None
     if kind is CheckpointFunction:  # what it runs may compute with tiles
         return flow
-    if flow.lanes.all_here:
+    if flow.shards.all_here:
         return None
     tensors = [each for each in args if isinstance(each, torch.Tensor)]
     differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
@@ -113,33 +112,33 @@ def _flow_for(kind: type[Function], args: tuple[Any, ...]) -> Flow | None:
 
 
 class CustomFunction:
-    """A function of whole tensors, the same on every lane, that is differentiated once in all."""
+    """A function of whole tensors, the same on every shard, that is differentiated once in all."""
 
     def __init__(self, kind: type[Function], flow: Flow) -> None:
         self.__name__ = f"{kind.__name__}.apply"
         self._kind = kind
-        self._lanes = flow.lanes
+        self._shards = flow.shards
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with at_work(None):  # it is the function itself that is called now
-            if self._lanes.all_here:
+            if self._shards.all_here:
                 return self._kind.apply(*args, **kwargs)
             args = pytree.tree_map_only(torch.Tensor, self._entered, args)
             return pytree.tree_map_only(torch.Tensor, self._left, self._kind.apply(*args, **kwargs))
 
     def _entered(self, tensor: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _CountedOnce.apply(self._lanes.mine[0] == 0, tensor)
+        result: torch.Tensor = _CountedOnce.apply(self._shards.mine[0] == 0, tensor)
         return result
 
     def _left(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.requires_grad:
             return tensor
-        result: torch.Tensor = _OfAllLanes.apply(self._lanes, self._lanes.next(), tensor)
+        result: torch.Tensor = _OfAllShards.apply(self._shards, self._shards.next(), tensor)
         return result
 
 
 class _CountedOnce(Function):
-    """Every lane has found the same gradient: one of them counts."""
+    """Every shard has found the same gradient: one of them counts."""
 
     @staticmethod
     def forward(ctx: Any, counts: bool, tensor: torch.Tensor) -> torch.Tensor:
@@ -151,16 +150,16 @@ class _CountedOnce(Function):
         return None, gradients[0] if ctx.counts else torch.zeros_like(gradients[0])
 
 
-class _OfAllLanes(Function):
-    """The gradient is that of what all lanes have made of it."""
+class _OfAllShards(Function):
+    """The gradient is that of what all shards have made of it."""
 
     @staticmethod
-    def forward(ctx: Any, lanes: Lanes, number: int, tensor: torch.Tensor) -> torch.Tensor:
-        ctx.lanes, ctx.number = lanes, number
+    def forward(ctx: Any, shards: ShardGroup, number: int, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.shards, ctx.number = shards, number
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        lanes: Lanes = ctx.lanes
-        groups = [tuple(range(lanes.grid.lanes))] * lanes.grid.lanes
-        return None, None, add_lanes(lanes, ctx.number, True, groups, [gradients[0]])[0]
+        shards: ShardGroup = ctx.shards
+        groups = [tuple(range(shards.grid.shards))] * shards.grid.shards
+        return None, None, add_shards(shards, ctx.number, True, groups, [gradients[0]])[0]

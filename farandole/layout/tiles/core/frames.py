@@ -1,7 +1,7 @@
-"""Where several tensors meet: how what is made of them is divided, and each lane's part of them.
+"""Where several tensors meet: how what is made of them is divided, and each shard's part of them.
 
 Tensors are broadcast as torch does. An axis of the result is divided if it is in any tensor that
-has all of it; a tensor that every lane has whole is cut there.
+has all of it; a tensor that every shard has whole is cut there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import NamedTuple
 import torch
 
 from farandole.errors import UserError
+from farandole.layout.tiles.core.flow import Flow, no_margin
 from farandole.layout.tiles.core.grid import Axes, Box, Margin
 from farandole.layout.tiles.core.intervals import Interval
-from farandole.layout.tiles.core.tile import Flow, Tile, empty_result, no_margin
+from farandole.layout.tiles.core.tile import Tile, empty_result
 from farandole.layout.tiles.halo.windows import as_needs
 
-_ENDLESS = (2**62, 2**62)  # a margin where a lane has all of an axis
+_ENDLESS = (2**62, 2**62)  # a margin where a shard has all of an axis
 
 
 class Frame(NamedTuple):
@@ -27,14 +28,14 @@ class Frame(NamedTuple):
     axes: Axes
     margin: Margin
 
-    def held(self, flow: Flow, lane: int) -> Box:
-        return flow.grid.held(lane, self.sizes, self.axes, self.margin)
+    def held(self, flow: Flow, shard: int) -> Box:
+        return flow.grid.held(shard, self.sizes, self.axes, self.margin)
 
     def without_margin(self) -> Frame:
         return self._replace(margin=no_margin(len(self.axes)))
 
     def divided_like(self, flow: Flow, other: Frame) -> bool:
-        """Whether all lanes own the same of both."""
+        """Whether all shards own the same of both."""
         return self.sizes == other.sizes and all(
             mine == its or not (flow.grid.is_divided(mine) or flow.grid.is_divided(its))
             for mine, its in zip(self.axes, other.axes, strict=True)
@@ -75,7 +76,7 @@ def common_frame(flow: Flow, tensors: Sequence[torch.Tensor]) -> Frame | None:
 
 
 def common_margin(flow: Flow, tiles: Sequence[Tile], sizes: Sequence[int]) -> Margin:
-    """How far beyond what it owns a lane has all of the tiles."""
+    """How far beyond what it owns a shard has all of the tiles."""
     margins = []
     for at in range(len(sizes)):
         sides = []
@@ -89,11 +90,11 @@ def common_margin(flow: Flow, tiles: Sequence[Tile], sizes: Sequence[int]) -> Ma
 
 
 def aligned(flow: Flow, tensor: torch.Tensor, frame: Frame) -> list[torch.Tensor]:
-    """Of a tensor that is broadcast against the frame: the part that belongs to each lane here."""
+    """Of a tensor that is broadcast against the frame: the part that belongs to each shard here."""
     if not isinstance(tensor, Tile):
         if tensor.dim() == 0 or tensor.numel() == 1:
-            return [tensor] * len(flow.lanes.mine)
-        return [_cut(tensor, frame.held(flow, lane), frame.sizes) for lane in flow.lanes.mine]
+            return [tensor] * len(flow.shards.mine)
+        return [_cut(tensor, frame.held(flow, shard), frame.sizes) for shard in flow.shards.mine]
     if frame_of(tensor) == frame:
         return tensor.pieces
     offset = len(frame.axes) - len(tensor.axes)
@@ -101,19 +102,19 @@ def aligned(flow: Flow, tensor: torch.Tensor, frame: Frame) -> list[torch.Tensor
         tuple(
             Interval(0, 1) if size == 1 and full != 1 else wanted
             for wanted, size, full in zip(
-                frame.held(flow, lane)[offset:], tensor.sizes, frame.sizes[offset:], strict=True
+                frame.held(flow, shard)[offset:], tensor.sizes, frame.sizes[offset:], strict=True
             )
         )
-        for lane in range(flow.grid.lanes)
+        for shard in range(flow.grid.shards)
     ]
     pieces = tensor.collect([as_needs(box) for box in boxes])
     return [
-        _shaped(piece, boxes[lane]) for lane, piece in zip(flow.lanes.mine, pieces, strict=True)
+        _shaped(piece, boxes[shard]) for shard, piece in zip(flow.shards.mine, pieces, strict=True)
     ]
 
 
 def whole_along(tile: Tile, dims: Sequence[int]) -> Tile:
-    """The same tensor, but every lane has all of it along some dimensions."""
+    """The same tensor, but every shard has all of it along some dimensions."""
     inside = {dim - 1 for dim in dims if tile.is_divided(dim)}
     if not inside:
         return tile
@@ -122,12 +123,12 @@ def whole_along(tile: Tile, dims: Sequence[int]) -> Tile:
     axes = tuple(None if at in inside else axis for at, axis in enumerate(tile.axes))
     margin = tuple((0, 0) if at in inside else each for at, each in enumerate(tile.margin))
     frame = Frame(sizes, axes, margin)
-    # What a lane that owns nothing of an axis lacks, it must ask for too.
-    boxes = [frame.held(tile.flow, lane) for lane in range(grid.lanes)]
+    # What a shard that owns nothing of an axis lacks, it must ask for too.
+    boxes = [frame.held(tile.flow, shard) for shard in range(grid.shards)]
     pieces = [
-        _shaped(piece, boxes[lane])
-        for lane, piece in zip(
-            tile.flow.lanes.mine, tile.collect([as_needs(box) for box in boxes]), strict=True
+        _shaped(piece, boxes[shard])
+        for shard, piece in zip(
+            tile.flow.shards.mine, tile.collect([as_needs(box) for box in boxes]), strict=True
         )
     ]
     return Tile(tile.flow, pieces, sizes, axes, margin)
@@ -135,16 +136,16 @@ def whole_along(tile: Tile, dims: Sequence[int]) -> Tile:
 
 def tile_of(flow: Flow, frame: Frame, pieces: Sequence[torch.Tensor]) -> Tile:
     """A tile that is divided like the frame."""
-    for lane, piece in zip(flow.lanes.mine, pieces, strict=True):
-        expected = tuple(interval.length for interval in frame.held(flow, lane))
+    for shard, piece in zip(flow.shards.mine, pieces, strict=True):
+        expected = tuple(interval.length for interval in frame.held(flow, shard))
         assert tuple(piece.shape[1:]) == expected, (
-            f"{flow.layer}: a lane made {tuple(piece.shape[1:])} instead of {expected}"
+            f"{flow.layer}: a shard made {tuple(piece.shape[1:])} instead of {expected}"
         )
     return Tile(flow, pieces, frame.sizes, frame.axes, frame.margin)
 
 
 def _cut(tensor: torch.Tensor, box: Box, sizes: Sequence[int]) -> torch.Tensor:
-    """Of a plain tensor that every lane has whole; along what is broadcast, it stays so."""
+    """Of a plain tensor that every shard has whole; along what is broadcast, it stays so."""
     for dim in range(tensor.dim()):
         at = len(box) + 1 - tensor.dim() + dim  # its place among the dimensions of the frame
         if at > 0 and tensor.shape[dim] == sizes[at - 1]:

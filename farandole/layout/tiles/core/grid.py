@@ -1,13 +1,13 @@
-"""Who owns what: lanes on a grid over the channels and the axes of an image. Pure, without torch.
+"""Who owns what: shards on a grid over the channels and the axes of an image. Pure, without torch.
 
-A *lane* computes one tile through all layers. The lanes of a 2×2 grid are numbered by rows:
+A *shard* computes one tile through all layers. The shards of a 2×2 grid are numbered by rows:
 
-    lane 0 │ lane 1        coordinates (channel, row, column):   (0, 0, 0)  (0, 0, 1)
+    shard 0 │ shard 1        coordinates (channel, row, column):   (0, 0, 0)  (0, 0, 1)
     ───────┼───────
-    lane 2 │ lane 3                                              (0, 1, 0)  (0, 1, 1)
+    shard 2 │ shard 3                                              (0, 1, 0)  (0, 1, 1)
 
 A tensor says for each of its axes (all but the first, the batch) along which axis of the grid it is
-divided, or None where every lane has all of it.
+divided, or None where every shard has all of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Axes = tuple[int | None, ...]
 Box = tuple[Interval, ...]
 """A part of a tensor: an interval of each axis but the first."""
 Margin = tuple[tuple[int, int], ...]
-"""How far beyond what it owns a lane has a tensor: before and after, for each axis."""
+"""How far beyond what it owns a shard has a tensor: before and after, for each axis."""
 
 CHANNELS = 0
 """The grid's axis of channels; those of the image follow."""
@@ -36,7 +36,7 @@ class Grid:
 
     def __init__(self, tiles: Sequence[int], channels: int = 1) -> None:
         self.parts = (channels, *tiles)
-        self.lanes = math.prod(self.parts)
+        self.shards = math.prod(self.parts)
 
     @property
     def spatial(self) -> int:
@@ -45,7 +45,7 @@ class Grid:
 
     @cached_property
     def coordinates(self) -> list[tuple[int, ...]]:
-        """Of every lane."""
+        """Of every shard."""
         return list(product(*(range(parts) for parts in self.parts)))
 
     @property
@@ -56,17 +56,17 @@ class Grid:
     def is_divided(self, axis: int | None) -> bool:
         return axis is not None and self.parts[axis] > 1
 
-    def owned(self, lane: int, sizes: Sequence[int], axes: Axes) -> Box:
-        """What a lane owns of a tensor."""
-        at = self.coordinates[lane]
+    def owned(self, shard: int, sizes: Sequence[int], axes: Axes) -> Box:
+        """What a shard owns of a tensor."""
+        at = self.coordinates[shard]
         return tuple(
             Interval(0, size) if axis is None else share(at[axis], self.parts[axis], size)
             for size, axis in zip(sizes, axes, strict=True)
         )
 
-    def held(self, lane: int, sizes: Sequence[int], axes: Axes, margin: Margin) -> Box:
-        """What a lane has of a tensor: what it owns, and a margin inside the image."""
-        box = self.owned(lane, sizes, axes)
+    def held(self, shard: int, sizes: Sequence[int], axes: Axes, margin: Margin) -> Box:
+        """What a shard has of a tensor: what it owns, and a margin inside the image."""
+        box = self.owned(shard, sizes, axes)
         if is_empty(box):
             return box
         return tuple(
@@ -74,9 +74,9 @@ class Grid:
             for interval, (before, after), size in zip(box, margin, sizes, strict=True)
         )
 
-    def beside(self, lane: int, summed: Sequence[int | None]) -> tuple[int, ...]:
-        """The lanes that differ from this one only along some axes of the grid; itself too."""
-        here = self.coordinates[lane]
+    def beside(self, shard: int, summed: Sequence[int | None]) -> tuple[int, ...]:
+        """The shards that differ from this one only along some axes of the grid; itself too."""
+        here = self.coordinates[shard]
         return tuple(
             other
             for other, there in enumerate(self.coordinates)
@@ -115,17 +115,17 @@ class Copy(NamedTuple):
 
 
 Needs = tuple[Runs, ...]
-"""What a lane needs of a tensor: runs of each axis. They may go beyond the tensor."""
+"""What a shard needs of a tensor: runs of each axis. They may go beyond the tensor."""
 
 
 def copies(grid: Grid, sizes: Sequence[int], axes: Axes, needs: Sequence[Needs]) -> list[Copy]:
-    """All that must be copied so that every lane has what it needs, from who owns it.
+    """All that must be copied so that every shard has what it needs, from who owns it.
 
-    In an order that all lanes find alike.
+    In an order that all shards find alike.
     """
     found = []
     for to, wanted in enumerate(needs):
-        for source in range(grid.lanes):
+        for source in range(grid.shards):
             if not _is_asked(grid, source, to, axes):
                 continue
             owned = grid.owned(source, sizes, axes)
@@ -148,7 +148,7 @@ def needed_shape(wanted: Needs) -> tuple[int, ...]:
 
 
 def _is_asked(grid: Grid, source: int, to: int, axes: Axes) -> bool:
-    """Along axes that do not divide a tensor many lanes have the same part: the nearest is asked,
+    """Along axes that do not divide a tensor many shards have the same part: the nearest is asked,
     which is the one with the same coordinates there."""
     here, there = grid.coordinates[source], grid.coordinates[to]
     return all(axis in axes or here[axis] == there[axis] for axis in range(len(grid.parts)))

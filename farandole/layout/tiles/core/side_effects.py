@@ -1,9 +1,9 @@
 """Functions that do something to a tensor, or show where it lies: not for tensors that are divided.
 
-They would reach this lane's part alone, or a copy that was put together, and nobody would see.
+They would reach this shard's part alone, or a copy that was put together, and nobody would see.
 
-Tensors that are whole on every lane look as in the plain model, but each lane has only a part of
-their gradient: what a lane has made of its tile. So hooks are not for them either.
+Tensors that are whole on every shard look as in the plain model, but each shard has only a part of
+their gradient: what a shard has made of its tile. So hooks are not for them either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from farandole.errors import UserError
-from farandole.layout.tiles.core.tile import Divided, Flow, function_name, refuse
+from farandole.layout.tiles.core.flow import Flow
+from farandole.layout.tiles.core.refusals import function_name, refuse
+from farandole.layout.tiles.core.tile import Divided
 
 _OURS = __name__.partition(".")[0]
 
@@ -78,7 +80,7 @@ class WholeGradientsOnly(TorchFunctionMode):
 
 
 def _is_of_weights_alone(tensors: Sequence[Tensor]) -> bool:
-    """Whether nothing that was exchanged among lanes is in their graphs: then every lane computes
+    """Whether nothing that was exchanged among shards is in their graphs: then every shard computes
     the same gradient, and all of it."""
     seen = {each.grad_fn for each in tensors if each.grad_fn is not None}
     waiting = list(seen)

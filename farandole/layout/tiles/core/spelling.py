@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from farandole.errors import UserError
-from farandole.layout.tiles.core.tile import Flow, Handler, Tile
+from farandole.layout.tiles.core.flow import Flow, Handler
+from farandole.layout.tiles.core.tile import Tile
 
 _ALIASES = {
     "axis": "dim",

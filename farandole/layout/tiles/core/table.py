@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from farandole.layout.tiles.core.flow import Flow, Handler
+from farandole.layout.tiles.core.refusals import refused
 from farandole.layout.tiles.core.side_effects import has_side_effects
 from farandole.layout.tiles.core.spelling import strict
-from farandole.layout.tiles.core.tile import Flow, Handler, Tile, refused
+from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.ops import (
     batchnorm,
     convolution,

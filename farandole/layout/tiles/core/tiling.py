@@ -21,18 +21,19 @@ from farandole.errors import FarandoleError, UserError
 from farandole.layout.shards.rows import Rows, share_of
 from farandole.layout.shards.table import row_functions
 from farandole.layout.tiles.core.custom_functions import at_work, watch_custom_functions
-from farandole.layout.tiles.core.grid import Axes
+from farandole.layout.tiles.core.flow import Flow, Windowed
 from farandole.layout.tiles.core.handoff import hand_off, hand_over
-from farandole.layout.tiles.core.lanes import Lanes
+from farandole.layout.tiles.core.inputs import as_tile, cut_like
+from farandole.layout.tiles.core.messages import received, sent
+from farandole.layout.tiles.core.refusals import function_name
+from farandole.layout.tiles.core.shard_group import ShardGroup
 from farandole.layout.tiles.core.side_effects import WholeGradientsOnly
 from farandole.layout.tiles.core.snapshot import plain
 from farandole.layout.tiles.core.table import functions
-from farandole.layout.tiles.core.tile import Divided, Flow, Tile, Windowed, cut, function_name
+from farandole.layout.tiles.core.tile import Divided, Tile
 from farandole.layout.tiles.core.whole import all_rows_for_loss, computed_whole, whole_of
 
 _WATCHED = 2  # forward passes
-_TILE, _ROWS = "farandole.tile", "farandole.rows"
-"""The keys of a tile and of a share in a message; beside it stands where it belongs."""
 
 
 class _NeedsWholeError(Exception):
@@ -43,21 +44,21 @@ class Tiling:
     """The tiles of one rank's stages. `names` are those of the layers, by module.
 
     `chosen`: the layer at which the tiles end; none: the first that cannot be tiled.
-    `gathers`: behind the tiles the first lane alone goes on.
+    `gathers`: behind the tiles the first shard alone goes on.
     """
 
     def __init__(
         self,
-        lanes: Lanes,
+        shards: ShardGroup,
         names: Mapping[nn.Module, str],
         *,
         chosen: str = "",
         gathers: bool = False,
     ) -> None:
         watch_custom_functions()
-        self.flow = Flow(lanes, functions(), self._otherwise, row_functions())
+        self.flow = Flow(shards, functions(), self._otherwise, row_functions())
         self.handed_off_at: str | None = None  # the first layer behind the tiles, once it is known
-        self.computed_whole_at: list[str] = []  # what every lane computes all of, once it is known
+        self.computed_whole_at: list[str] = []  # what every shard computes all of, once it is known
         self._chosen = chosen
         self._gathers = gathers
         self._samples = 0
@@ -70,9 +71,9 @@ class Tiling:
 
     def cut(self, value: Any) -> Any:
         """What the model is given, as a message of tiles. Tensors that are no images stay whole on
-        every lane until the hand-off."""
+        every shard until the hand-off."""
         tiles = pytree.tree_map_only(
-            torch.Tensor, lambda leaf: self._as_tile(leaf) if leaf.dim() else leaf, value
+            torch.Tensor, lambda leaf: as_tile(self.flow, leaf) if leaf.dim() else leaf, value
         )
         leaves = [leaf for leaf in pytree.tree_leaves(tiles) if isinstance(leaf, Tile)]
         spatial = self.flow.grid.spatial
@@ -82,13 +83,13 @@ class Tiling:
                 f"{'axis' if spatial == 1 else 'axes'}, and the inputs have shapes "
                 f"{[tuple(leaf.shape) for leaf in leaves]}. Give the tiles a number for each axis."
             )
-        return _sent(tiles)
+        return sent(tiles)
 
     def forward(self, run: Callable[[Any], Any], message: Any, samples: int) -> Any:
         """A stage that is not the last; returns a message."""
         self._begin(samples)
         result = self._run(run, message)
-        return self._handed_over(result) if self._gathers else _sent(result)
+        return self._handed_over(result) if self._gathers else sent(result)
 
     def loss(
         self,
@@ -98,7 +99,7 @@ class Tiling:
         function: Callable[[Any, Any], torch.Tensor],
         target: Any,
     ) -> torch.Tensor:
-        """The last stage. All lanes' results add up to the loss."""
+        """The last stage. All shards' results add up to the loss."""
         self._begin(samples)
         result = self._run(run, message)
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Divided)]
@@ -110,12 +111,12 @@ class Tiling:
         return self._loss_of_samples(function, result, target)
 
     def predict(self, run: Callable[[Any], Any], message: Any, samples: int, last: bool) -> Any:
-        """A forward pass alone: a message; of the last stage all samples, on every lane."""
+        """A forward pass alone: a message; of the last stage all samples, on every shard."""
         self._begin(samples)
         result = self._run(run, message)
         if last:
             return pytree.tree_map_only(torch.Tensor, _whole, result)
-        return self._handed_over(result) if self._gathers else _sent(result)
+        return self._handed_over(result) if self._gathers else sent(result)
 
     def end_recording(self) -> list[Windowed]:
         """The windowed layers of the last forward pass. Those that follow are not recorded."""
@@ -148,84 +149,13 @@ class Tiling:
 
     def counted(self, value: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
         """What of a tensor is this rank's own, and of which channels it is."""
-        lanes = self.flow.lanes
+        shards = self.flow.shards
         if isinstance(value, Tile):
-            pieces = zip(lanes.mine, value.own_pieces(), strict=True)
-            return [(value.owned(lane)[0].slice, piece) for lane, piece in pieces]
+            pieces = zip(shards.mine, value.own_pieces(), strict=True)
+            return [(value.owned(shard)[0].slice, piece) for shard, piece in pieces]
         if isinstance(value, Rows):
             return [] if value.spans.share.spare else [(slice(None), value.own)]
-        return [(slice(None), plain(value))] if 0 in lanes.mine else []  # every lane has the same
-
-    def mark(self, batch: Any, image: tuple[int, ...]) -> Any:
-        """A batch of which this rank has read its tile alone, of images of this size."""
-        (lane,) = self.flow.lanes.mine
-        grid = self.flow.grid
-        box = grid.owned(lane, image, tuple(range(1, grid.spatial + 1)))
-        lengths = tuple(interval.length for interval in box)
-
-        def tile(leaf: torch.Tensor) -> torch.Tensor:
-            others = leaf.dim() - 1 - grid.spatial
-            if others < 0 or tuple(leaf.shape[others + 1 :]) != lengths:
-                return leaf
-            sizes = (*leaf.shape[1 : others + 1], *image)
-            axes: Axes = (*(None,) * others, *range(1, grid.spatial + 1))
-            return Tile(self.flow, [leaf], sizes, axes)
-
-        marked = pytree.tree_map_only(torch.Tensor, tile, batch)
-        leaves = pytree.tree_leaves(marked)
-        if not any(isinstance(leaf, Tile) for leaf in leaves):
-            shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            raise UserError(
-                f"the dataset was asked for a tile of {lengths} of its images, of {image}, and "
-                f"gave a batch with the shapes {shapes}. Let tile(index, box) return "
-                "image[..., *box]."
-            )
-        return marked
-
-    def box(self, image: tuple[int, ...]) -> tuple[slice, ...]:
-        """This rank's tile of an image."""
-        (lane,) = self.flow.lanes.mine
-        grid = self.flow.grid
-        owned = grid.owned(lane, image, tuple(range(1, grid.spatial + 1)))
-        return tuple(interval.slice for interval in owned)
-
-    # Messages
-
-    def _as_tile(self, leaf: torch.Tensor) -> Tile:
-        if isinstance(leaf, Tile):
-            return Tile(self.flow, leaf.pieces, leaf.sizes, leaf.axes, leaf.margin)
-        return cut(self.flow, leaf, self.axes_of(leaf))
-
-    def axes_of(self, leaf: torch.Tensor) -> Axes:
-        """An input's: images are divided, other tensors are not."""
-        grid = self.flow.grid
-        if grid.spatial == 0:
-            return (0, *(None,) * (leaf.dim() - 2)) if leaf.dim() > 1 else ()
-        if leaf.dim() != grid.spatial + 2:
-            return (None,) * (leaf.dim() - 1)
-        for size, parts in zip(leaf.shape[2:], grid.parts[1:], strict=True):
-            if size < parts:
-                raise UserError(
-                    f"an image of {tuple(leaf.shape[2:])} cannot be cut into {grid} tiles: an axis "
-                    f"of {size} has no {parts} parts. Take fewer tiles, or larger images."
-                )
-        return grid.image_axes
-
-    def _received(self, message: Any) -> Any:
-        def read(node: Any) -> Any:
-            if not _is_divided(node):
-                return node
-            first, second = (
-                [None if number == "-" else int(number) for number in part.split(",") if number]
-                for part in node["where"].split("/")
-            )
-            if _ROWS in node:
-                return Rows(self.flow, node[_ROWS], first[0], second[0])  # type: ignore[arg-type]
-            piece = node[_TILE]
-            pieces = list(piece) if isinstance(piece, (list, tuple)) else [piece]
-            return Tile(self.flow, pieces, first, tuple(second))  # type: ignore[arg-type]
-
-        return pytree.tree_map(read, message, is_leaf=_is_divided)
+        return [(slice(None), plain(value))] if 0 in shards.mine else []  # every shard has the same
 
     # Whole samples
 
@@ -233,7 +163,7 @@ class Tiling:
         return pytree.tree_map_only(Tile, lambda tile: hand_off(self.flow, tile), value)
 
     def _handed_over(self, result: Any) -> Any:
-        """To the first lane, whole."""
+        """To the first shard, whole."""
 
         def one(leaf: torch.Tensor) -> torch.Tensor:
             return hand_over(self.flow, leaf) if isinstance(leaf, Tile) else _whole(leaf)
@@ -243,9 +173,9 @@ class Tiling:
     def _otherwise(
         self, flow: Flow, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Of a function that is not computed tile by tile, nor for every lane's samples.
+        """Of a function that is not computed tile by tile, nor for every shard's samples.
 
-        If it treats samples one by one, the tiles end here. If not, every lane computes it whole.
+        If it treats samples one by one, the tiles end here. If not, every shard computes it whole.
         """
         if self._in_loss:
             raise _NeedsWholeError
@@ -253,13 +183,13 @@ class Tiling:
         handler = flow.row_handlers.get(function)
         tiles = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tile)]
         result = NotImplemented
-        if tiles and handler is not None and not flow.lanes.all_here:
+        if tiles and handler is not None and not flow.shards.all_here:
             result = handler(*self._by_samples(function, args, kwargs))
         ends = result is not NotImplemented
         if not ends:
             result = computed_whole(flow, function, args, kwargs)
-            # Where all lanes are here, samples that are whole and no tile are their end as well.
-            ends = flow.lanes.all_here and handler is not None and _has_samples(result, tiles)
+            # Where all shards are here, samples that are whole and no tile are their end as well.
+            ends = flow.shards.all_here and handler is not None and _has_samples(result, tiles)
         if ends:
             self._check_may_end(function)
             self.handed_off_at = self.handed_off_at or place
@@ -294,40 +224,22 @@ class Tiling:
     def _loss_of_tiles(
         self, function: Callable[[Any, Any], torch.Tensor], result: Any, target: Any
     ) -> torch.Tensor:
-        """On every lane the same: each counts by its share of the samples, which add up to one."""
+        """On every shard the same: each counts by its share of the samples, which add up to one."""
         sizes = [leaf.sizes for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tile)]
         self._in_loss = True
         try:
-            value = function(result, self._cut_like(target, sizes))
+            value = function(result, cut_like(self.flow, target, sizes))
         finally:
             self._in_loss = False
-        return value if self.flow.lanes.all_here else value * self._weight()
-
-    def _cut_like(self, target: Any, sizes: list[tuple[int, ...]]) -> Any:
-        grid = self.flow.grid
-        images = {each[len(each) - grid.spatial :] for each in sizes}
-
-        def tile(leaf: torch.Tensor) -> torch.Tensor:
-            if isinstance(leaf, Tile):
-                return self._as_tile(leaf)
-            if not leaf.dim():
-                return leaf
-            others = leaf.dim() - 1 - grid.spatial
-            axes: Axes = (None,) * (leaf.dim() - 1)
-            if others >= 0 and tuple(leaf.shape[others + 1 :]) in images:
-                front: Axes = (0,) if others == 1 else (None,) * others
-                axes = (*front, *range(1, grid.spatial + 1))
-            return cut(self.flow, leaf, axes)
-
-        return pytree.tree_map_only(torch.Tensor, tile, target)
+        return value if self.flow.shards.all_here else value * self._weight()
 
     def _loss_of_samples(
         self, function: Callable[[Any, Any], torch.Tensor], result: Any, target: Any
     ) -> torch.Tensor:
-        """Every lane computes the loss of the whole batch, whatever it does with its samples."""
+        """Every shard computes the loss of the whole batch, whatever it does with its samples."""
         result = pytree.tree_map_only(torch.Tensor, self._for_loss, self._handed_off(result))
         value = function(result, pytree.tree_map_only(Tile, self._whole_target, target))
-        return value if self.flow.lanes.all_here else value * self._weight()
+        return value if self.flow.shards.all_here else value * self._weight()
 
     def _for_loss(self, leaf: torch.Tensor) -> torch.Tensor:
         if isinstance(leaf, Rows) and leaf.samples == self._samples:
@@ -335,11 +247,11 @@ class Tiling:
         return _whole(leaf)
 
     def _whole_target(self, tile: Tile) -> torch.Tensor:
-        return whole_of(self._as_tile(tile))
+        return whole_of(as_tile(self.flow, tile))
 
     def _weight(self) -> float:
-        lanes = self.flow.lanes
-        share = share_of(lanes.mine[0], lanes.grid.lanes, self._samples)
+        shards = self.flow.shards
+        share = share_of(shards.mine[0], shards.grid.shards, self._samples)
         return 0.0 if share.spare else len(share.rows) / self._samples
 
     # Around a forward pass
@@ -347,11 +259,11 @@ class Tiling:
     def _run(self, run: Callable[[Any], Any], message: Any) -> Any:
         """The first passes are watched more closely, which takes time."""
         self._passes += 1
-        apart = self._passes <= _WATCHED and not self.flow.lanes.all_here
+        apart = self._passes <= _WATCHED and not self.flow.shards.all_here
         watched = WholeGradientsOnly(self.flow) if apart else nullcontext()
         try:
             with at_work(self.flow), watched:
-                return run(self._received(message))
+                return run(received(self.flow, message))
         except (FarandoleError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -412,25 +324,3 @@ def _has_samples(value: Any, tiles: Sequence[Tile]) -> bool:
         and any(leaf.shape[0] == tile.rows for tile in tiles)
         for leaf in pytree.tree_leaves(value)
     )
-
-
-def _is_divided(node: Any) -> bool:
-    return isinstance(node, dict) and (_TILE in node or _ROWS in node)
-
-
-def _sent(value: Any) -> Any:
-    """As a message: what is divided as what this lane has of it."""
-
-    def one(leaf: torch.Tensor) -> Any:
-        if isinstance(leaf, Divided):
-            leaf.flow.check()
-        if isinstance(leaf, Rows):
-            return {_ROWS: leaf.own, "where": f"{leaf.samples}/{leaf.factor}"}
-        if not isinstance(leaf, Tile):
-            return plain(leaf)
-        pieces = leaf.own_pieces()
-        sizes = ",".join(map(str, leaf.sizes))
-        axes = ",".join("-" if axis is None else str(axis) for axis in leaf.axes)
-        return {_TILE: pieces if len(pieces) > 1 else pieces[0], "where": f"{sizes}/{axes}"}
-
-    return pytree.tree_map_only(torch.Tensor, one, value)

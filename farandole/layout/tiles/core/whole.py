@@ -1,12 +1,12 @@
-"""What is divided among lanes, put together on each of them: for functions that need all of it.
+"""What is divided among shards, put together on each of them: for functions that need all of it.
 
-Every lane then computes the same. That is exact whatever the function is, and divides no work.
+Every shard then computes the same. That is exact whatever the function is, and divides no work.
 
-    forward    each lane's samples ──▶ all samples, on every lane
-    backward   a sample's owner ◀── what every lane found for it, added up
+    forward    each shard's samples ──▶ all samples, on every shard
+    backward   a sample's owner ◀── what every shard found for it, added up
 
-Lanes' losses add up to the loss of the batch. So the gradients of all lanes add up too: that of a
-weight once, though every lane has computed with it, and that of a sample where its owner is.
+Shards' losses add up to the loss of the batch. So the gradients of all shards add up too: that of a
+weight once, though every shard has computed with it, and that of a sample where its owner is.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ import torch
 import torch.utils._pytree as pytree
 
 from farandole.layout.shards.rows import Rows, Spans, same_memory, version_of
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import relative
 from farandole.layout.tiles.core.intervals import Interval
-from farandole.layout.tiles.core.lanes import Lanes
+from farandole.layout.tiles.core.refusals import refuse
+from farandole.layout.tiles.core.shard_group import ShardGroup
 from farandole.layout.tiles.core.snapshot import snapshot
-from farandole.layout.tiles.core.tile import Divided, Flow, Tile, cut, refuse
+from farandole.layout.tiles.core.tile import Divided, Tile, cut
 from farandole.layout.tiles.halo.exchange import gather
 
 
 def whole_of(value: Divided) -> torch.Tensor:
-    """All of it, on every lane; differentiable. *Together.*"""
+    """All of it, on every shard; differentiable. *Together.*"""
     if isinstance(value, Tile):
         return _whole_tile(value)
     assert isinstance(value, Rows)
-    lanes = value.flow.lanes
-    result: torch.Tensor = _AllRows.apply(lanes, lanes.next(), value.spans, value.own)
+    shards = value.flow.shards
+    result: torch.Tensor = _AllRows.apply(shards, shards.next(), value.spans, value.own)
     return result
 
 
@@ -43,72 +45,73 @@ def _whole_tile(tile: Tile) -> torch.Tensor:
         return tile.own_pieces()[0]
     nothing = ((Interval(0, 0),),) * len(tile.axes)
     everything = tuple((Interval(0, size),) for size in tile.sizes)
-    # Where all lanes are in one process, one of them is enough.
+    # Where all shards are in one process, one of them is enough.
     needs = tuple(
-        nothing if lane and flow.lanes.all_here else everything for lane in range(flow.grid.lanes)
+        nothing if shard and flow.shards.all_here else everything
+        for shard in range(flow.grid.shards)
     )
-    owned = [relative(tile.owned(lane), tile.held(lane)) for lane in flow.lanes.mine]
+    owned = [relative(tile.owned(shard), tile.held(shard)) for shard in flow.shards.mine]
     found = flow.copies(tile.sizes, tile.axes, needs)
-    return gather(flow.lanes, found, needs, tile.pieces, owned, 0.0)[0]
+    return gather(flow.shards, found, needs, tile.pieces, owned, 0.0)[0]
 
 
 class _AllRows(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, lanes: Lanes, number: int, spans: Spans, own: torch.Tensor
+        ctx: Any, shards: ShardGroup, number: int, spans: Spans, own: torch.Tensor
     ) -> torch.Tensor:
-        ctx.lanes, ctx.number, ctx.spans = lanes, number, spans
-        return _told(lanes, number, spans, own)
+        ctx.shards, ctx.number, ctx.spans = shards, number, spans
+        return _told(shards, number, spans, own)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        lanes: Lanes = ctx.lanes
+        shards: ShardGroup = ctx.shards
         spans: Spans = ctx.spans
         (gradient,) = gradients
-        others = [other for other in range(spans.lanes) if other != spans.lane]
+        others = [other for other in range(spans.shards) if other != spans.shard]
         for other in others:
             if not spans.share_of(other).spare:
-                lanes.post(other, ctx.number, True, [gradient[spans.span(other)].contiguous()])
+                shards.post(other, ctx.number, True, [gradient[spans.span(other)].contiguous()])
         own = spans.here(gradient).clone()
         if spans.share.spare:
             return None, None, None, own.zero_()
         for other in others:
-            own += lanes.take(other, ctx.number, True)[0]
+            own += shards.take(other, ctx.number, True)[0]
         return None, None, None, own
 
 
-def _told(lanes: Lanes, number: int, spans: Spans, own: torch.Tensor) -> torch.Tensor:
-    """The rows of all lanes."""
-    counting = [each for each in range(spans.lanes) if not spans.share_of(each).spare]
-    known = {spans.lane: own}
-    for other in range(spans.lanes):
-        if other != spans.lane and spans.lane in counting:
-            lanes.post(other, number, False, [own.contiguous()])
+def _told(shards: ShardGroup, number: int, spans: Spans, own: torch.Tensor) -> torch.Tensor:
+    """The rows of all shards."""
+    counting = [each for each in range(spans.shards) if not spans.share_of(each).spare]
+    known = {spans.shard: own}
+    for other in range(spans.shards):
+        if other != spans.shard and spans.shard in counting:
+            shards.post(other, number, False, [own.contiguous()])
     for other in counting:
-        if other != spans.lane:
-            (known[other],) = lanes.take(other, number, False)
+        if other != spans.shard:
+            (known[other],) = shards.take(other, number, False)
     return torch.cat([known[each] for each in counting])
 
 
 def all_rows_for_loss(value: Rows) -> torch.Tensor:
-    """All samples, for a loss that is the same on all lanes and counts by their share of the
+    """All samples, for a loss that is the same on all shards and counts by their share of the
     samples, in all once. *Together.*
 
-    Then a lane's own rows get their whole gradient from what this lane made of them, and nothing
+    Then a shard's own rows get their whole gradient from what this shard made of them, and nothing
     has to travel back.
     """
-    lanes = value.flow.lanes
-    result: torch.Tensor = _ForLoss.apply(lanes, lanes.next(), value.spans, value.own)
+    shards = value.flow.shards
+    result: torch.Tensor = _ForLoss.apply(shards, shards.next(), value.spans, value.own)
     return result
 
 
 class _ForLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, lanes: Lanes, number: int, spans: Spans, own: torch.Tensor
+        ctx: Any, shards: ShardGroup, number: int, spans: Spans, own: torch.Tensor
     ) -> torch.Tensor:
         ctx.spans = spans
-        return _told(lanes, number, spans, own)
+        return _told(shards, number, spans, own)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -119,7 +122,7 @@ class _ForLoss(torch.autograd.Function):
 
 
 def computed_whole(flow: Flow, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of divided tensors, computed from all of them, by every lane alike. *Together.*
+    """A function of divided tensors, computed from all of them, by every shard alike. *Together.*
 
     Raises `UserError` if the function changes one of them in place: only a copy would change.
     """
@@ -150,7 +153,7 @@ def _divided_again(
     given: Sequence[tuple[Divided, torch.Tensor]],
     kept: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """What has the shape of what came in is divided like that again, so that not every lane has to
+    """What has the shape of what came in is divided like that again, so that not every shard has to
     compute all that follows. What is in the memory of a whole tensor stays as it is."""
     if result.layout is not torch.strided or any(same_memory(result, each) for each in kept):
         return result

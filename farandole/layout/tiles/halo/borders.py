@@ -1,7 +1,7 @@
 """What of a convolution must wait for the halo, and what need not: boxes only.
 
 ┌───────────────┐
-│ border        │    A lane's outputs. The interior looks at what the lane has, and beyond the
+│ border        │    A shard's outputs. The interior looks at what the shard has, and beyond the
 │   ┌───────────┤    edge of the image, where zeros are. The border, strips around it, looks at
 │   │ interior  │    what others have too.
 └───┴───────────┘    (a tile at the right and lower edges of the image)
@@ -18,15 +18,15 @@ from farandole.layout.tiles.core.intervals import Interval, Window
 from farandole.layout.tiles.halo.exchange import slices
 from farandole.layout.tiles.ops.kernels import Kernel
 
-_LEAST_INTERIOR = 0.95  # of a lane's outputs: strips are slow for what they compute
+_LEAST_INTERIOR = 0.95  # of a shard's outputs: strips are slow for what they compute
 
 Index = tuple[slice, ...]
 
 
 class Bit(NamedTuple):
-    """Values that a lane has or gets: a box of the input, and where it lies."""
+    """Values that a shard has or gets: a box of the input, and where it lies."""
 
-    tensor: int  # among the pieces of the lanes here, then what came from elsewhere
+    tensor: int  # among the pieces of the shards here, then what came from elsewhere
     box: Box
     origin: Box  # all of that tensor
 
@@ -51,7 +51,7 @@ class Move(NamedTuple):
 class Term(NamedTuple):
     """Outputs that are computed from some bits of the input, put together to a slab."""
 
-    outputs: Index  # among the lane's
+    outputs: Index  # among the shard's
     channels: Interval  # of the output
     shape: tuple[int, ...]  # of the slab, without the batch
     padding: tuple[int, ...]
@@ -60,7 +60,7 @@ class Term(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a lane convolves. Without outputs it has no terms."""
+    """What a shard convolves. Without outputs it has no terms."""
 
     shape: tuple[int, ...]  # of its outputs, without the batch
     whole: Term | None  # all outputs, from all bits
@@ -71,7 +71,7 @@ class Share(NamedTuple):
 def share_of(
     kernel: Kernel, outputs: Box, here: Sequence[Bit], others: Sequence[Bit], strips: Sequence[Box]
 ) -> Share:
-    """Of a lane that has some bits and gets others, which the outputs in `strips` wait for."""
+    """Of a shard that has some bits and gets others, which the outputs in `strips` wait for."""
     shape = tuple(interval.length for interval in outputs)
     if is_empty(outputs):
         return Share(shape, None, None, ())
@@ -108,7 +108,7 @@ def border(
 ) -> tuple[Box, ...]:
     """The strips that must wait for others; none if there is too little to do meanwhile.
 
-    `needed` is what the outputs look at, `owned` what the lane has of an input of `sizes`.
+    `needed` is what the outputs look at, `owned` what the shard has of an input of `sizes`.
     """
     inside = interior(windows, outputs, needed, owned, sizes)
     if is_empty(inside) or volume(inside) < _LEAST_INTERIOR * volume(outputs):
@@ -119,7 +119,7 @@ def border(
 def interior(
     windows: Sequence[Window], outputs: Box, needed: Box, owned: Box, sizes: Sequence[int]
 ) -> Box:
-    """The outputs that look at nothing but what the lane has; may be empty."""
+    """The outputs that look at nothing but what the shard has; may be empty."""
     if is_empty(owned) or not owned[0].covers(needed[0]):  # every output looks at all channels
         return (Interval(0, 0),) * len(outputs)
     inside = [outputs[0]]

@@ -3,8 +3,8 @@
     forward    owner ── a part of its tile ──▶ who needs it      (halos, among others)
     backward   owner ◀── the gradient of that part, to be added
 
-Both are the same list of copies, read in two directions. Sums over lanes are here too: their
-gradient is the sum of the gradients, because every lane goes on with the sum in its own way.
+Both are the same list of copies, read in two directions. Sums over shards are here too: their
+gradient is the sum of the gradients, because every shard goes on with the sum in its own way.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from typing import Any, NamedTuple
 import torch
 
 from farandole.layout.tiles.core.grid import Box, Copy, Needs, needed_shape
-from farandole.layout.tiles.core.lanes import Lanes
+from farandole.layout.tiles.core.shard_group import ShardGroup
 
 
 class ExchangeTask(NamedTuple):
-    """An exchange: of which lanes, what is copied, and where owned parts lie in what lanes hold."""
+    """An exchange: of which shards, what is copied, and where owned parts lie in what shards
+    hold."""
 
-    lanes: Lanes
+    shards: ShardGroup
     number: int
     copies: Sequence[Copy]
-    shapes: Sequence[tuple[int, ...]]  # of what each lane here puts together
-    owned: Sequence[Box]  # for each lane here, from the corner of its piece
+    shapes: Sequence[tuple[int, ...]]  # of what each shard here puts together
+    owned: Sequence[Box]  # for each shard here, from the corner of its piece
     fill: float  # outside of the image
 
 
 def gather(
-    lanes: Lanes,
+    shards: ShardGroup,
     copies: Sequence[Copy],
     needs: Sequence[Needs],
     pieces: Sequence[torch.Tensor],
     owned: Sequence[Box],
     fill: float,
 ) -> list[torch.Tensor]:
-    """What every lane here needs, put together; differentiable.
+    """What every shard here needs, put together; differentiable.
 
-    `copies` and `needs` are those of all lanes, `pieces` and `owned` those of the lanes here.
+    `copies` and `needs` are those of all shards, `pieces` and `owned` those of the shards here.
     """
-    shapes = [needed_shape(needs[lane]) for lane in lanes.mine]
-    job = ExchangeTask(lanes, lanes.next(), copies, shapes, owned, fill)
+    shapes = [needed_shape(needs[shard]) for shard in shards.mine]
+    job = ExchangeTask(shards, shards.next(), copies, shapes, owned, fill)
     result = _Gather.apply(job, *pieces)
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
@@ -57,101 +58,105 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, job: ExchangeTask, *pieces: torch.Tensor) -> Any:
         ctx.job = job
         ctx.shapes = [piece.shape for piece in pieces]
-        mine = job.lanes.mine
+        mine = job.shards.mine
         sources = {
-            lane: piece[slices(owned)]
-            for lane, piece, owned in zip(mine, pieces, job.owned, strict=True)
+            shard: piece[slices(owned)]
+            for shard, piece, owned in zip(mine, pieces, job.owned, strict=True)
         }
         post_parts(
-            job.lanes,
+            job.shards,
             job.number,
             job.copies,
             lambda copy: sources[copy.source][slices(copy.taken)],
         )
         results = []
-        for lane, piece, shape in zip(mine, pieces, job.shapes, strict=True):
+        for shard, piece, shape in zip(mine, pieces, job.shapes, strict=True):
             result = piece.new_empty((piece.shape[0], *shape))
-            if _filled(job, lane) < result[0].numel() if result.shape[0] else False:
+            if _filled(job, shard) < result[0].numel() if result.shape[0] else False:
                 result.fill_(job.fill)
             for copy in job.copies:
-                if copy.to == lane and copy.source in sources:
+                if copy.to == shard and copy.source in sources:
                     result[slices(copy.put)] = sources[copy.source][slices(copy.taken)]
             results.append(result)
-        for copy, part in taken_parts(job.lanes, job.number, job.copies):
+        for copy, part in taken_parts(job.shards, job.number, job.copies):
             results[mine.index(copy.to)][slices(copy.put)] = part
         return tuple(results) if len(results) > 1 else results[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         job: ExchangeTask = ctx.job
-        mine = job.lanes.mine
+        mine = job.shards.mine
         post_parts(
-            job.lanes,
+            job.shards,
             job.number,
             job.copies,
             lambda copy: gradients[mine.index(copy.to)][slices(copy.put)],
             back=True,
         )
         results = []
-        for lane, shape, owned in zip(mine, ctx.shapes, job.owned, strict=True):
+        for shard, shape, owned in zip(mine, ctx.shapes, job.owned, strict=True):
             result = gradients[0].new_zeros(shape)
+            # The backward is the forward turned round: where a value was copied to several shards,
+            # their gradients of it add up at its owner. Nothing was taken from beyond
+            # `owned`, so the gradient is zero there.
             inside = result[slices(owned)]
             for copy in job.copies:
-                if copy.source == lane and copy.to in mine:
+                if copy.source == shard and copy.to in mine:
                     inside[slices(copy.taken)] += gradients[mine.index(copy.to)][slices(copy.put)]
             results.append(result)
-        for copy, part in taken_parts(job.lanes, job.number, job.copies, back=True):
+        for copy, part in taken_parts(job.shards, job.number, job.copies, back=True):
             at = mine.index(copy.source)
             results[at][slices(job.owned[at])][slices(copy.taken)] += part
         return None, *results
 
 
 def post_parts(
-    lanes: Lanes,
+    shards: ShardGroup,
     number: int,
     copies: Sequence[Copy],
     part_of: Callable[[Copy], torch.Tensor],
     *,
     back: bool = False,
 ) -> None:
-    """Sends the lanes elsewhere their parts, one message each. `back`: gradients, to the owners."""
-    for lane, group in _with_others(lanes, copies, leaving=not back):
+    """Sends the shards elsewhere their parts, one message each. `back`: gradients, to the
+    owners."""
+    for shard, group in _with_others(shards, copies, leaving=not back):
         # A copy in any case: what is posted may still be on its way when its source is changed.
         parts = [part_of(copy).clone(memory_format=torch.contiguous_format) for copy in group]
-        lanes.post(lane, number, back, parts)
+        shards.post(shard, number, back, parts)
 
 
-def expect_parts(lanes: Lanes, copies: Sequence[Copy], *, back: bool = False) -> None:
-    """Lets what others post for the lanes here come while these compute."""
-    for lane, _ in _with_others(lanes, copies, leaving=back):
-        lanes.expect(lane)
+def expect_parts(shards: ShardGroup, copies: Sequence[Copy], *, back: bool = False) -> None:
+    """Lets what others post for the shards here come while these compute."""
+    for shard, _ in _with_others(shards, copies, leaving=back):
+        shards.expect(shard)
 
 
 def taken_parts(
-    lanes: Lanes, number: int, copies: Sequence[Copy], *, back: bool = False
+    shards: ShardGroup, number: int, copies: Sequence[Copy], *, back: bool = False
 ) -> Iterator[tuple[Copy, torch.Tensor]]:
-    """What others have posted for the lanes here, each with the copy that it is part of."""
-    for lane, group in _with_others(lanes, copies, leaving=back):
-        yield from zip(group, lanes.take(lane, number, back), strict=True)
+    """What others have posted for the shards here, each with the copy that it is part of."""
+    for shard, group in _with_others(shards, copies, leaving=back):
+        yield from zip(group, shards.take(shard, number, back), strict=True)
 
 
 def _with_others(
-    lanes: Lanes, copies: Sequence[Copy], *, leaving: bool
+    shards: ShardGroup, copies: Sequence[Copy], *, leaving: bool
 ) -> list[tuple[int, list[Copy]]]:
-    """The copies that leave the lanes here, or come to them, by the lane elsewhere."""
+    """The copies that leave the shards here, or come to them, by the shard elsewhere."""
     found: dict[int, list[Copy]] = {}
     for copy in copies:
         here, there = (copy.source, copy.to) if leaving else (copy.to, copy.source)
-        if here in lanes.mine and there not in lanes.mine:
+        if here in shards.mine and there not in shards.mine:
             found.setdefault(there, []).append(copy)
     return sorted(found.items())
 
 
-def _filled(job: ExchangeTask, lane: int) -> int:
-    """How many positions of what a lane needs are copied; the others are outside of the image."""
+def _filled(job: ExchangeTask, shard: int) -> int:
+    """How many positions of what a shard needs are copied; the others are outside of the image."""
     positions = 0
     for copy in job.copies:
-        if copy.to == lane:
+        if copy.to == shard:
             volume = 1
             for interval in copy.put:
                 volume *= interval.length
@@ -159,50 +164,50 @@ def _filled(job: ExchangeTask, lane: int) -> int:
     return positions
 
 
-def sum_lanes(
-    lanes: Lanes, groups: Sequence[tuple[int, ...]], values: Sequence[torch.Tensor]
+def sum_shards(
+    shards: ShardGroup, groups: Sequence[tuple[int, ...]], values: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """For every lane here, the sum over its group of lanes; differentiable.
+    """For every shard here, the sum over its group of shards; differentiable.
 
-    `groups[lane]` are the lanes that are added up for a lane, in order.
+    `groups[shard]` are the shards that are added up for a shard, in order.
     """
     if all(len(group) == 1 for group in groups):
         return list(values)
-    result = _Sum.apply(lanes, lanes.next(), groups, *values)
+    result = _Sum.apply(shards, shards.next(), groups, *values)
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
-def tell_lanes(
-    lanes: Lanes,
+def tell_shards(
+    shards: ShardGroup,
     number: int,
     back: bool,
     groups: Sequence[tuple[int, ...]],
     values: Sequence[torch.Tensor],
 ) -> list[list[torch.Tensor]]:
-    """For every lane here, the values of all lanes of its group, in their order."""
-    mine = lanes.mine
+    """For every shard here, the values of all shards of its group, in their order."""
+    mine = shards.mine
     known = dict(zip(mine, values, strict=True))
-    wanted = {other for lane in mine for other in groups[lane]} - set(mine)
-    for lane in mine:
-        for other in groups[lane]:
+    wanted = {other for shard in mine for other in groups[shard]} - set(mine)
+    for shard in mine:
+        for other in groups[shard]:
             if other not in mine:
-                lanes.post(other, number, back, [known[lane]])
+                shards.post(other, number, back, [known[shard]])
     for other in sorted(wanted):
-        (known[other],) = lanes.take(other, number, back)
-    return [[known[other] for other in groups[lane]] for lane in mine]
+        (known[other],) = shards.take(other, number, back)
+    return [[known[other] for other in groups[shard]] for shard in mine]
 
 
-def add_lanes(
-    lanes: Lanes,
+def add_shards(
+    shards: ShardGroup,
     number: int,
     back: bool,
     groups: Sequence[tuple[int, ...]],
     values: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """As `sum_lanes`, without autograd. Always added in the order of the lanes, so that all that
+    """As `sum_shards`, without autograd. Always added in the order of the shards, so that all that
     hold the same sum hold the same bits."""
     results = []
-    for first, *rest in tell_lanes(lanes, number, back, groups, values):
+    for first, *rest in tell_shards(shards, number, back, groups, values):
         result = first.clone()
         for other in rest:
             result += other
@@ -214,15 +219,15 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        lanes: Lanes,
+        shards: ShardGroup,
         number: int,
         groups: Sequence[tuple[int, ...]],
         *values: torch.Tensor,
     ) -> Any:
-        ctx.lanes, ctx.number, ctx.groups = lanes, number, groups
-        results = add_lanes(lanes, number, False, groups, values)
+        ctx.shards, ctx.number, ctx.groups = shards, number, groups
+        results = add_shards(shards, number, False, groups, values)
         return tuple(results) if len(results) > 1 else results[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return None, None, None, *add_lanes(ctx.lanes, ctx.number, True, ctx.groups, gradients)
+        return None, None, None, *add_shards(ctx.shards, ctx.number, True, ctx.groups, gradients)

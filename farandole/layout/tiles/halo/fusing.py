@@ -3,10 +3,10 @@
     plain     exchange ─ conv ─ exchange ─ conv ─ exchange ─ conv
     fused     exchange ─ conv ────────── conv ────────── conv         one exchange, of a wide halo
 
-A lane computes beyond what it owns: as far as the layers behind, up to the end of the group, will
+A shard computes beyond what it owns: as far as the layers behind, up to the end of the group, will
 need it. Those find it there, and ask nobody. Beyond the border of the image nothing is computed;
 every layer finds its own padding there, so the result stays exact. Messages are saved; the price is
-that lanes compute overlaps. That pays for small messages over a slow network.
+that shards compute overlaps. That pays for small messages over a slow network.
 
 Nothing here must be right for the result to be: a layer that lacks anything asks for it as ever.
 
@@ -20,9 +20,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from farandole.errors import UserError
+from farandole.layout.tiles.core.flow import Windowed, no_margin
 from farandole.layout.tiles.core.grid import Axes, Box, Grid, Margin, is_empty, widest
 from farandole.layout.tiles.core.intervals import Interval, share
-from farandole.layout.tiles.core.tile import Windowed, no_margin
 from farandole.layout.tiles.halo.windows import reach
 from farandole.schedule import Link
 
@@ -66,7 +66,7 @@ def fused(grid: Grid, layers: Sequence[Windowed], every: int) -> list[range]:
 def choose_groups(grid: Grid, layers: Sequence[Windowed], link: Link) -> list[range]:
     """The groups with which a step is predicted to be shortest; in doubt, plain halos.
 
-    Lanes must choose alike: give all of them the same layers, with the same seconds.
+    Shards must choose alike: give all of them the same layers, with the same seconds.
     """
     halos = _Halos(grid, layers)
     best = [0.0]  # seconds of the layers up to each
@@ -127,7 +127,7 @@ def _ms(seconds: float) -> str:
 
 
 class _Halos:
-    """What layers ask of other lanes, if some of them share an exchange."""
+    """What layers ask of other shards, if some of them share an exchange."""
 
     def __init__(self, grid: Grid, layers: Sequence[Windowed]) -> None:
         self._grid = grid
@@ -180,9 +180,9 @@ class _Halos:
         return sum(self.seconds(group, link) for group in groups)
 
     def _needed(self, number: int, margin: Margin) -> list[Box]:
-        """By lane, of a layer's input, for an output with a margin."""
+        """By shard, of a layer's input, for an output with a margin."""
         layer, grid = self._layers[number], self._grid
-        wanted = [grid.held(lane, layer.sizes, layer.axes, margin) for lane in range(grid.lanes)]
+        wanted = [grid.held(shard, layer.sizes, layer.axes, margin) for shard in range(grid.shards)]
         nothing = (Interval(0, 0),) * len(layer.input_axes)
         return [nothing if is_empty(box) else layer.needs(box) for box in wanted]
 
@@ -196,7 +196,7 @@ class _Halos:
 
     def _of(self, sizes: Sequence[int], number: int, margin: Margin) -> Margin:
         """A margin of a layer's input, of a tensor that it was computed from. That may have been
-        broadcast, and then was whole on every lane."""
+        broadcast, and then was whole on every shard."""
         full = self._layers[number].input_sizes
         missing = len(full) - len(sizes)
         return tuple(
@@ -227,7 +227,7 @@ class _Halos:
         return all(widest(margin, self._of(sizes, number, wide)) == margin for sizes, margin in had)
 
     def _exchange(self, number: int, margin: Margin) -> tuple[int, int]:
-        """Of the lane that gets most: how many messages, and how many bytes."""
+        """Of the shard that gets most: how many messages, and how many bytes."""
         key = number, margin
         if key not in self._exchanges:
             layer, grid = self._layers[number], self._grid
@@ -235,13 +235,13 @@ class _Halos:
             needed = self._needed(number, margin)
             wide = self._reach(number, margin)
             if wide is not None and _any(margin):  # the whole input is made wide
-                needed = [grid.held(lane, sizes, axes, wide) for lane in range(grid.lanes)]
+                needed = [grid.held(shard, sizes, axes, wide) for shard in range(grid.shards)]
             messages = values = 0
-            for lane, box in enumerate(needed):
+            for shard, box in enumerate(needed):
                 inside = [
                     run.meets(Interval(0, size)) for run, size in zip(box, sizes, strict=True)
                 ]
-                mine = grid.owned(lane, sizes, axes)
+                mine = grid.owned(shard, sizes, axes)
                 own = _volume([run.meets(has) for run, has in zip(inside, mine, strict=True)])
                 values = max(values, _volume(inside) - own)
                 messages = max(messages, self._owners(inside, sizes, axes) - (own > 0))
@@ -249,7 +249,7 @@ class _Halos:
         return self._exchanges[key]
 
     def _owners(self, box: Sequence[Interval], sizes: Sequence[int], axes: Axes) -> int:
-        """How many lanes a part of a tensor comes from."""
+        """How many shards a part of a tensor comes from."""
         count = 1
         for run, size, axis in zip(box, sizes, axes, strict=True):
             parts = 1 if axis is None else self._grid.parts[axis]
@@ -257,10 +257,10 @@ class _Halos:
         return count
 
     def _area(self, layer: Windowed, margin: Margin) -> int:
-        """Of the lane that computes most, as all wait for it."""
+        """Of the shard that computes most, as all wait for it."""
         held = (
-            self._grid.held(lane, layer.sizes, layer.axes, margin)
-            for lane in range(self._grid.lanes)
+            self._grid.held(shard, layer.sizes, layer.axes, margin)
+            for shard in range(self._grid.shards)
         )
         return max(_volume(box) for box in held)
 

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Box, Copy, relative
-from farandole.layout.tiles.core.lanes import Lanes
-from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.core.shard_group import ShardGroup
+from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo.borders import Bit, Share, Term, border, share_of
 from farandole.layout.tiles.halo.exchange import expect_parts, post_parts, slices, taken_parts
 from farandole.layout.tiles.halo.windows import Shares, as_needs
@@ -32,21 +33,21 @@ from farandole.layout.tiles.ops.kernels import Kernel
 
 
 class OverlapPlan(NamedTuple):
-    """A layer's convolution, for the lanes here."""
+    """A layer's convolution, for the shards here."""
 
     kernel: Kernel
     shares: Sequence[Share]
-    travels: bool  # whether any lane gets something from another
-    copies: Sequence[Copy]  # between different lanes; those here are one end of it
+    travels: bool  # whether any shard gets something from another
+    copies: Sequence[Copy]  # between different shards; those here are one end of it
     incoming: Sequence[Copy]  # those of them that come from elsewhere
-    owned: Sequence[Box]  # for each lane here, from the corner of its piece
+    owned: Sequence[Box]  # for each shard here, from the corner of its piece
 
     @property
     def is_plain(self) -> bool:
         """Whether torch can do all of it: nothing travels, and nothing must be put together.
 
-        Not where a lane has no outputs. Even those must have a gradient if the weight has one, or
-        lanes would not agree on what travels further on.
+        Not where a shard has no outputs. Even those must have a gradient if the weight has one, or
+        shards would not agree on what travels further on.
         """
         return not self.travels and all(
             share.whole and _lies_ready(share.whole) for share in self.shares
@@ -57,18 +58,18 @@ class ConvolutionTask(NamedTuple):
     """A plan that is carried out."""
 
     plan: OverlapPlan
-    lanes: Lanes
+    shards: ShardGroup
     number: int  # of its exchange
     overlap: bool  # whether it computes while something is on its way
 
     def sent(self, copy: Copy, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
         """What a copy takes of its source's piece, or of the gradient of that."""
-        at = self.lanes.mine.index(copy.source)
+        at = self.shards.mine.index(copy.source)
         return pieces[at][slices(self.plan.owned[at])][slices(copy.taken)]
 
     def add_to(self, gradients: Sequence[torch.Tensor]) -> None:
         """Takes what others have found of the gradients of the pieces here."""
-        for copy, part in taken_parts(self.lanes, self.number, self.plan.copies, back=True):
+        for copy, part in taken_parts(self.shards, self.number, self.plan.copies, back=True):
             self.sent(copy, gradients).add_(part)
 
 
@@ -80,7 +81,7 @@ def convolve(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """The outputs of each lane here; differentiable. *Together*, by all lanes."""
+    """The outputs of each shard here; differentiable. *Together*, by all shards."""
     key = kernel, x.sizes, x.axes, x.margin, shares.margin, flow.overlap
     plan: OverlapPlan = flow.plans.get(key) or flow.plans.setdefault(
         key, _plan(flow, x, kernel, shares)
@@ -91,7 +92,9 @@ def convolve(
     if plan.is_plain:
         terms = (share.whole for share in plan.shares)
         return [_outputs(kernel, term, pieces, weight, bias) for term in terms if term]
-    job = ConvolutionTask(plan, flow.lanes, flow.lanes.next() if plan.travels else -1, flow.overlap)
+    job = ConvolutionTask(
+        plan, flow.shards, flow.shards.next() if plan.travels else -1, flow.overlap
+    )
     result = _Convolve.apply(job, weight, bias, *pieces)
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
@@ -105,16 +108,18 @@ class _Convolve(torch.autograd.Function):
         bias: torch.Tensor | None,
         *pieces: torch.Tensor,
     ) -> Any:
-        plan, lanes, number, _ = job
+        plan, shards, number, _ = job
         kernel = plan.kernel
-        post_parts(lanes, number, plan.copies, lambda copy: job.sent(copy, pieces))
+        post_parts(shards, number, plan.copies, lambda copy: job.sent(copy, pieces))
+        # Everything is posted before anything is waited for. Invariant: all shards do their
+        # exchanges in the same order, so no two of them wait for each other in a circle.
         if any(share.ready for share in plan.shares):
-            expect_parts(lanes, plan.copies)
+            expect_parts(shards, plan.copies)
         begun = [
             share.ready and _outputs(kernel, share.ready, pieces, weight, bias)
             for share in plan.shares
         ]
-        came = dict(taken_parts(lanes, number, plan.copies))
+        came = dict(taken_parts(shards, number, plan.copies))
         tensors = [*pieces, *(came[copy] for copy in plan.incoming)]
         results = []
         for share, result in zip(plan.shares, begun, strict=True):
@@ -122,6 +127,8 @@ class _Convolve(torch.autograd.Function):
                 result = pieces[0].new_empty((pieces[0].shape[0], *share.shape))
             elif result is None:
                 result = _outputs(kernel, share.whole, tensors, weight, bias)
+            # Outputs near the edge were computed as if the halo were zero. They are overwritten,
+            # not added to: each output is the sum over its whole window, in torch's own order.
             for term in share.border:
                 result[term.outputs] = _outputs(kernel, term, tensors, weight, bias)
             results.append(result)
@@ -134,7 +141,7 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         job: ConvolutionTask = ctx.job
-        plan, lanes, number, overlap = job
+        plan, shards, number, overlap = job
         weight, *tensors = ctx.saved_tensors
         _, for_weight, for_bias, *for_pieces = ctx.needs_input_grad
         of_weight = of_bias = None
@@ -144,14 +151,14 @@ class _Convolve(torch.autograd.Function):
             for share, gradient in zip(plan.shares, gradients, strict=True)
             if share.whole
         ]
-        # All lanes agree on what has a gradient, and so on what travels.
+        # All shards agree on what has a gradient, and so on what travels.
         if any(for_pieces):
             sums = _input_gradients(plan.kernel, terms, weight, ctx.shapes)
             of_pieces, of_halos = sums[: len(for_pieces)], sums[len(for_pieces) :]
             halos = dict(zip(plan.incoming, of_halos, strict=True))
-            post_parts(lanes, number, plan.copies, halos.__getitem__, back=True)
+            post_parts(shards, number, plan.copies, halos.__getitem__, back=True)
             if overlap:
-                expect_parts(lanes, plan.copies, back=True)
+                expect_parts(shards, plan.copies, back=True)
             else:
                 job.add_to(of_pieces)
         if for_weight:
@@ -164,7 +171,7 @@ class _Convolve(torch.autograd.Function):
 
 
 _Terms = Sequence[tuple[Term, torch.Tensor]]
-"""Those of all outputs of the lanes here, with the gradients of these outputs."""
+"""Those of all outputs of the shards here, with the gradients of these outputs."""
 
 
 def _input_gradients(
@@ -233,13 +240,13 @@ def _lies_ready(term: Term) -> bool:
 
 
 def _plan(flow: Flow, x: Tile, kernel: Kernel, shares: Shares) -> OverlapPlan:
-    mine = flow.lanes.mine
-    held = [x.held(lane) for lane in mine]
+    mine = flow.shards.mine
+    held = [x.held(shard) for shard in mine]
     needs = tuple(as_needs(box) for box in shares.needed)
     if x.has_all(needs):
         parts = [
-            share_of(kernel, shares.wanted[lane], [Bit(at, box, box)], [], [])
-            for at, (lane, box) in enumerate(zip(mine, held, strict=True))
+            share_of(kernel, shares.wanted[shard], [Bit(at, box, box)], [], [])
+            for at, (shard, box) in enumerate(zip(mine, held, strict=True))
         ]
         return OverlapPlan(kernel, parts, False, (), (), ())
     copies = [
@@ -249,10 +256,10 @@ def _plan(flow: Flow, x: Tile, kernel: Kernel, shares: Shares) -> OverlapPlan:
     ]
     incoming = [copy for copy in copies if copy.source not in mine]
     parts = []
-    for at, lane in enumerate(mine):
-        wanted, needed, owned = shares.wanted[lane], shares.needed[lane], x.owned(lane)
+    for at, shard in enumerate(mine):
+        wanted, needed, owned = shares.wanted[shard], shares.needed[shard], x.owned(shard)
         others = []
-        for copy in (copy for copy in copies if copy.to == lane):
+        for copy in (copy for copy in copies if copy.to == shard):
             box = tuple(run.moved(need.start) for run, need in zip(copy.put, needed, strict=True))
             if copy.source in mine:
                 place = mine.index(copy.source)
@@ -260,10 +267,10 @@ def _plan(flow: Flow, x: Tile, kernel: Kernel, shares: Shares) -> OverlapPlan:
             else:
                 others.append(Bit(len(mine) + incoming.index(copy), box, box))
         strips: Sequence[Box] = ()
-        if flow.overlap and any(copy.to == lane for copy in incoming):
+        if flow.overlap and any(copy.to == shard for copy in incoming):
             strips = border(kernel.windows, wanted, needed, owned, x.sizes)
         parts.append(share_of(kernel, wanted, [Bit(at, owned, held[at])], others, strips))
-    inside = [relative(x.owned(lane), box) for lane, box in zip(mine, held, strict=True)]
+    inside = [relative(x.owned(shard), box) for shard, box in zip(mine, held, strict=True)]
     return OverlapPlan(kernel, parts, True, copies, incoming, inside)
 
 

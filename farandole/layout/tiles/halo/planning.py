@@ -11,22 +11,23 @@ from farandole.layout.tiles.core.tiling import Tiling
 from farandole.layout.tiles.halo.fusing import choose_groups, describe, fused, margins_for
 from farandole.schedule import Link
 
-_AT_ONCE = Link(1e-9, 0.0)  # between lanes of one process
+_AT_ONCE = Link(1e-9, 0.0)  # between shards of one process
 
 
 def plan_halos(
-    tilings: Mapping[int, Tiling], halo: int | Literal["auto"], team: Group | None
+    tilings: Mapping[int, Tiling], halo: int | Literal["auto"], tile_group: Group | None
 ) -> list[str]:
-    """*Together*, all ranks of a team, which choose alike: the first one's measurements count.
+    """*Together*, all ranks of a tile group, which choose alike: the first one's measurements
+    count.
 
     Returns what was found, a line for each stage.
     """
-    link = _AT_ONCE if team is None else link_between(team.transport, 0, 1)
+    link = _AT_ONCE if tile_group is None else link_between(tile_group.transport, 0, 1)
     lines = []
     for stage, tiling in sorted(tilings.items()):
         layers = tiling.end_recording()
-        if team is not None:
-            seconds = team.broadcast_json([layer.seconds for layer in layers])
+        if tile_group is not None:
+            seconds = tile_group.broadcast_json([layer.seconds for layer in layers])
             layers = [
                 layer._replace(seconds=spent) for layer, spent in zip(layers, seconds, strict=True)
             ]

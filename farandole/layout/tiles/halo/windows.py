@@ -8,22 +8,23 @@ from typing import Any, NamedTuple
 
 import torch
 
+from farandole.layout.tiles.core.flow import Flow, Windowed
 from farandole.layout.tiles.core.grid import CHANNELS, Axes, Box, Grid, Margin, Needs, is_empty
 from farandole.layout.tiles.core.intervals import Interval
-from farandole.layout.tiles.core.tile import Flow, Tile, Windowed, empty_result
+from farandole.layout.tiles.core.tile import Tile, empty_result
 
 
 class WindowPart(NamedTuple):
-    """One lane's share of a layer: what it needs, put together, and what it must make of it."""
+    """One shard's share of a layer: what it needs, put together, and what it must make of it."""
 
-    lane: int
+    shard: int
     source: torch.Tensor
     needed: Box  # where the source lies in the input; may go beyond it
     wanted: Box  # the part of the output
 
 
 class Shares(NamedTuple):
-    """What every lane computes of a layer's output, and needs of its input for it."""
+    """What every shard computes of a layer's output, and needs of its input for it."""
 
     margin: Margin
     wanted: list[Box]
@@ -64,13 +65,13 @@ def windowed(
     sources = x.collect([as_needs(box) for box in needed], fill)
     began = now(flow, sources[0])
     pieces = []
-    for lane, source in zip(flow.lanes.mine, sources, strict=True):
-        box = wanted[lane]
+    for shard, source in zip(flow.shards.mine, sources, strict=True):
+        box = wanted[shard]
         if is_empty(box):
             shape = (source.shape[0], *(interval.length for interval in box))
             pieces.append(empty_result(source, shape))
         else:
-            pieces.append(compute(WindowPart(lane, source, needed[lane], box)))
+            pieces.append(compute(WindowPart(shard, source, needed[shard], box)))
     result = Tile(flow, pieces, sizes, axes, margin)
     record(flow, x, result, needs, began)
     return result
@@ -102,7 +103,7 @@ def next_shares(
 ) -> Shares:
     """Of the windowed layer that is computed now."""
     margin = flow.next_margin(len(axes))
-    wanted = [flow.grid.held(lane, sizes, axes, margin) for lane in range(flow.grid.lanes)]
+    wanted = [flow.grid.held(shard, sizes, axes, margin) for shard in range(flow.grid.shards)]
     needed = [_none(x) if is_empty(box) else needs(box) for box in wanted]
     if any(before or after for before, after in margin):
         # The input stays wide, for whoever else reads it: a branch, or what is added to it.
@@ -113,16 +114,16 @@ def next_shares(
 
 
 def reach(grid: Grid, sizes: Sequence[int], axes: Axes, needed: Sequence[Box]) -> Margin | None:
-    """The margin with which every lane has what it needs of a tensor: `needed`, by lane.
+    """The margin with which every shard has what it needs of a tensor: `needed`, by shard.
 
-    None if no margin is enough: a lane needs others' channels, or owns nothing to begin with.
+    None if no margin is enough: a shard needs others' channels, or owns nothing to begin with.
     """
     found = [(0, 0)] * len(axes)
-    for lane, box in enumerate(needed):
+    for shard, box in enumerate(needed):
         inside = [run.meets(Interval(0, size)) for run, size in zip(box, sizes, strict=True)]
         if is_empty(tuple(inside)):
             continue
-        owned = grid.owned(lane, sizes, axes)
+        owned = grid.owned(shard, sizes, axes)
         if is_empty(owned):
             return None
         for at, (mine, run) in enumerate(zip(owned, inside, strict=True)):

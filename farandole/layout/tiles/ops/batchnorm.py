@@ -1,9 +1,9 @@
 """BatchNorm with statistics over all tiles, or over all shards of a batch.
 
-One exchange in the forward pass (count, mean and squared deviation of every lane, put together
+One exchange in the forward pass (count, mean and squared deviation of every shard, put together
 without cancellation), one in the backward pass (two sums). Nothing but the input is kept.
 
-Where a lane computes a margin that others own, its outputs there count for the gradient, but its
+Where a shard computes a margin that others own, its outputs there count for the gradient, but its
 inputs there do not count in the statistics: they are somebody else's.
 """
 
@@ -17,25 +17,26 @@ import torch
 import torch.nn.functional as F
 
 from farandole.errors import UserError
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Box, relative
 from farandole.layout.tiles.core.intervals import Interval
-from farandole.layout.tiles.core.lanes import Lanes
-from farandole.layout.tiles.core.tile import Flow, Tile
-from farandole.layout.tiles.halo.exchange import add_lanes, slices, tell_lanes
+from farandole.layout.tiles.core.shard_group import ShardGroup
+from farandole.layout.tiles.core.tile import Tile
+from farandole.layout.tiles.halo.exchange import add_shards, slices, tell_shards
 
 
 class Spread(NamedTuple):
-    """What is normalised: by which lanes, and what each of them has."""
+    """What is normalised: by which shards, and what each of them has."""
 
-    lanes: Lanes
+    shards: ShardGroup
     number: int
-    members: tuple[int, ...]  # the lanes that have anything
+    members: tuple[int, ...]  # the shards that have anything
     channels: Sequence[Interval]  # of each member
     owned: Sequence[Box | None]
-    """For each lane here, from the corner of its piece; None: nothing of it counts."""
+    """For each shard here, from the corner of its piece; None: nothing of it counts."""
     values: int  # in a channel, in all
     eps: float
-    copies: int = 1  # of every value, on as many lanes
+    copies: int = 1  # of every value, on as many shards
 
 
 def batch_norm(
@@ -50,8 +51,8 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tile:
     """`F.batch_norm`."""
-    mine = flow.lanes.mine
-    held = [input.held(lane) for lane in mine]
+    mine = flow.shards.mine
+    held = [input.held(shard) for shard in mine]
     if not training:
         pieces = [
             _scaled(piece, box[0].slice, running_mean, running_var, weight, bias, eps)
@@ -59,14 +60,14 @@ def batch_norm(
         ]
         return input.like(pieces)
     spread = Spread(
-        flow.lanes,
-        flow.lanes.next(),
-        tuple(range(flow.grid.lanes)),
-        [input.owned(lane)[0] for lane in range(flow.grid.lanes)],
-        [relative(input.owned(lane), box) for lane, box in zip(mine, held, strict=True)],
+        flow.shards,
+        flow.shards.next(),
+        tuple(range(flow.grid.shards)),
+        [input.owned(shard)[0] for shard in range(flow.grid.shards)],
+        [relative(input.owned(shard), box) for shard, box in zip(mine, held, strict=True)],
         input.rows * math.prod(input.sizes[1:]),
         eps,
-        flow.grid.lanes
+        flow.grid.shards
         // math.prod(flow.grid.parts[each] for each in input.axes if each is not None),
     )
     pieces = normalised(
@@ -85,7 +86,7 @@ def normalised(
     momentum: float,
     channels: int,
 ) -> list[torch.Tensor]:
-    """The lanes' pieces, normalised; moves the running statistics."""
+    """The shards' pieces, normalised; moves the running statistics."""
     if spread.values == 1:
         raise UserError(
             "BatchNorm has one value for each channel, and needs at least two to learn from: take "
@@ -114,8 +115,8 @@ class _Normalised(torch.autograd.Function):
     ) -> Any:
         mean, variance = _statistics(spread, channels, pieces)
         results = []
-        for lane, piece in zip(spread.lanes.mine, pieces, strict=True):
-            at = spread.channels[spread.members.index(lane)].slice
+        for shard, piece in zip(spread.shards.mine, pieces, strict=True):
+            at = spread.channels[spread.members.index(shard)].slice
             results.append(_scaled(piece, at, mean, variance, weight, bias, spread.eps))
         ctx.spread = spread
         ctx.bias_type = None if bias is None else bias.dtype
@@ -127,8 +128,8 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         spread: Spread = ctx.spread
         weight, mean, inverse, *pieces = ctx.saved_tensors
-        mine = spread.lanes.mine
-        spans = [spread.channels[spread.members.index(lane)] for lane in mine]
+        mine = spread.shards.mine
+        spans = [spread.channels[spread.members.index(shard)] for shard in mine]
         sums = []
         for gradient, piece, span in zip(gradients, pieces, spans, strict=False):
             sums.append(torch.zeros(2, len(mean), dtype=mean.dtype, device=mean.device))
@@ -143,13 +144,13 @@ class _Normalised(torch.autograd.Function):
         if not ctx.needs_input_grad[4]:
             return None, None, by_weight, by_bias, *(None for _ in pieces)
         groups = _groups(spread)
-        total = add_lanes(spread.lanes, spread.number, True, groups, sums)[0] / spread.values
+        total = add_shards(spread.shards, spread.number, True, groups, sums)[0] / spread.values
         results = []
         for gradient, piece, span, box in zip(gradients, pieces, spans, spread.owned, strict=False):
             at = span.slice
             shape = (1, -1, *(1,) * (piece.dim() - 2))
             scale = inverse[at] if weight is None else inverse[at] * weight[at]
-            # Lanes with copies of a value each give a part of what all know.
+            # Shards with copies of a value each give a part of what all know.
             slope = scale * inverse[at] * total[0, at] / spread.copies
             level = scale * total[1, at] / spread.copies - mean[at] * slope
             result = gradient * scale.to(gradient.dtype).reshape(shape)
@@ -181,7 +182,7 @@ def _scaled(
 def _statistics(
     spread: Spread, channels: int, pieces: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and variance of all channels, over all lanes."""
+    """Mean and variance of all channels, over all shards."""
     told = []
     for piece, box in zip(pieces, spread.owned, strict=True):
         own = _wide(piece[:0] if box is None else piece[slices(box)])
@@ -191,7 +192,7 @@ def _statistics(
             mean, variance = _mean_and_variance(own)
             found = torch.stack([torch.full_like(mean, count), mean, variance * count])
         told.append(found)
-    known = tell_lanes(spread.lanes, spread.number, False, _groups(spread), told)[0]
+    known = tell_shards(spread.shards, spread.number, False, _groups(spread), told)[0]
     sums = known[0].new_zeros(2, channels)
     for (count_of, mean_of, _), span in zip(known, spread.channels, strict=True):
         sums[0, span.slice] += count_of
@@ -234,7 +235,7 @@ def _sums(
 
 
 def _groups(spread: Spread) -> list[tuple[int, ...]]:
-    return [spread.members] * spread.lanes.grid.lanes
+    return [spread.members] * spread.shards.grid.shards
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

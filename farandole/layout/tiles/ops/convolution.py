@@ -1,20 +1,22 @@
 """Convolutions on tiles, plain and transposed, in any number of dimensions.
 
-Channels are an axis like the others: a lane that owns some of the output channels needs the input
+Channels are an axis like the others: a shard that owns some of the output channels needs the input
 channels of their groups, and uses those rows of the weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Box
 from farandole.layout.tiles.core.intervals import Interval, Spread, Window
-from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo.overlapped import convolve
 from farandole.layout.tiles.halo.windows import (
     WindowPart,
@@ -113,36 +115,49 @@ def conv_transpose(
     )
     if min(sizes) < 1:
         return flow.otherwise(flow, run, given, {})
+    kernel = _SpreadKernel(run, spreads, channels, strides, dilations)
+    return windowed(flow, input, sizes, kernel.needs, partial(kernel.outputs, weight, bias))
 
-    def needs(box: Box) -> Box:
+
+class _SpreadKernel(NamedTuple):
+    """A transposed convolution: each input is spread over several outputs."""
+
+    run: Callable[..., torch.Tensor]
+    spreads: Sequence[Spread]  # one for each axis of the image
+    channels: Groups
+    strides: Sequence[int]
+    dilations: Sequence[int]
+
+    def needs(self, box: Box) -> Box:
         # Where nothing is spread to an output, one input is asked for all the same: of zero length
         # nothing can be computed. It is cropped away, or lies beyond the image and is zero.
-        rest = (
-            Interval(need.start, max(need.stop, need.start + 1))
-            for need in (spread.needs(each) for spread, each in zip(spreads, box[1:], strict=True))
-        )
-        return (channels.needs(box[0]), *rest)
+        found = (spread.needs(each) for spread, each in zip(self.spreads, box[1:], strict=True))
+        rest = (Interval(need.start, max(need.stop, need.start + 1)) for need in found)
+        return (self.channels.needs(box[0]), *rest)
 
-    def compute(part: WindowPart) -> torch.Tensor:
-        inside = channels.whole(part.wanted[0])
-        rows = channels.needs(part.wanted[0])
-        result = run(
+    def outputs(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, part: WindowPart
+    ) -> torch.Tensor:
+        """The wanted outputs of one shard, from the inputs that they need."""
+        inside = self.channels.whole(part.wanted[0])
+        rows = self.channels.needs(part.wanted[0])
+        result = self.run(
             part.source,
-            weight[:, inside.slice] if groups == 1 else weight[rows.slice],
+            weight[:, inside.slice] if self.channels.groups == 1 else weight[rows.slice],
             None,
-            stride=strides,
-            dilation=dilations,
-            groups=channels.count(inside),
+            stride=self.strides,
+            dilation=self.dilations,
+            groups=self.channels.count(inside),
         )
+        # The result begins where the first needed input is spread to, and not where the wanted
+        # outputs do: what other shards own is cut off on both sides.
         result = _cropped(result, 1, part.wanted[0], inside.start)
-        for axis, spread in enumerate(spreads, start=1):
+        for axis, spread in enumerate(self.spreads, start=1):
             wanted = part.wanted[axis]
             result = _cropped(result, axis + 1, wanted, spread.begins(part.needed[axis].start))
         if bias is not None:
-            result = result + bias[part.wanted[0].slice].reshape(-1, *(1,) * spatial)
+            result = result + bias[part.wanted[0].slice].reshape(-1, *(1,) * len(self.spreads))
         return result
-
-    return windowed(flow, input, sizes, needs, compute)
 
 
 def _outputs(

@@ -1,8 +1,8 @@
 """Dropout that drops what one process would have dropped.
 
-All lanes have the same random state, and each draws for the whole tensor: of what is drawn it keeps
-its own part. For a moment that takes as much memory as one whole tensor; where whole channels are
-dropped, it takes next to none.
+All shards have the same random state, and each draws for the whole tensor: of what is drawn it
+keeps its own part. For a moment that takes as much memory as one whole tensor; where whole channels
+are dropped, it takes next to none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.core.flow import Flow
+from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.ops.pointwise import cannot_change, in_place, pointwise
 
 _ALPHA = 1.7580993408473766  # minus what SELU goes to, as torch has it
@@ -95,6 +96,6 @@ def _by_channel(input: Tile) -> tuple[int, ...]:
 
 
 def _drawn_like(input: Tile, make: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """A whole tensor, drawn in the usual order of memory: all lanes draw the same, however their
+    """A whole tensor, drawn in the usual order of memory: all shards draw the same, however their
     pieces lie."""
     return make(input.shape, dtype=input.dtype, device=input.device)

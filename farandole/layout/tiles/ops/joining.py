@@ -7,18 +7,19 @@ from typing import Any
 
 import torch
 
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.frames import Frame, aligned, common_margin, frame_of, tile_of
 from farandole.layout.tiles.core.grid import Axes
 from farandole.layout.tiles.core.intervals import Interval
 from farandole.layout.tiles.core.spelling import position
-from farandole.layout.tiles.core.tile import Flow, Tile, cut
+from farandole.layout.tiles.core.tile import Tile, cut
 from farandole.layout.tiles.halo.windows import as_needs
 
 
 def cat(flow: Flow, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """`torch.cat`. Each lane asks every tensor for the part that its share of the result has.
+    """`torch.cat`. Each shard asks every tensor for the part that its share of the result has.
 
-    A plain tensor among them is whole on every lane, and is cut.
+    A plain tensor among them is whole on every shard, and is cut.
     """
     first = next(tensor for tensor in tensors if isinstance(tensor, Tile))
     axes = _common_axes(flow, [each for each in tensors if isinstance(each, Tile)])
@@ -35,8 +36,8 @@ def cat(flow: Flow, tensors: Sequence[Any], dim: int = 0) -> Any:
     for tile, length in zip(tiles, lengths, strict=True):
         here = Interval(start, start + length)
         needs = []
-        for lane in range(flow.grid.lanes):
-            box = list(flow.grid.owned(lane, sizes, axes))
+        for shard in range(flow.grid.shards):
+            box = list(flow.grid.owned(shard, sizes, axes))
             box[at - 1] = box[at - 1].meets(here).moved(-start)
             needs.append(as_needs(tuple(box)))
         columns.append(tile.collect(needs))
@@ -51,7 +52,7 @@ def _without(shape: tuple[int, ...], at: int) -> tuple[int, ...]:
 
 
 def _here(flow: Flow, tiles: Sequence[Tile], axes: Axes, at: int) -> Tile:
-    """Along a dimension that every lane has whole."""
+    """Along a dimension that every shard has whole."""
     margin = common_margin(flow, tiles, tiles[0].sizes)
     columns = [
         aligned(flow, tile, frame_of(tile)._replace(axes=axes, margin=margin)) for tile in tiles

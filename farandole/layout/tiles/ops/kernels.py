@@ -1,4 +1,4 @@
-"""One convolution on one box of an image: its outputs, and both of its gradients. No lanes here.
+"""One convolution on one box of an image: its outputs, and both of its gradients. No shards here.
 
 Zeros that are wanted on both sides of an axis alike need not be put there: they are given to torch
 as padding. So a tile is often convolved as it lies in memory.

@@ -1,7 +1,7 @@
-"""Linear layers on tiles: over the last axis, whole on every lane or divided by channels.
+"""Linear layers on tiles: over the last axis, whole on every shard or divided by channels.
 
-Divided, a lane computes its share of the outputs. It either asks for all inputs and uses its rows
-of the weight, or uses its inputs with their columns and the lanes add up: whatever moves less.
+Divided, a shard computes its share of the outputs. It either asks for all inputs and uses its rows
+of the weight, or uses its inputs with their columns and the shards add up: whatever moves less.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.frames import Frame, tile_of
 from farandole.layout.tiles.core.grid import CHANNELS
 from farandole.layout.tiles.core.intervals import Interval, share
-from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo.windows import as_needs
-from farandole.layout.tiles.ops.reductions import over_lanes
+from farandole.layout.tiles.ops.reductions import over_shards
 
 
 def linear(flow: Flow, input: Tile, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
@@ -39,12 +40,12 @@ def linear(flow: Flow, input: Tile, weight: torch.Tensor, bias: torch.Tensor | N
         return _added_up(flow, input, weight, bias, sizes, spans)
     frame = Frame(sizes, input.axes, (*input.margin[:-1], (0, 0)))
     needs = []
-    for lane in range(flow.grid.lanes):
-        box = (*frame.held(flow, lane)[:-1], Interval(0, columns))
+    for shard in range(flow.grid.shards):
+        box = (*frame.held(flow, shard)[:-1], Interval(0, columns))
         needs.append(as_needs(box))
     pieces = []
-    for lane, source in zip(flow.lanes.mine, input.collect(needs), strict=True):
-        at = spans[lane].slice
+    for shard, source in zip(flow.shards.mine, input.collect(needs), strict=True):
+        at = spans[shard].slice
         pieces.append(F.linear(source, weight[at], None if bias is None else bias[at]))
     return tile_of(flow, frame, pieces)
 
@@ -57,15 +58,17 @@ def _added_up(
     sizes: tuple[int, ...],
     spans: list[Interval],
 ) -> Tile:
-    """Every lane's part of all outputs, summed; each keeps its own outputs."""
+    """Every shard's part of all outputs, summed; each keeps its own outputs."""
     dim = len(input.axes)
     partial = [
-        F.linear(piece, weight[:, input.owned(lane)[-1].slice])
-        for lane, piece in zip(flow.lanes.mine, input.pieces, strict=True)
+        F.linear(piece, weight[:, input.owned(shard)[-1].slice])
+        for shard, piece in zip(flow.shards.mine, input.pieces, strict=True)
     ]
     pieces = []
-    for lane, whole in zip(flow.lanes.mine, over_lanes(flow, input, [dim], partial), strict=True):
-        at = spans[lane].slice
+    for shard, whole in zip(
+        flow.shards.mine, over_shards(flow, input, [dim], partial), strict=True
+    ):
+        at = spans[shard].slice
         own = whole[..., at]
         pieces.append(own if bias is None else own + bias[at])
     return Tile(flow, pieces, sizes, input.axes)

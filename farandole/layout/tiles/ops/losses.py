@@ -1,7 +1,7 @@
-"""Losses of tiles: each lane that of its own pixels, and all lanes the loss of the whole image.
+"""Losses of tiles: each shard that of its own pixels, and all shards the loss of the whole image.
 
-The result is a plain number that every lane knows. Its gradient on a lane is that of what this lane
-made of it, as for every sum over lanes: the gradients of all lanes are added.
+The result is a plain number that every shard knows. Its gradient on a shard is that of what this
+shard made of it, as for every sum over shards: the gradients of all shards are added.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
 
+from farandole.layout.tiles.core.flow import Flow, Handler
 from farandole.layout.tiles.core.frames import (
     Frame,
     aligned,
@@ -22,8 +23,8 @@ from farandole.layout.tiles.core.frames import (
     tile_of,
     whole_along,
 )
-from farandole.layout.tiles.core.tile import Flow, Handler, Tile
-from farandole.layout.tiles.halo.exchange import sum_lanes
+from farandole.layout.tiles.core.tile import Tile
+from farandole.layout.tiles.halo.exchange import sum_shards
 from farandole.layout.tiles.ops.pointwise import pointwise
 
 
@@ -59,10 +60,10 @@ def elementwise(function: Callable[..., Any]) -> Handler:
             if isinstance(value, torch.Tensor)
         }
         sums = []
-        for index in range(len(flow.lanes.mine)):
+        for index in range(len(flow.shards.mine)):
             here = {name: column[index] for name, column in columns.items()}
             sums.append(function(**{**options, **here, "reduction": "sum"}))
-        total = _over_lanes(flow, frame, sums)
+        total = _over_shards(flow, frame, sums)
         rows = torch.broadcast_shapes(*(tuple(tensor.shape) for tensor in tensors))[0]
         count = rows * torch.Size(frame.sizes).numel()
         return total / count if reduction == "mean" else total
@@ -119,7 +120,7 @@ def _of_classes(
     reduction: str,
     options: dict[str, Any],
 ) -> Any:
-    """A loss over the classes of every pixel, which are the channels: a lane needs all of them."""
+    """A loss over the classes of every pixel, which are the channels: a shard needs all of them."""
     if not isinstance(input, Tile) or reduction not in _REDUCTIONS:
         named = {**options, "reduction": reduction}
         return flow.otherwise(flow, function, (input, target), named)
@@ -144,12 +145,12 @@ def _of_classes(
         for piece, wanted in zip(inputs, targets, strict=True)
     ]
     if reduction == "sum":
-        return _over_lanes(flow, pixels, sums)
+        return _over_shards(flow, pixels, sums)
     both = [
         torch.stack([found, _counted(found, wanted, probable, **options)])
         for found, wanted in zip(sums, targets, strict=True)
     ]
-    total, count = _over_lanes(flow, pixels, both)
+    total, count = _over_shards(flow, pixels, both)
     return total / count
 
 
@@ -181,10 +182,10 @@ def _counted(
     return weight[target[counts]].sum().to(like.dtype)
 
 
-def _over_lanes(flow: Flow, frame: Frame, values: list[torch.Tensor]) -> torch.Tensor:
+def _over_shards(flow: Flow, frame: Frame, values: list[torch.Tensor]) -> torch.Tensor:
     divided = [axis for axis in frame.axes if flow.grid.is_divided(axis)]
-    groups = [flow.grid.beside(lane, divided) for lane in range(flow.grid.lanes)]
-    return sum_lanes(flow.lanes, groups, values)[0]
+    groups = [flow.grid.beside(shard, divided) for shard in range(flow.grid.shards)]
+    return sum_shards(flow.shards, groups, values)[0]
 
 
 _REDUCTIONS = ("none", "mean", "sum")

@@ -1,6 +1,6 @@
-"""Values less their mean, over their deviation: both over all lanes that share them.
+"""Values less their mean, over their deviation: both over all shards that share them.
 
-One exchange in the forward pass (count, mean and squared deviation of every lane, put together
+One exchange in the forward pass (count, mean and squared deviation of every shard, put together
 without cancellation), one in the backward pass (two sums). Nothing but the input is kept.
 """
 
@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 import torch
 
 from farandole.layout.tiles.core.grid import Box
-from farandole.layout.tiles.core.lanes import Lanes
-from farandole.layout.tiles.halo.exchange import add_lanes, slices, tell_lanes
+from farandole.layout.tiles.core.shard_group import ShardGroup
+from farandole.layout.tiles.halo.exchange import add_shards, slices, tell_shards
 
 
 class NormalisationTask(NamedTuple):
     """What is normalised, and over what."""
 
-    lanes: Lanes
+    shards: ShardGroup
     number: int
-    together: Sequence[tuple[int, ...]]  # for each lane, those that share its statistics
+    together: Sequence[tuple[int, ...]]  # for each shard, those that share its statistics
     dims: tuple[int, ...]  # that statistics are taken over, one after the other
-    owned: Sequence[Box]  # for each lane here, from the corner of its piece
+    owned: Sequence[Box]  # for each shard here, from the corner of its piece
     groups: int  # of channels; 0: there are none
-    group_of: Sequence[torch.Tensor]  # for each lane here, by channel of its piece
+    group_of: Sequence[torch.Tensor]  # for each shard here, by channel of its piece
     values: int  # that a statistic is taken over, in all
     eps: float
 
@@ -37,8 +37,8 @@ def normalised(
     weights: Sequence[torch.Tensor | None],
     biases: Sequence[torch.Tensor | None],
 ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """The pieces of the lanes here, normalised, each with its weight and bias; and, of the first of
-    them, mean and variance."""
+    """The pieces of the shards here, normalised, each with its weight and bias; and, of the first
+    of them, mean and variance."""
     *results, mean, variance = _Normalised.apply(job, *pieces, *weights, *biases)
     return results, mean, variance
 
@@ -46,7 +46,7 @@ def normalised(
 class _Normalised(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: NormalisationTask, *tensors: torch.Tensor | None) -> Any:
-        count = len(job.lanes.mine)
+        count = len(job.shards.mine)
         pieces, weights, biases = (tensors[at : at + count] for at in range(0, 3 * count, count))
         found = _statistics(job, pieces)  # type: ignore[arg-type]
         results, kept = [], []
@@ -71,7 +71,7 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         job: NormalisationTask = ctx.job
-        count = len(job.lanes.mine)
+        count = len(job.shards.mine)
         saved = ctx.saved_tensors  # asked for once: it may be computed again for the asking
         pieces, weights, kept = saved[:count], saved[count : 2 * count], saved[2 * count :]
         by_weight: list[torch.Tensor | None] = []
@@ -97,7 +97,7 @@ class _Normalised(torch.autograd.Function):
         if not ctx.needs_input_grad[1]:
             return None, *(None for _ in pieces), *by_weight, *by_bias
         results = []
-        totals = add_lanes(job.lanes, job.number, True, job.together, sums)
+        totals = add_shards(job.shards, job.number, True, job.together, sums)
         for index, (piece, total, box) in enumerate(zip(pieces, totals, job.owned, strict=True)):
             mean, inverse = (_spread(job, index, each) for each in kept[2 * index : 2 * index + 2])
             with_input, alone = (
@@ -113,7 +113,7 @@ class _Normalised(torch.autograd.Function):
 def _statistics(
     job: NormalisationTask, pieces: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each lane here, mean and variance over all lanes that share them."""
+    """For each shard here, mean and variance over all shards that share them."""
     told = []
     for index, (piece, box) in enumerate(zip(pieces, job.owned, strict=True)):
         own = _wide(piece[slices(box)])
@@ -137,7 +137,7 @@ def _statistics(
             mean = middle
         told.append(torch.stack([counts, mean, deviation]))
     results = []
-    for known in tell_lanes(job.lanes, job.number, False, job.together, told):
+    for known in tell_shards(job.shards, job.number, False, job.together, told):
         mean = torch.stack([count * mean for count, mean, _ in known]).sum(0) / job.values
         deviation = torch.zeros_like(mean)
         for count, mean_of, deviation_of in known:
@@ -167,7 +167,7 @@ def _folded(job: NormalisationTask, index: int, values: torch.Tensor) -> torch.T
 
 
 def _spread(job: NormalisationTask, index: int, values: torch.Tensor) -> torch.Tensor:
-    """The statistics of a lane's channels, from those of their groups."""
+    """The statistics of a shard's channels, from those of their groups."""
     return values.index_select(1, job.group_of[index]) if job.groups else values
 
 

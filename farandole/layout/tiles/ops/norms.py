@@ -1,6 +1,6 @@
 """Normalisation of every sample alone, with statistics over all tiles.
 
-As in `batchnorm`, what a lane holds beyond its own part gets outputs, but does not count.
+As in `batchnorm`, what a shard holds beyond its own part gets outputs, but does not count.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from farandole.errors import UserError
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.frames import Frame, aligned, frame_of, tile_of
 from farandole.layout.tiles.core.grid import relative
 from farandole.layout.tiles.core.intervals import Interval
-from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo.windows import as_needs
 from farandole.layout.tiles.ops.batchnorm import batch_norm
 from farandole.layout.tiles.ops.normalised import NormalisationTask, normalised
@@ -74,7 +75,7 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    """`F.layer_norm`; each lane for itself, if it has whole what is normalised."""
+    """`F.layer_norm`; each shard for itself, if it has whole what is normalised."""
     count = len(input.axes) + 1
     dims = tuple(range(count - len(normalized_shape), count))
     if tuple(input.shape[dims[0] :]) != tuple(normalized_shape):
@@ -88,19 +89,19 @@ def layer_norm(
         return input.map(
             lambda piece: F.layer_norm(piece, tuple(normalized_shape), weight, bias, eps)
         )
-    # Lanes add up what they know of the same positions: beyond their own, not all know the same.
+    # Shards add up what they know of the same positions: beyond their own, not all know the same.
     margin = tuple(each if at + 1 in dims else (0, 0) for at, each in enumerate(input.margin))
     frame = frame_of(input)._replace(margin=margin)
     pieces = aligned(flow, input, frame)
 
-    def cut(tensor: torch.Tensor | None, lane: int) -> torch.Tensor | None:
-        inside = frame.held(flow, lane)[dims[0] - 1 :]
+    def cut(tensor: torch.Tensor | None, shard: int) -> torch.Tensor | None:
+        inside = frame.held(flow, shard)[dims[0] - 1 :]
         return None if tensor is None else tensor[tuple(each.slice for each in inside)]
 
-    mine = flow.lanes.mine
+    mine = flow.shards.mine
     job = _job(flow, frame, dims, math.prod(normalized_shape), eps)
-    weights = [cut(weight, lane) for lane in mine]
-    biases = [cut(bias, lane) for lane in mine]
+    weights = [cut(weight, shard) for shard in mine]
+    biases = [cut(bias, shard) for shard in mine]
     return tile_of(flow, frame, normalised(job, pieces, weights, biases)[0])
 
 
@@ -111,7 +112,7 @@ def rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    """`F.rms_norm`, if every lane has whole what is normalised."""
+    """`F.rms_norm`, if every shard has whole what is normalised."""
     count = len(input.axes) + 1
     shape = tuple(normalized_shape)
     first = count - len(shape)
@@ -131,8 +132,8 @@ def local_response_norm(
     """`F.local_response_norm`: a window over channels, so their neighbours may be elsewhere."""
     before, after = size // 2, (size - 1) // 2
     needs = []
-    for lane in range(flow.grid.lanes):
-        channels, *rest = input.held(lane)
+    for shard in range(flow.grid.shards):
+        channels, *rest = input.held(shard)
         near = Interval(channels.start - before, channels.stop + after)
         needs.append(as_needs((near if channels.length else channels, *rest)))
     pieces = []
@@ -161,8 +162,8 @@ def _by_groups(
     frame = frame_of(input)
     dims = tuple(range(1, len(input.axes) + 1))
     values = channels // groups * math.prod(image)
-    mine = flow.lanes.mine
-    spans = [input.held(lane)[0] for lane in mine]
+    mine = flow.shards.mine
+    spans = [input.held(shard)[0] for shard in mine]
     job = _job(flow, frame, dims, values, eps)._replace(
         groups=groups,
         group_of=[
@@ -183,16 +184,16 @@ def _by_groups(
 def _job(
     flow: Flow, frame: Frame, dims: tuple[int, ...], values: int, eps: float
 ) -> NormalisationTask:
-    grid, mine = flow.grid, flow.lanes.mine
+    grid, mine = flow.grid, flow.shards.mine
     summed = [frame.axes[at - 1] for at in dims if grid.is_divided(frame.axes[at - 1])]
     return NormalisationTask(
-        flow.lanes,
-        flow.lanes.next(),
-        [grid.beside(lane, summed) for lane in range(grid.lanes)],
+        flow.shards,
+        flow.shards.next(),
+        [grid.beside(shard, summed) for shard in range(grid.shards)],
         dims,
         [
-            relative(grid.owned(lane, frame.sizes, frame.axes), frame.held(flow, lane))
-            for lane in mine
+            relative(grid.owned(shard, frame.sizes, frame.axes), frame.held(flow, shard))
+            for shard in mine
         ],
         0,
         [],

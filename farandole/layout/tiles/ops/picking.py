@@ -1,6 +1,6 @@
 """Layers that only pick: every output is one input, or a constant, along each axis alone.
 
-Slices, pads of all kinds, and upsampling to the nearest. A lane works out which positions its
+Slices, pads of all kinds, and upsampling to the nearest. A shard works out which positions its
 outputs come from, asks for those, and picks.
 """
 
@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from farandole.errors import UserError
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Needs
 from farandole.layout.tiles.core.intervals import place_in, runs
 from farandole.layout.tiles.core.spelling import position, positions
-from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.ops.shapes import squeeze, unsqueeze
 
 Positions = Callable[[int], int]
@@ -33,10 +34,10 @@ def pick(
     """The tensor of `sizes` whose elements come from `positions` of each axis; None: unchanged."""
     grid = flow.grid
     sizes = tuple(sizes)
-    sources: list[list[list[int] | None]] = []  # by lane and axis; None: unchanged
+    sources: list[list[list[int] | None]] = []  # by shard and axis; None: unchanged
     needs: list[Needs] = []
-    for lane in range(grid.lanes):
-        owned = grid.owned(lane, sizes, input.axes)
+    for shard in range(grid.shards):
+        owned = grid.owned(shard, sizes, input.axes)
         found = [
             None if from_ is None else [from_(at) for at in range(interval.start, interval.stop)]
             for from_, interval in zip(positions, owned, strict=True)
@@ -50,10 +51,10 @@ def pick(
         )
     pieces = []
     collected = input.collect(needs)
-    for lane, piece in zip(flow.lanes.mine, collected, strict=True):
-        for axis, each in enumerate(sources[lane]):
+    for shard, piece in zip(flow.shards.mine, collected, strict=True):
+        for axis, each in enumerate(sources[shard]):
             if each is not None:
-                places = [place_in(needs[lane][axis], at) if at >= 0 else -1 for at in each]
+                places = [place_in(needs[shard][axis], at) if at >= 0 else -1 for at in each]
                 piece = _picked(piece, axis + 1, places, fill)
         pieces.append(piece)
     return Tile(flow, pieces, sizes, input.axes)

@@ -1,4 +1,4 @@
-"""What is computed for every pixel alone, or along one dimension that a lane has whole."""
+"""What is computed for every pixel alone, or along one dimension that a shard has whole."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 
 from farandole.errors import UserError
+from farandole.layout.tiles.core.flow import Flow, Handler
 from farandole.layout.tiles.core.frames import (
     aligned,
     common_frame,
@@ -20,7 +21,7 @@ from farandole.layout.tiles.core.frames import (
 )
 from farandole.layout.tiles.core.grid import CHANNELS
 from farandole.layout.tiles.core.spelling import position
-from farandole.layout.tiles.core.tile import Flow, Handler, Tile
+from farandole.layout.tiles.core.tile import Tile
 
 
 def pointwise(function: Callable[..., Any]) -> Handler:
@@ -61,13 +62,13 @@ def _computed(function: Callable[..., Any]) -> Handler:
             for leaf in leaves
         ]
         pieces = []
-        for index in range(len(flow.lanes.mine)):
+        for index in range(len(flow.shards.mine)):
             here = [
                 leaf if column is None else column[index]
                 for leaf, column in zip(leaves, columns, strict=True)
             ]
-            lane_args, lane_kwargs = pytree.tree_unflatten(here, spec)
-            pieces.append(function(*lane_args, **lane_kwargs))
+            shard_args, shard_kwargs = pytree.tree_unflatten(here, spec)
+            pieces.append(function(*shard_args, **shard_kwargs))
         result = tile_of(flow, frame, pieces)
         sources = (tensor.sources for tensor in tensors if isinstance(tensor, Tile))
         result.sources = frozenset().union(*sources)
@@ -101,13 +102,13 @@ def in_place(function: Callable[..., Any]) -> Handler:
 
 
 def _share_memory(pieces: Sequence[torch.Tensor]) -> bool:
-    """Whether lanes in this process have the same values in one place."""
+    """Whether shards in this process have the same values in one place."""
     places = [piece.data_ptr() for piece in pieces]
     return len(set(places)) < len(places)
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that changes every place in memory once, whichever lane comes first."""
+    """A function that changes every place in memory once, whichever shard comes first."""
     done: dict[int, torch.Tensor] = {}
 
     def change(piece: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -178,15 +179,15 @@ def prelu(flow: Flow, input: Tile, weight: torch.Tensor) -> Any:
     if weight.numel() == 1:
         return input.map(lambda piece: F.prelu(piece, weight))
     pieces = [
-        F.prelu(piece, weight[input.held(lane)[0].slice]) if piece.numel() else piece
-        for lane, piece in zip(flow.lanes.mine, input.pieces, strict=True)
+        F.prelu(piece, weight[input.held(shard)[0].slice]) if piece.numel() else piece
+        for shard, piece in zip(flow.shards.mine, input.pieces, strict=True)
     ]
     return input.like(pieces)
 
 
 def along(function: Callable[..., Any], default: int | None = None, keeps: bool = True) -> Handler:
-    """Of a function over one dimension, such as a softmax: exact if lanes have that whole. Other
-    lanes' channels are asked for; other parts of the image are not.
+    """Of a function over one dimension, such as a softmax: exact if shards have that whole. Other
+    shards' channels are asked for; other parts of the image are not.
 
     `default`: the dimension that is meant if none is given. `keeps`: whether the result has as many
     elements; it has one otherwise.

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from farandole.errors import UserError
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Box
 from farandole.layout.tiles.core.intervals import Cells, Interval, Window
-from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo.windows import WindowPart, are_numbers, numbers, windowed
 from farandole.layout.tiles.ops.reductions import mean
 
@@ -155,7 +156,7 @@ def adaptive_avg_pool(spatial: int, flow: Flow, input: Tile, output_size: Any) -
     if not _has_cells(spatial, input, output_size):
         return flow.otherwise(flow, _ADAPTIVE_AVG[spatial], (input, output_size), {})
     cells = _cells(input, output_size, spatial)
-    if all(axis.outputs == 1 for axis in cells):  # one mean over the image, on every lane
+    if all(axis.outputs == 1 for axis in cells):  # one mean over the image, on every shard
         whole: Tile = mean(flow, input, tuple(range(2, 2 + spatial)), keepdim=True)
         return whole
 

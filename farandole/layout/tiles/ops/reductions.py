@@ -1,7 +1,7 @@
-"""Sums and means over the image: each lane adds up what it owns, and all add up the lanes' sums.
+"""Sums and means over the image: each shard adds up what it owns, and all add up the shards' sums.
 
-The result is on every lane whole, along the axes that were summed over. Its gradient on a lane is
-that of what this lane made of it, so the gradients of all lanes are added.
+The result is on every shard whole, along the axes that were summed over. Its gradient on a shard is
+that of what this shard made of it, so the gradients of all shards are added.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.spelling import positions
-from farandole.layout.tiles.core.tile import Flow, Tile
-from farandole.layout.tiles.halo.exchange import sum_lanes
+from farandole.layout.tiles.core.tile import Tile
+from farandole.layout.tiles.halo.exchange import sum_shards
 
 
 def total(
@@ -30,7 +31,7 @@ def total(
     if _leaves_image(input, dims):
         return flow.otherwise(flow, torch.sum, (input, dims), {"keepdim": keepdim, "dtype": dtype})
     sums = [piece.sum(dims, keepdim=True, dtype=dtype) for piece in input.own_pieces()]
-    return _result(flow, input, dims, keepdim, over_lanes(flow, input, dims, sums))
+    return _result(flow, input, dims, keepdim, over_shards(flow, input, dims, sums))
 
 
 def mean(
@@ -50,7 +51,7 @@ def mean(
     wide = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
     count = _count(input, dims)
     sums = [piece.sum(dims, keepdim=True, dtype=wide) / count for piece in input.own_pieces()]
-    means = [each.to(kind) for each in over_lanes(flow, input, dims, sums)]
+    means = [each.to(kind) for each in over_shards(flow, input, dims, sums)]
     return _result(flow, input, dims, keepdim, means)
 
 
@@ -89,7 +90,7 @@ def deviation(
 
 
 def _leaves_image(input: Tile, dims: Sequence[int]) -> bool:
-    """Whether no samples are left, but a part of the image on every lane."""
+    """Whether no samples are left, but a part of the image on every shard."""
     others = (at for at in range(1, len(input.axes) + 1) if at not in dims)
     return 0 in dims and any(input.is_divided(at) for at in others)
 
@@ -98,13 +99,13 @@ def _count(input: Tile, dims: Sequence[int]) -> int:
     return math.prod(input.rows if at == 0 else input.sizes[at - 1] for at in dims)
 
 
-def over_lanes(
+def over_shards(
     flow: Flow, input: Tile, dims: Sequence[int], values: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Adds up what lanes found along some dimensions of a tensor, for those that divide it."""
+    """Adds up what shards found along some dimensions of a tensor, for those that divide it."""
     summed = [input.axes[at - 1] for at in dims if input.is_divided(at)]
-    groups = [flow.grid.beside(lane, summed) for lane in range(flow.grid.lanes)]
-    return sum_lanes(flow.lanes, groups, values)
+    groups = [flow.grid.beside(shard, summed) for shard in range(flow.grid.shards)]
+    return sum_shards(flow.shards, groups, values)
 
 
 def _result(

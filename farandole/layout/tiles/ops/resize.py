@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.frames import whole_along
 from farandole.layout.tiles.core.grid import Box
 from farandole.layout.tiles.core.intervals import Interval
-from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo.windows import WindowPart, windowed
 from farandole.layout.tiles.ops.pooling import adaptive_avg_pool
 from farandole.layout.tiles.ops.shapes import regained
@@ -65,13 +66,8 @@ def interpolate(
         or (size is None) == (scale_factor is None)
     ):
         return flow.otherwise(flow, F.interpolate, (input,), given)
-    scales: Sequence[float | None] = (None,) * spatial
-    if size is not None:
-        lengths = [int(each) for each in _each(size, spatial)]
-    else:
-        wanted = [float(each) for each in _each(scale_factor, spatial)]
-        lengths = [int(old * by) for old, by in zip(input.sizes[1:], wanted, strict=True)]
-        scales = scales if recompute_scale_factor or mode == "area" else wanted
+    keeps_scale = not recompute_scale_factor and mode != "area"
+    lengths, scales = _lengths(input, size, scale_factor, keeps_scale)
     if min(lengths) < 1 or len(lengths) != spatial:
         return flow.otherwise(flow, F.interpolate, (input,), given)
     if mode == "area":
@@ -84,7 +80,7 @@ def interpolate(
         for old, new, scale in zip(input.sizes[1:], lengths, scales, strict=True)
     ]
     changed = [at + 2 for at in range(spatial) if lengths[at] != input.sizes[at + 1]]
-    # One pixel becomes an image again: lanes that had it whole need only their part.
+    # One pixel becomes an image again: shards that had it whole need only their part.
     single = [at for at in changed if input.sizes[at - 1] == 1]
     input = whole_along(input, single)
 
@@ -93,25 +89,43 @@ def interpolate(
         return (box[0], *rest)
 
     factors = _factors(input.sizes[1:], lengths, scales)
-    corners = None if mode.startswith("nearest") else False
 
     def compute(part: WindowPart) -> torch.Tensor:
-        result = part.source
         if factors is not None and not align_corners:
-            # Every tile is enlarged alike: torch does it at once.
-            result = F.interpolate(
-                result, scale_factor=[float(by) for by in factors], mode=mode, align_corners=corners
-            )
-            for at, by in enumerate(factors, start=1):
-                wanted, start = part.wanted[at], part.needed[at].start * by
-                result = result.narrow(at + 1, wanted.start - start, wanted.length)
-            return result
+            return _enlarged(part, factors, mode)
+        result = part.source
         for at, axis in enumerate(axes, start=1):
             result = _along(result, at + 1, axis, part.needed[at].start, part.wanted[at])
         return result
 
     divided = regained(flow, input.axes, single)
     return windowed(flow, input, (input.sizes[0], *lengths), needs, compute, axes=divided)
+
+
+def _enlarged(part: WindowPart, factors: Sequence[int], mode: str) -> torch.Tensor:
+    """Every tile is enlarged alike, by whole numbers: torch does it at once."""
+    result = F.interpolate(
+        part.source,
+        scale_factor=[float(by) for by in factors],
+        mode=mode,
+        align_corners=None if mode.startswith("nearest") else False,
+    )
+    for at, by in enumerate(factors, start=1):
+        wanted, start = part.wanted[at], part.needed[at].start * by
+        result = result.narrow(at + 1, wanted.start - start, wanted.length)
+    return result
+
+
+def _lengths(
+    input: Tile, size: Any, scale_factor: Any, keeps_scale: bool
+) -> tuple[list[int], Sequence[float | None]]:
+    """The sizes of the result, and by how much torch takes each axis to grow; None: as they say."""
+    spatial = len(input.axes) - 1
+    if size is not None:
+        return [int(each) for each in _each(size, spatial)], (None,) * spatial
+    wanted = [float(each) for each in _each(scale_factor, spatial)]
+    lengths = [int(old * by) for old, by in zip(input.sizes[1:], wanted, strict=True)]
+    return lengths, wanted if keeps_scale else (None,) * spatial
 
 
 def pixel_shuffle(flow: Flow, input: Tile, upscale_factor: int) -> Any:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.frames import Frame, tile_of, whole_along
 from farandole.layout.tiles.core.spelling import position, positions
-from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.core.tile import Tile
 
 
 def flatten(flow: Flow, input: Tile, start_dim: int = 0, end_dim: int = -1) -> Any:
@@ -46,8 +47,8 @@ def reshape(flow: Flow, input: Tile, shape: Sequence[int]) -> Any:
         return flow.otherwise(flow, torch.reshape, (input, wanted), {})
     sizes = tuple(wanted[1:])
     pieces = []
-    for lane, piece in zip(flow.lanes.mine, input.own_pieces(), strict=True):
-        box = flow.grid.owned(lane, sizes, axes)
+    for shard, piece in zip(flow.shards.mine, input.own_pieces(), strict=True):
+        box = flow.grid.owned(shard, sizes, axes)
         pieces.append(piece.reshape(piece.shape[0], *(interval.length for interval in box)))
     return Tile(flow, pieces, sizes, axes)
 
@@ -63,7 +64,7 @@ def _completed(shape: Sequence[int], elements: int) -> list[int] | None:
 
 
 def _axes(input: Tile, wanted: list[int]) -> tuple[int | None, ...] | None:
-    """What divides the axes of the new shape; None: lanes would have to exchange something."""
+    """What divides the axes of the new shape; None: shards would have to exchange something."""
     grid = input.flow.grid
     if not wanted or wanted[0] != input.rows or math.prod(wanted) != input.numel():
         return None
@@ -141,8 +142,8 @@ def expand(flow: Flow, input: Tile, shape: Sequence[int]) -> Any:
     input = whole_along(input, grown)
     frame = Frame(sizes, regained(flow, input.axes, grown), input.margin)
     pieces = []
-    for lane, piece in zip(flow.lanes.mine, input.pieces, strict=True):
-        lengths = (interval.length for interval in frame.held(flow, lane))
+    for shard, piece in zip(flow.shards.mine, input.pieces, strict=True):
+        lengths = (interval.length for interval in frame.held(flow, shard))
         pieces.append(piece.expand(wanted[0], *lengths))
     return tile_of(flow, frame, pieces)
 
@@ -155,8 +156,8 @@ def expand_as(flow: Flow, input: Any, other: Any) -> Any:
 
 
 def regained(flow: Flow, axes: Sequence[int | None], dims: Sequence[int]) -> tuple[int | None, ...]:
-    """The axes of a tensor that becomes an image again along some dimensions, which every lane had
-    whole: each lane need not compute all of it."""
+    """The axes of a tensor that becomes an image again along some dimensions, which every shard had
+    whole: each shard need not compute all of it."""
     image = flow.grid.image_axes
     if len(axes) != len(image):
         return tuple(axes)

@@ -1,11 +1,12 @@
-"""Which rank sits where: every place of a pipeline's schedule is a team, with a rank for each tile.
+"""Which rank computes what: each place of a pipeline's schedule has a tile group, a rank a tile.
 
     place      0            1            2
-    ranks      0  1         4  5         8  9        tiles=2x2: lanes 0 1
-               2  3         6  7        10 11                         2 3
+    ranks      0  1         4  5         8  9        tiles=2x2: shards 0 1
+               2  3         6  7        10 11                          2 3
 
-The ranks of a team come one after the other, so tiles are neighbours on a host. Between stages each
-lane is a pipeline of its own; inside a team lanes exchange what the others need.
+The ranks of a tile group come one after the other, so tiles are neighbours on a host. Between
+stages each shard is a pipeline of its own; inside a tile group shards exchange what the others
+need.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from farandole.layout.layout import Layout
 from farandole.schedule.pipelines import Pipeline
 
 
-class Teams:
+class TileGroups:
     """`sizes`: how many ranks each place has."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -31,12 +32,12 @@ class Teams:
     def place(self, rank: int) -> int:
         return next(place for place in range(len(self.sizes)) if rank < self._first[place + 1])
 
-    def lane(self, rank: int) -> int:
+    def shard(self, rank: int) -> int:
         return rank - self._first[self.place(rank)]
 
-    def rank(self, place: int, lane: int) -> int | None:
-        """None: that place has no such lane."""
-        return self._first[place] + lane if lane < self.sizes[place] else None
+    def rank(self, place: int, shard: int) -> int | None:
+        """None: that place has no such shard."""
+        return self._first[place] + shard if shard < self.sizes[place] else None
 
     def members(self, place: int) -> range:
         return range(self._first[place], self._first[place + 1])
@@ -46,7 +47,7 @@ class Teams:
         return tuple(sorted(rank for place in places for rank in self.members(place)))
 
 
-def describe_teams(teams: Teams, places: Pipeline, layout: Layout, replicas: int) -> str:
+def describe_grid(tile_groups: TileGroups, places: Pipeline, layout: Layout, replicas: int) -> str:
     """The grid of ranks of the first replica, stage by stage, as `farandole run` prints it."""
     counts = [f"{layout.tiles} tiles"] if layout.tiles else []
     if layout.channels > 1:
@@ -55,15 +56,16 @@ def describe_teams(teams: Teams, places: Pipeline, layout: Layout, replicas: int
     if len(places.homes) > 1:
         counts.append("2 directions")
     counts.append(f"{replicas} {'replica' if replicas == 1 else 'replicas'}")
-    lines = [f"grid: {' × '.join(counts)}, {teams.ranks * replicas} ranks"]
-    width = len(str(teams.ranks - 1))
+    lines = [f"grid: {' × '.join(counts)}, {tile_groups.ranks * replicas} ranks"]
+    width = len(str(tile_groups.ranks - 1))
     columns = layout.tiles[-1] if layout.tiles else 1
     names = [
-        f"  stage {'+'.join(map(str, places.held(place)))}" for place in range(len(teams.sizes))
+        f"  stage {'+'.join(map(str, places.held(place)))}"
+        for place in range(len(tile_groups.sizes))
     ]
     longest = max(map(len, names))
     for place, name in enumerate(names):
-        ranks = [f"{rank:{width}}" for rank in teams.members(place)]
+        ranks = [f"{rank:{width}}" for rank in tile_groups.members(place)]
         rows = [" ".join(ranks[start : start + columns]) for start in range(0, len(ranks), columns)]
         lines.append(f"{name:{longest}}  ranks {rows[0]}")
         lines += [" " * (longest + 8) + row for row in rows[1:]]

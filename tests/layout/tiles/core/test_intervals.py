@@ -142,7 +142,7 @@ def test_every_position_that_is_needed_comes_from_one_owner(
             (Interval(start, start + data.draw(st.integers(0, 6))),)
             for start in (data.draw(st.integers(-2, size)) for size in lengths)
         )
-        for _ in range(grid.lanes)
+        for _ in range(grid.shards)
     ]
     image = torch.arange(1, 1 + lengths[0] * lengths[1] * lengths[2]).reshape(lengths)
     found = [torch.zeros(needed_shape(each), dtype=torch.long) for each in needs]

@@ -1,6 +1,6 @@
-"""Behind the tiles every lane has a share of the samples: what is made of them is that of all.
+"""Behind the tiles every shard has a share of the samples: what is made of them is that of all.
 
-Lanes are in threads of their own, in double precision. A construct stands in the middle of a small
+Shards are in threads of their own, in double precision. A construct stands in the middle of a small
 network, on tiles, or behind a layer that ends them.
 """
 
@@ -109,7 +109,7 @@ class Reversed(torch.autograd.Function):
 
 
 class Clipped(torch.autograd.Function):
-    """Its backward is not linear: it needs the gradient of all lanes."""
+    """Its backward is not linear: it needs the gradient of all shards."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def summed(found: Tensor, wanted: Tensor) -> Tensor:
     ],
 )
 def test_a_model_with_batchnorm(text: str, tmp_path: Path) -> None:
-    """Statistics are those of all tiles, and behind the tiles of all samples; some lanes have no
+    """Statistics are those of all tiles, and behind the tiles of all samples; some shards have no
     sample of their own."""
     layout, model = parse_layout(text), classifier(norm=True)
     loss = summed if layout.reduction == "sum" else F.cross_entropy
@@ -172,7 +172,7 @@ class Telling(nn.Module):
 def test_a_loss_may_do_anything_with_its_samples(
     text: str, rows: list[int], tmp_path: Path
 ) -> None:
-    """It sees all of them, and not a lane's share."""
+    """It sees all of them, and not a shard's share."""
 
     def loss(found: Any, wanted: Tensor) -> Tensor:
         apart = (found["each"][:, None] - found["each"]).abs().sum()  # every two samples
@@ -215,7 +215,7 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize("text", ["tiles=2x1", "tiles=2x1,recompute,recompute_blocks=1"])
 @pytest.mark.parametrize("rows", [[3, 1], [2, 4]])
-def test_lanes_decide_alike(text: str, rows: list[int], tmp_path: Path) -> None:
+def test_shards_decide_alike(text: str, rows: list[int], tmp_path: Path) -> None:
     """Though one of them has one sample, and the other two or none."""
     model, data = drawn(nn.Sequential(Scaled(), nn.Identity())), batches(rows)
     ranks = trained_in_stages(parse_layout(text), model, data, F.cross_entropy, tmp_path)

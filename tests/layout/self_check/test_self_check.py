@@ -18,7 +18,7 @@ from farandole.layout.self_check.swapped import swapped
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-SCRIPT = Path(__file__).parent / "scripts" / "self_check_facts.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "self_check_facts.py"
 
 EXACT = {  # what trains, as it does in one process
     *(f"nothing {layout}" for layout in ("stages", "tiles", "gems")),

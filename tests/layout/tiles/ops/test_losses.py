@@ -88,7 +88,7 @@ def test_every_element(name: str, grid: tuple[int, int], parts: int, reduction: 
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_of_what_every_lane_has_whole(reduction: str) -> None:
+def test_of_what_every_shard_has_whole(reduction: str) -> None:
     classes = torch.tensor([1, 3])
 
     def loss(x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def test_of_what_every_lane_has_whole(reduction: str) -> None:
 
 
 @pytest.mark.parametrize("margin", [1, 2])
-def test_what_lanes_have_beyond_their_own_counts_once(margin: int) -> None:
+def test_what_shards_have_beyond_their_own_counts_once(margin: int) -> None:
     kernel = numbers(4, 4, 3, 3)
 
     def entropy(x: Tensor, y: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-SCRIPT = Path(__file__).parent / "scripts" / "share_facts.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "share_facts.py"
 
 
 def test_they_train_as_the_plain_model_or_are_refused(sandbox: Sandbox, tmp_path: Path) -> None:

@@ -371,7 +371,7 @@ BETWEEN = {
 
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize(("grid", "parts"), [((2, 2), 1), ((3, 2), 2), ((1, 3), 3)])
-def test_what_lanes_have_beyond_their_own_counts_once(
+def test_what_shards_have_beyond_their_own_counts_once(
     between: str, grid: tuple[int, int], parts: int
 ) -> None:
     outputs = 3 if between == "fewer channels" else 4
@@ -386,7 +386,7 @@ def test_what_lanes_have_beyond_their_own_counts_once(
 
 
 class Pooled(nn.Module):
-    """A branch that goes over the whole image and back: lanes have copies of it."""
+    """A branch that goes over the whole image and back: shards have copies of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -454,7 +454,7 @@ def test_models(model: str, grid: tuple[int, int], parts: int) -> None:
 
 
 def alone(function: Any) -> Any:
-    """A rule that forgets the other lanes."""
+    """A rule that forgets the other shards."""
 
     def handler(flow: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(input.pieces[0], torch.Tensor):

@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Box, Grid, Margin
 from farandole.layout.tiles.core.intervals import Interval, Window, share
-from farandole.layout.tiles.core.lanes import Lanes, LocalLanes
-from farandole.layout.tiles.core.tile import Flow, Tile
+from farandole.layout.tiles.core.shard_group import LocalShards, ShardGroup
+from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo import borders
 from farandole.layout.tiles.halo.borders import Bit, around, interior, slab_of
 from farandole.layout.tiles.halo.exchange import slices
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even k
 
 
 class Post:
-    """Where lanes on threads leave what they send each other."""
+    """Where shards on threads leave what they send each other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,34 +50,34 @@ class Post:
         return all(box.empty() for box in self._boxes.values())
 
 
-class ThreadLanes(Lanes):
-    """One lane here, each of the others on a thread of its own. Notes what happens, in order."""
+class ThreadShards(ShardGroup):
+    """One shard here, each of the others on a thread of its own. Notes what happens, in order."""
 
-    def __init__(self, grid: Grid, lane: int, post: Post) -> None:
-        super().__init__(grid, [lane])
+    def __init__(self, grid: Grid, shard: int, post: Post) -> None:
+        super().__init__(grid, [shard])
         self._post = post
         self.events: list[str] = []
 
-    def post(self, lane: int, number: int, back: bool, tensors: Sequence[torch.Tensor]) -> None:
+    def post(self, shard: int, number: int, back: bool, tensors: Sequence[torch.Tensor]) -> None:
         self.events.append("post")
-        self._post.box(self.mine[0], lane, number, back).put(list(tensors))
+        self._post.box(self.mine[0], shard, number, back).put(list(tensors))
 
-    def take(self, lane: int, number: int, back: bool) -> list[torch.Tensor]:
+    def take(self, shard: int, number: int, back: bool) -> list[torch.Tensor]:
         self.events.append("take")
-        return self._post.box(lane, self.mine[0], number, back).get(timeout=PATIENCE_SECONDS)
+        return self._post.box(shard, self.mine[0], number, back).get(timeout=PATIENCE_SECONDS)
 
 
-def on_threads(grid: Grid, work: Callable[[ThreadLanes], Any]) -> list[Any]:
-    """What every lane returns."""
-    post, results, errors = Post(), [None] * grid.lanes, []
+def on_threads(grid: Grid, work: Callable[[ThreadShards], Any]) -> list[Any]:
+    """What every shard returns."""
+    post, results, errors = Post(), [None] * grid.shards, []
 
-    def run(lane: int) -> None:
+    def run(shard: int) -> None:
         try:
-            results[lane] = work(ThreadLanes(grid, lane, post))
+            results[shard] = work(ThreadShards(grid, shard, post))
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(lane,)) for lane in range(grid.lanes)]
+    threads = [threading.Thread(target=run, args=(shard,)) for shard in range(grid.shards)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -118,9 +119,9 @@ class Case:
         self.shift = some(outputs) if self.bias else None
         self.run = CONV[len(self.sizes)]
 
-    def flow(self, lanes: Lanes) -> Flow:
+    def flow(self, shards: ShardGroup) -> Flow:
         handler = partial(conv, len(self.sizes))
-        flow = Flow(lanes, {self.run: handler}, lambda flow, func, *_: pytest.fail(str(func)))
+        flow = Flow(shards, {self.run: handler}, lambda flow, func, *_: pytest.fail(str(func)))
         flow.margins = () if self.wider is None else (self.wider,)
         flow.overlap = self.overlap
         return flow
@@ -128,7 +129,7 @@ class Case:
 
 @dataclass
 class Gradients:
-    """What is found: of the lanes here, or of the whole."""
+    """What is found: of the shards here, or of the whole."""
 
     outputs: list[tuple[Box, torch.Tensor]]
     gradients: list[tuple[Box, torch.Tensor]]
@@ -137,18 +138,18 @@ class Gradients:
     bias: torch.Tensor | None
 
 
-def on_lanes(case: Case, lanes: Lanes) -> Gradients:
-    flow = case.flow(lanes)
+def on_shards(case: Case, shards: ShardGroup) -> Gradients:
+    flow = case.flow(shards)
     grid, axes = flow.grid, flow.grid.image_axes
     weight = case.weight.clone().requires_grad_()
     bias = None if case.shift is None else case.shift.clone().requires_grad_()
     sizes = tuple(case.x.shape[1:])
     margin = case.margin or ((0, 0),) * len(sizes)
-    held = [grid.held(lane, sizes, axes, margin) for lane in lanes.mine]
+    held = [grid.held(shard, sizes, axes, margin) for shard in shards.mine]
     pieces = [case.x[slices(box)].clone().requires_grad_(case.for_input) for box in held]
     result: Any = case.run(Tile(flow, pieces, sizes, axes, margin), weight, bias, **case.options)
-    boxes = [result.held(lane) for lane in lanes.mine]
-    random = [torch.Generator().manual_seed(lane) for lane in lanes.mine]
+    boxes = [result.held(shard) for shard in shards.mine]
+    random = [torch.Generator().manual_seed(shard) for shard in shards.mine]
     given = [
         torch.randn(piece.shape, generator=each, dtype=torch.float64).to(piece.dtype)
         for piece, each in zip(result.pieces, random, strict=True)
@@ -236,15 +237,15 @@ def cases(draw: st.DrawFn) -> Case:
 
 @given(cases())
 @settings(max_examples=30)
-def test_all_lanes_in_one_process_give_what_the_whole_image_gives(case: Case) -> None:
-    check(case, [on_lanes(case, LocalLanes(case.grid))])
+def test_all_shards_in_one_process_give_what_the_whole_image_gives(case: Case) -> None:
+    check(case, [on_shards(case, LocalShards(case.grid))])
 
 
 @given(cases())
 @settings(max_examples=30)
-def test_lanes_on_threads_that_overlap_give_what_the_whole_image_gives(case: Case) -> None:
+def test_shards_on_threads_that_overlap_give_what_the_whole_image_gives(case: Case) -> None:
     with mock.patch.object(borders, "_LEAST_INTERIOR", 0.0):
-        check(case, on_threads(case.grid, lambda lanes: on_lanes(case, lanes)))
+        check(case, on_threads(case.grid, lambda shards: on_shards(case, shards)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -252,7 +253,7 @@ def test_lanes_on_threads_that_overlap_give_what_the_whole_image_gives(case: Cas
 def test_every_precision(dtype: torch.dtype, overlap: bool) -> None:
     options = {"padding": 1}
     case = Case(Grid((2, 2)), (3, 4), (40, 38), (3, 3), options, dtype=dtype, overlap=overlap)
-    found = on_threads(case.grid, lambda lanes: on_lanes(case, lanes))
+    found = on_threads(case.grid, lambda shards: on_shards(case, shards))
     check(case, found, tolerance=32 * torch.finfo(dtype).eps)
 
 
@@ -268,13 +269,13 @@ def noted(name: str, where: threading.local) -> Any:
 
 
 def events_of(case: Case) -> list[str]:
-    """What happens on the first lane, in order."""
+    """What happens on the first shard, in order."""
     where = threading.local()
 
-    def work(lanes: ThreadLanes) -> list[str]:
-        where.events = lanes.events
-        on_lanes(case, lanes)
-        return lanes.events
+    def work(shards: ThreadShards) -> list[str]:
+        where.events = shards.events
+        on_shards(case, shards)
+        return shards.events
 
     with (
         noted("outputs", where),
@@ -308,23 +309,23 @@ def test_what_looks_at_one_pixel_sends_nothing() -> None:
     assert events_of(case) == ["outputs"]
 
 
-def test_a_lane_without_pixels_takes_part() -> None:
+def test_a_shard_without_pixels_takes_part() -> None:
     case = Case(Grid((3, 1)), (2, 2), (2, 5), (3, 3), {"padding": (2, 1)})
-    assert [share(lane, 3, 2).length for lane in range(3)].count(0) == 1  # of the input's rows
-    check(case, on_threads(case.grid, lambda lanes: on_lanes(case, lanes)))
+    assert [share(shard, 3, 2).length for shard in range(3)].count(0) == 1  # of the input's rows
+    check(case, on_threads(case.grid, lambda shards: on_shards(case, shards)))
     narrow = Case(Grid((3, 1)), (2, 2), (4, 5), (3, 3), {"padding": (0, 1)})
     assert narrow.sizes[0] - 2 == 2  # rows of the output
-    check(narrow, on_threads(narrow.grid, lambda lanes: on_lanes(narrow, lanes)))
+    check(narrow, on_threads(narrow.grid, lambda shards: on_shards(narrow, shards)))
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_autocast_does_what_it_does_without_tiles(lanes: int) -> None:
+@pytest.mark.parametrize("shards", [1, 2])
+def test_autocast_does_what_it_does_without_tiles(shards: int) -> None:
     options = {"padding": 1}
-    case = Case(Grid((lanes, 1)), (2, 2), (40, 9), (3, 3), options, dtype=torch.float32)
+    case = Case(Grid((shards, 1)), (2, 2), (40, 9), (3, 3), options, dtype=torch.float32)
 
-    def work(each: Lanes) -> Gradients:
+    def work(each: ShardGroup) -> Gradients:
         with torch.autocast("cpu", torch.bfloat16):
-            return on_lanes(case, each)
+            return on_shards(case, each)
 
     found = on_threads(case.grid, work)
     assert {piece.dtype for each in found for _, piece in each.outputs} == {torch.bfloat16}
@@ -370,11 +371,11 @@ def test_saved_are_the_tiles_themselves_and_thin_halos(overlap: bool) -> None:
     def bytes_of(found: dict[int, int]) -> int:
         return sum(size for place, size in found.items() if place not in kernels)
 
-    def work(lanes: ThreadLanes) -> int:
-        flow = Flow(lanes, HANDLERS, lambda flow, func, *_: pytest.fail(str(func)))
+    def work(shards: ThreadShards) -> int:
+        flow = Flow(shards, HANDLERS, lambda flow, func, *_: pytest.fail(str(func)))
         flow.overlap = overlap
-        (lane,) = lanes.mine
-        box = grid.owned(lane, tuple(x.shape[1:]), grid.image_axes)
+        (shard,) = shards.mine
+        box = grid.owned(shard, tuple(x.shape[1:]), grid.image_axes)
         piece = x[slices(box)].clone()
         tile = Tile(flow, [piece], x.shape[1:], grid.image_axes)
         made: list[Any] = []
@@ -387,13 +388,13 @@ def test_saved_are_the_tiles_themselves_and_thin_halos(overlap: bool) -> None:
 
     whole = bytes_of(saved(lambda: layers(x, weights, F.relu)))
     for size in on_threads(grid, work):
-        assert size < 1.06 * whole / grid.lanes
+        assert size < 1.06 * whole / grid.shards
 
 
 def test_a_frozen_weight_saves_no_input() -> None:
     grid = Grid((2, 1))
     flow = Flow(
-        LocalLanes(grid),
+        LocalShards(grid),
         {F.conv2d: partial(conv, 2)},
         lambda flow, func, *_: pytest.fail(str(func)),
     )
@@ -428,9 +429,9 @@ def test_the_interior_looks_at_nothing_that_others_have(
     window: Window, size: int, parts: int, data: st.DataObject
 ) -> None:
     assume(size + window.before + window.after >= window.reach)
-    lane = data.draw(st.integers(0, parts - 1))
-    outputs = share(lane, parts, window.length(size))
-    owned = share(lane, parts, size)
+    shard = data.draw(st.integers(0, parts - 1))
+    outputs = share(shard, parts, window.length(size))
+    owned = share(shard, parts, size)
     assume(outputs.length)
     one = Interval(0, 1)
     found = interior(

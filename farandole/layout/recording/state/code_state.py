@@ -17,18 +17,30 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from farandole.errors import UserError
-from farandole.layout.recording.user_code import is_of_the_user, is_record, names_in
-
-_PLAIN = (
-    *(bool, int, float, complex, str, bytes, type(None), range),
-    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+from farandole.layout.recording.state.code_names import (
+    function_behind,
+    mentioned_names,
+    own_classes,
 )
+from farandole.layout.recording.state.code_values import (
+    ABSENT,
+    PLAIN,
+    Change,
+    Content,
+    Identity,
+    WrittenTensor,
+    content_of,
+    key_of,
+    same,
+    version_of,
+)
+from farandole.layout.recording.state.user_code import is_of_the_user, is_record, names_in
+
 _OF_TORCH = (  # in every module; what of it matters is looked at by itself
     "training",
     "_compiled_call_impl",
@@ -40,49 +52,6 @@ _MOST_SEEN = 5000  # functions and objects
 _MOST_ENTRIES = 1000  # of a list or dictionary that are looked at
 
 
-class _Held(NamedTuple):
-    """A tensor, and how often it has been written to."""
-
-    tensor: torch.Tensor
-    version: int
-
-
-class _Content(NamedTuple):
-    """What a dictionary or list held."""
-
-    container: Any
-    copy: Any
-    ids: tuple[int, ...]
-
-    def is_the_same(self) -> bool:
-        """By identity: plain values cannot change, and what can is looked at by itself."""
-        return tuple(map(id, _entries(self.container))) == self.ids
-
-
-class Change(NamedTuple):
-    """A value that is no longer what it was."""
-
-    name: str
-    before: Any
-    now: Any
-
-    def __str__(self) -> str:
-        if isinstance(self.before, _Held) or isinstance(self.now, _Held):
-            return self.name.rpartition(", ")[0]
-        if isinstance(self.before, _Identity) and isinstance(self.now, _Identity):
-            return self.name
-        return f"{self.name} (from {_said(self.before)} to {_said(self.now)})"
-
-
-def _entries(container: Any) -> Any:
-    return container.values() if isinstance(container, dict) else container
-
-
-def _content(container: Any) -> _Content:
-    copy = dict(container) if isinstance(container, dict) else list(container)
-    return _Content(container, copy, tuple(map(id, _entries(copy))))
-
-
 class CodeState:
     """All that is now. `modules`: by their names in the model. `tensors`: by their values."""
 
@@ -91,16 +60,16 @@ class CodeState:
         self._tensors = list(tensors)
         self._seen: dict[int, Any] = {}  # by identity, and kept so that no other gets it
         self._kinds: set[int] = set()  # of modules
-        self._contents: list[_Content] = []
+        self._contents: list[Content] = []
         self._undo: list[Callable[[], None]] = []
         self._hooks: list[Any] = []
         self._sets: list[tuple[Any, frozenset[Any]]] = []
         self._settings: list[tuple[Callable[[], Any], Any]] = []  # how to look a value up
-        self._versions = [_Held(tensor, _version(tensor)) for tensor in self._tensors]
+        self._versions = [WrittenTensor(tensor, version_of(tensor)) for tensor in self._tensors]
         self.values: dict[str, Any] = {}
         for tensor in self._tensors:
             self.values[f"a tensor of {tuple(tensor.shape)} that forward reads, {id(tensor)}"] = (
-                _Held(tensor, _version(tensor))
+                WrittenTensor(tensor, version_of(tensor))
             )
         for name, module in modules.items():
             self._add_module(f"{name}." if name else "", module)
@@ -112,22 +81,22 @@ class CodeState:
             sum(map(len, self._hooks)) == self._hook_count
             and all(content.is_the_same() for content in self._contents)
             and all(look_up() is value for look_up, value in self._settings)
-            and all(frozenset(map(_key, each)) == held for each, held in self._sets)
-            and all(_version(tensor) == version for tensor, version in self._versions)
+            and all(frozenset(map(key_of, each)) == held for each, held in self._sets)
+            and all(version_of(tensor) == version for tensor, version in self._versions)
         )
 
     def changes(self) -> Iterator[Change]:
         """What is different now."""
         now = CodeState(self._modules, self._tensors).values
         for name in [*self.values, *(name for name in now if name not in self.values)]:
-            before, after = self.values.get(name, _ABSENT), now.get(name, _ABSENT)
-            if not _same(before, after):
+            before, after = self.values.get(name, ABSENT), now.get(name, ABSENT)
+            if not same(before, after):
                 yield Change(name, before, after)
 
     def matters(self, change: Change) -> bool:
         """Whether the code may read it: what a script adds for itself, such as `model.epoch`, is
         nowhere in the code of the module that it is added to."""
-        if change.before is not _ABSENT:
+        if change.before is not ABSENT:
             return True
         path = change.name.removeprefix("len(")
         owners = [name for name in self._modules if path.startswith(f"{name}.") or not name]
@@ -135,7 +104,7 @@ class CodeState:
         if owner is None:
             return True
         parts = re.split(r"[^\w]+", path.removeprefix(f"{owner}."))
-        return not _mentioned(type(self._modules[owner])).isdisjoint(parts)
+        return not mentioned_names(type(self._modules[owner])).isdisjoint(parts)
 
     def put_back(self) -> None:
         """Attributes, and what lists and dictionaries held, are again what they were."""
@@ -152,14 +121,14 @@ class CodeState:
 
     def _add_module(self, path: str, module: nn.Module) -> None:
         held = vars(module)
-        self._contents.append(_content(held))
+        self._contents.append(content_of(held))
         for name, value in held.items():
             if name in _OF_TORCH:
                 continue
             if name in ("_parameters", "_buffers", "_modules"):
-                self._contents.append(_content(value))
+                self._contents.append(content_of(value))
                 for key, each in value.items():
-                    self.values[path + key] = _Identity(each)
+                    self.values[path + key] = Identity(each)
             elif name.endswith("_hooks") or "_hooks_" in name:
                 self.values[path + name] = tuple(value) if isinstance(value, dict) else value
                 if isinstance(value, dict):
@@ -168,8 +137,8 @@ class CodeState:
                 self._add(path + name, value, _DEPTH)
         if id(type(module)) not in self._kinds:
             self._kinds.add(id(type(module)))
-            mentioned = _mentioned(type(module))
-            for kind in _own_classes(type(module)):
+            mentioned = mentioned_names(type(module))
+            for kind in own_classes(type(module)):
                 self._add_class(kind, mentioned)
 
     def _add_class(self, kind: type, mentioned: set[str]) -> None:
@@ -177,11 +146,11 @@ class CodeState:
         for name, value in list(vars(kind).items()):
             if name.startswith("__") and name != "__call__":
                 continue
-            function = _function(value)
+            function = function_behind(value)
             if function is not None:
                 if name in mentioned:  # others may read what a script counts in
                     self._add_function(f"{kind.__qualname__}.{name}", function)
-            elif isinstance(value, (*_PLAIN, list, dict, tuple, set, torch.Tensor)):
+            elif isinstance(value, (*PLAIN, list, dict, tuple, set, torch.Tensor)):
                 self._undo.append(partial(_set_back, kind, name, value))
                 self._settings.append((partial(vars(kind).get, name), value))
                 self._add(f"{kind.__qualname__}.{name}", value, 1)
@@ -200,7 +169,7 @@ class CodeState:
             except ValueError:  # empty
                 continue
             self._settings.append((partial(getattr, cell, "cell_contents", None), value))
-            if isinstance(value, _PLAIN):
+            if isinstance(value, PLAIN):
                 self._undo.append(partial(setattr, cell, "cell_contents", value))
             self._add(f"{used} of {name}", value, 1)
 
@@ -211,7 +180,7 @@ class CodeState:
             if isinstance(value, FunctionType):
                 if value.__module__ == module or is_of_the_user(value.__module__):
                     self._add_function(used, value)
-            elif isinstance(value, (*_PLAIN, list, dict, set, torch.Tensor)) or is_record(value):
+            elif isinstance(value, (*PLAIN, list, dict, set, torch.Tensor)) or is_record(value):
                 self._undo.append(partial(known.__setitem__, used, value))
                 self._settings.append((partial(known.get, used), value))
                 self._add(f"{known.get('__name__', '')}.{used}", value, 1)
@@ -230,22 +199,22 @@ class CodeState:
         self._seen[id(kind)] = kind
         for name in mentioned & vars(kind).keys():
             value = vars(kind)[name]
-            function = _function(value)
+            function = function_behind(value)
             if function is not None:
                 self._add_function(f"{kind.__qualname__}.{name}", function)
-            elif isinstance(value, (*_PLAIN, list, dict, tuple, set, torch.Tensor)):
+            elif isinstance(value, (*PLAIN, list, dict, tuple, set, torch.Tensor)):
                 self._undo.append(partial(_set_back, kind, name, value))
                 self._settings.append((partial(vars(kind).get, name), value))
                 self._add(f"{kind.__qualname__}.{name}", value, 1)
 
     def _add(self, path: str, value: Any, depth: int) -> None:
-        if isinstance(value, _PLAIN):
+        if isinstance(value, PLAIN):
             self.values[path] = value
         elif isinstance(value, (set, frozenset)):
-            self.values[path] = frozenset(map(_key, value))
-            self._sets.append((value, frozenset(map(_key, value))))
+            self.values[path] = frozenset(map(key_of, value))
+            self._sets.append((value, frozenset(map(key_of, value))))
         else:  # a tensor too: a recording looks up its values
-            self.values[path] = _Identity(value)
+            self.values[path] = Identity(value)
             function = getattr(value, "__func__", value)
             if isinstance(function, FunctionType):
                 self._add_function(path, function)
@@ -256,12 +225,12 @@ class CodeState:
     def _add_content(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, (list, tuple, deque)):
             if not isinstance(value, tuple):
-                self._contents.append(_content(value))
+                self._contents.append(content_of(value))
             self.values[f"len({path})"] = len(value)
             for index, each in zip(range(_MOST_ENTRIES), value, strict=False):
                 self._add(f"{path}[{index}]", each, depth - 1)
         elif isinstance(value, dict):
-            self._contents.append(_content(value))
+            self._contents.append(content_of(value))
             self.values[f"len({path})"] = len(value)
             for _, (key, each) in zip(range(_MOST_ENTRIES), list(value.items()), strict=False):
                 self._add(f"{path}[{key!r}]", each, depth - 1)
@@ -269,132 +238,11 @@ class CodeState:
             if type(value).__module__.split(".")[0] == "torch":
                 return
             held = vars(value)
-            self._contents.append(_content(held))
+            self._contents.append(content_of(held))
             for name, each in list(held.items()):
                 self._add(f"{path}.{name}", each, depth - 1)
-
-
-class RecordedState:
-    """What a recording took as it was, to be compared before every step."""
-
-    def __init__(self, modules: Mapping[str, nn.Module], tensors: Iterable[torch.Tensor]) -> None:
-        self._modules, self._tensors = modules, list(tensors)
-        self._state = CodeState(modules, self._tensors)
-        self._modes = {name: module.training for name, module in modules.items()}
-        self._of_the_script: set[str] = set()  # what it has added for itself
-
-    def taken_apart(self) -> None:
-        """The model's tensors have been moved and freed; that is no change by the script."""
-        self._state = CodeState(self._modules, self._tensors)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RecordedState:
-        return self  # it is of the model that the script has, not of a copy
-
-    def check(self, *, modes: bool) -> None:
-        """Raises `UserError` naming what is no longer what it was. `modes`: also `training`."""
-        if not self._state.is_the_same():
-            self._refuse_changes()
-        for name, module in self._modules.items() if modes else ():
-            if module.training is not self._modes[name]:
-                raise UserError(
-                    f"{name or 'the model'}.training was changed to {module.training} after the "
-                    f"model was cut into stages. Steps run in the mode that the model was cut in "
-                    f"(call model.train({self._modes[name]})), and predictions in evaluation."
-                )
-
-    def _refuse_changes(self) -> None:
-        for change in self._state.changes():
-            if change.name in self._of_the_script or not self._state.matters(change):
-                self._of_the_script.add(change.name)
-                continue
-            raise UserError(
-                f"{change} was changed after the model was cut into stages, and the cut has its "
-                f"old value. Let a buffer hold it (self.register_buffer(…), then .fill_()), or "
-                f"pass it to forward as an argument, or name layout cuts=… so that the code that "
-                f"reads it is in a submodule without a cut inside: that runs as it is."
-            )
-        if all(module.training is self._modes[name] for name, module in self._modules.items()):
-            self._state = CodeState(self._modules, self._tensors)  # equal, or the script's own
-
-
-class _Identity:
-    """Something that is compared by being the same object."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.value is self.value
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-_ABSENT = _Identity(object())
-
-
-def _own_classes(kind: type) -> list[type]:
-    """A class and those that it is made of, without torch's."""
-    return [
-        each
-        for each in kind.__mro__
-        if each.__module__.split(".")[0] != "torch" and each is not object
-    ]
-
-
-def _function(value: Any) -> FunctionType | None:
-    """The code behind a method or property."""
-    function = getattr(value, "__func__", value)
-    function = getattr(function, "fget", function)
-    return function if isinstance(function, FunctionType) else None
-
-
-def _mentioned(kind: type) -> set[str]:
-    """The names, of whatever, in a module's forward and in the methods that it mentions."""
-    mentioned, waiting = {"forward"}, ["forward"]
-    while waiting:
-        name = waiting.pop()
-        for each in _own_classes(kind):
-            function = _function(vars(each).get(name))
-            if function is None:
-                continue
-            code = function.__code__
-            texts = (text for text in code.co_consts if isinstance(text, str))  # getattr(self, …)
-            for found in {*code.co_names, *texts} - mentioned:
-                mentioned.add(found)
-                waiting.append(found)
-    return mentioned
 
 
 def _set_back(kind: type, name: str, value: Any) -> None:
     if vars(kind).get(name) is not value:
         setattr(kind, name, value)
-
-
-def _key(value: Any) -> Any:
-    return value if isinstance(value, _PLAIN) else id(value)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
-
-
-def _same(one: Any, two: Any) -> bool:
-    if isinstance(one, _Held) or isinstance(two, _Held):
-        return (
-            isinstance(one, _Held)
-            and isinstance(two, _Held)
-            and one.tensor is two.tensor
-            and one.version == two.version
-        )
-    return one is two or (type(one) is type(two) and bool(one == two))
-
-
-def _said(value: Any) -> str:
-    if value is _ABSENT:
-        return "nothing"
-    if isinstance(value, _Identity):
-        return f"a {type(value.value).__name__}"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from farandole.layout.recording.code_state import CodeState
+from farandole.layout.recording.state.code_state import CodeState
 
 _ALONE = threading.RLock()
 

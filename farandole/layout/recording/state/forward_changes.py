@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from farandole.errors import InexactError
-from farandole.layout.recording.code_state import CodeState
+from farandole.layout.recording.state.code_state import CodeState
 
 _PASSES = 2
 

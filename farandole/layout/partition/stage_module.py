@@ -17,10 +17,10 @@ from torch import nn
 
 from farandole.layout.arguments import call
 from farandole.layout.partition.blocks import Block
-from farandole.layout.recording.random_states import RandomStates, set_seed
+from farandole.layout.recording.state.random_states import RandomStates, set_seed
 
 
-class Moment(NamedTuple):
+class PassId(NamedTuple):
     """Which forward pass this is, for the random numbers in it."""
 
     seed: int
@@ -49,46 +49,46 @@ class StageModule(nn.Module):
         self._draws: dict[tuple[bool, int], bool] = {}
         """Whether a block draws random numbers in training, and in evaluation; once it is known."""
         self.runs_again = False  # whether a backward pass runs it again: to draw the same then
-        self.draws_alike = False  # whether other lanes run it too, and must draw the same
+        self.draws_alike = False  # whether other shards run it too, and must draw the same
         self._predictions = 0
         self.rerun: Rerun | None = None  # how blocks are run that are computed again, if they are
         self.rerun_blocks = 0  # at a time
 
-    def forward(self, value: Any, moment: Moment | None = None) -> Any:
+    def forward(self, value: Any, pass_id: PassId | None = None) -> Any:
         count = len(self.blocks)
-        if moment is None:
-            moment = self._of_prediction()
-        if self.rerun is None or moment is None or not self.training:
-            return self._run(range(count), value, moment)
+        if pass_id is None:
+            pass_id = self._of_prediction()
+        if self.rerun is None or pass_id is None or not self.training:
+            return self._run(range(count), value, pass_id)
         for first in range(0, count, self.rerun_blocks):
             several = range(first, min(count, first + self.rerun_blocks))
-            again = partial(self._again, several, moment=moment)
+            again = partial(self._again, several, pass_id=pass_id)
             value = self.rerun(again, value, self.blocks[first : several.stop], True)
         return value
 
-    def _of_prediction(self) -> Moment | None:
-        """The random state of this process may not be that of other lanes."""
+    def _of_prediction(self) -> PassId | None:
+        """The random state of this process may not be that of other shards."""
         self._predictions += 1
-        return Moment(0, -self._predictions, 0) if self.draws_alike else None
+        return PassId(0, -self._predictions, 0) if self.draws_alike else None
 
-    def _again(self, several: range, value: Any, moment: Moment) -> Any:
+    def _again(self, several: range, value: Any, pass_id: PassId) -> Any:
         """Blocks that are computed again. Of several, each is once more: so that when they are,
         only what comes into each is kept, and one block's activations at a time."""
         if len(several) == 1:
-            return self._run(several, value, moment)
+            return self._run(several, value, pass_id)
         assert self.rerun is not None
         for index in several:
-            alone = partial(self._again, range(index, index + 1), moment=moment)
+            alone = partial(self._again, range(index, index + 1), pass_id=pass_id)
             value = self.rerun(alone, value, self.blocks[index : index + 1], False)
         return value
 
-    def _run(self, several: range, value: Any, moment: Moment | None) -> Any:
+    def _run(self, several: range, value: Any, pass_id: PassId | None) -> Any:
         for index in several:
             draws = self.runs_again or self._draws.get((self.training, index), True)
-            if moment is None or not draws:
+            if pass_id is None or not draws:
                 value = call(self.blocks[index], value)
             else:
-                value = self._drawing(index, value, moment.seed_of(self.first + index))
+                value = self._drawing(index, value, pass_id.seed_of(self.first + index))
         return value
 
     def forget_draws(self) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-SCRIPT = Path(__file__).parent / "scripts" / "pipe_facts.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "pipe_facts.py"
 
 
 def test_three_real_processes(sandbox: Sandbox, free_port: str, tmp_path: Path) -> None:

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from farandole.errors import UserError
+from farandole.layout.tiles.core.flow import Flow, Windowed
 from farandole.layout.tiles.core.grid import Axes, Box, Grid
 from farandole.layout.tiles.core.intervals import Window
-from farandole.layout.tiles.core.lanes import Lanes, LocalLanes
+from farandole.layout.tiles.core.shard_group import LocalShards, ShardGroup
 from farandole.layout.tiles.core.table import functions
-from farandole.layout.tiles.core.tile import Flow, Tile, Windowed, cut
+from farandole.layout.tiles.core.tile import Tile, cut
 from farandole.layout.tiles.halo.exchange import slices
 from farandole.layout.tiles.halo.fusing import (
     Groups,
@@ -42,35 +43,35 @@ FAST = Link(1e-9, 1e-15)
 
 
 class Mailboxes:
-    """Between lanes in threads."""
+    """Between shards in threads."""
 
     def __init__(self) -> None:
         self._boxes: dict[Any, queue.Queue[list[Tensor]]] = defaultdict(queue.Queue)
         self._lock = threading.Lock()
 
     def __getitem__(self, key: Any) -> queue.Queue[list[Tensor]]:
-        with self._lock:  # or two lanes would each make a box of their own
+        with self._lock:  # or two shards would each make a box of their own
             return self._boxes[key]
 
 
-class OneLane(Lanes):
-    """One lane, which counts what it posts in the forward pass, by layer."""
+class OneShard(ShardGroup):
+    """One shard, which counts what it posts in the forward pass, by layer."""
 
-    def __init__(self, grid: Grid, lane: int, boxes: Mailboxes) -> None:
-        super().__init__(grid, [lane])
+    def __init__(self, grid: Grid, shard: int, boxes: Mailboxes) -> None:
+        super().__init__(grid, [shard])
         self._boxes = boxes
         self.flow: Flow | None = None
         self.posted: list[str] = []
 
-    def post(self, lane: int, number: int, back: bool, tensors: Sequence[Tensor]) -> None:
+    def post(self, shard: int, number: int, back: bool, tensors: Sequence[Tensor]) -> None:
         assert self.flow is not None
         if not back:
             self.posted.append(self.flow.layer)
         here = self.mine[0]
-        self._boxes[here, lane, number, back].put([tensor.detach() for tensor in tensors])
+        self._boxes[here, shard, number, back].put([tensor.detach() for tensor in tensors])
 
-    def take(self, lane: int, number: int, back: bool) -> list[Tensor]:
-        return self._boxes[lane, self.mine[0], number, back].get(timeout=150)
+    def take(self, shard: int, number: int, back: bool) -> list[Tensor]:
+        return self._boxes[shard, self.mine[0], number, back].get(timeout=150)
 
 
 class Outcome(NamedTuple):
@@ -86,12 +87,12 @@ def not_on_tiles(flow: Flow, function: Any, args: Any, kwargs: Any) -> Any:
     raise AssertionError(f"{flow.layer}: {function} is not computed on tiles")
 
 
-def on_tiles(lanes: Lanes, model: nn.Module, x: Tensor, margins: Any, record: bool) -> Tile:
-    flow = Flow(lanes, functions(), not_on_tiles)
+def on_tiles(shards: ShardGroup, model: nn.Module, x: Tensor, margins: Any, record: bool) -> Tile:
+    flow = Flow(shards, functions(), not_on_tiles)
     flow.margins = margins
     flow.record = [] if record else None
-    if isinstance(lanes, OneLane):
-        lanes.flow = flow
+    if isinstance(shards, OneShard):
+        shards.flow = flow
     hooks = []
     for name, module in model.named_modules():
 
@@ -108,7 +109,7 @@ def on_tiles(lanes: Lanes, model: nn.Module, x: Tensor, margins: Any, record: bo
 
 def recorded(model: nn.Module, x: Tensor, grid: Grid) -> list[Windowed]:
     with torch.no_grad():
-        result = on_tiles(LocalLanes(grid), copy.deepcopy(model), x, (), True)
+        result = on_tiles(LocalShards(grid), copy.deepcopy(model), x, (), True)
     assert result.flow.record is not None
     return result.flow.record
 
@@ -128,15 +129,15 @@ def outcome(model: nn.Module, output: Tensor, x: Tensor) -> Outcome:
 
 
 def tiled(
-    lanes: Lanes, model: nn.Module, x: Tensor, weighting: Tensor, margins: Any
+    shards: ShardGroup, model: nn.Module, x: Tensor, weighting: Tensor, margins: Any
 ) -> tuple[Outcome, Tile]:
-    """What the lanes here make of it; elsewhere the output is zero."""
+    """What the shards here make of it; elsewhere the output is zero."""
     model, x = copy.deepcopy(model), x.clone().requires_grad_()
-    result = on_tiles(lanes, model, x, margins, False)
+    result = on_tiles(shards, model, x, margins, False)
     output = torch.zeros_like(weighting)
     total = torch.zeros(())
-    for lane, piece in zip(lanes.mine, result.own_pieces(), strict=True):
-        at = slices(result.owned(lane))
+    for shard, piece in zip(shards.mine, result.own_pieces(), strict=True):
+        at = slices(result.owned(shard))
         output[at] = piece.detach()
         total = total + (piece * weighting[at]).sum()
     total.backward()
@@ -144,7 +145,7 @@ def tiled(
 
 
 def added(outcomes: Sequence[Outcome]) -> Outcome:
-    """All lanes' parts. They have the same running statistics."""
+    """All shards' parts. They have the same running statistics."""
     first = outcomes[0]
     for other in outcomes[1:]:
         for name, buffer in other.buffers.items():
@@ -174,7 +175,7 @@ def exact_here(model: nn.Module, x: Tensor, grid: Grid, groups: Groups) -> None:
     layers = recorded(model, x, grid)
     weighting = torch.randn_like(model(x)).detach()
     margins = margins_for(grid, layers, groups)
-    found, _ = tiled(LocalLanes(grid), model, x, weighting, margins)
+    found, _ = tiled(LocalShards(grid), model, x, weighting, margins)
     same(found, whole(model, x, weighting))
 
 
@@ -185,11 +186,11 @@ def exact_with_threads(
     with torch.no_grad():
         weighting = torch.randn_like(copy.deepcopy(model)(x))
     margins, boxes = margins_for(grid, layers, groups), Mailboxes()
-    lanes = [OneLane(grid, lane, boxes) for lane in range(grid.lanes)]
-    with ThreadPoolExecutor(grid.lanes) as pool:
-        runs = [pool.submit(tiled, each, model, x, weighting, margins) for each in lanes]
+    shards = [OneShard(grid, shard, boxes) for shard in range(grid.shards)]
+    with ThreadPoolExecutor(grid.shards) as pool:
+        runs = [pool.submit(tiled, each, model, x, weighting, margins) for each in shards]
         same(added([run.result()[0] for run in runs]), whole(model, x, weighting))
-    posted = {name for each in lanes for name in each.posted}
+    posted = {name for each in shards for name in each.posted}
     return [layer.layer for layer in layers if layer.layer in posted]
 
 
@@ -347,8 +348,8 @@ def test_whoever_needs_others_channels_begins_a_group() -> None:
 def test_margins_of_three_layers() -> None:
     layers = chain([Window(3, 1, 1, 1), Window(3, 2, 1, 1), Window(5, 1, 2, 2)], 32)
     grid = Grid((2,))
-    # Of 16 outputs, lanes own 8: lane 1 looks 2 before them. That is [6, 16), of which [11, 32) is
-    # needed: 5 before what it owns. Lane 0 needs [0, 10), of which [0, 20): 4 behind.
+    # Of 16 outputs, shards own 8: shard 1 looks 2 before them. That is [6, 16), of which [11, 32)
+    # is needed: 5 before what it owns. Shard 0 needs [0, 10), of which [0, 20): 4 behind.
     assert [margin[1] for margin in margins_for(grid, layers, [range(3)])] == [
         (5, 4),
         (2, 2),
@@ -469,7 +470,7 @@ def test_slow_messages_are_saved_and_fast_ones_are_not() -> None:
     line = describe(grid, layers, together, SLOW)
     assert line.startswith(f"halos: {len(together)} exchanges for 10 layers (fused: conv0–")
     assert "saved of" in line
-    # Every exchange is two messages, there and back, for the lanes in the middle.
+    # Every exchange is two messages, there and back, for the shards in the middle.
     assert cost_seconds(grid, layers, plain(layers), Link(1.0, 0.0)) == 10 * 2 * 2
     alone = choose_groups(grid, layers, FAST)
     assert alone == plain(layers)

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-SCRIPT = Path(__file__).parent / "scripts" / "tile_facts.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "tile_facts.py"
 
 
 @pytest.mark.parametrize("transport", ["shm", "c10d"])

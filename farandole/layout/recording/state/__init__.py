@@ -1,0 +1,1 @@
+"""Plain values that a recorded forward read, and how they are compared later."""
