@@ -13,12 +13,12 @@ from signal import Signals
 from farandole.launch.backends.base import Backend, Worker, WorkerSpec
 from farandole.launch.backends.stopping import stop_workers
 from farandole.launch.endpoint import LauncherEndpoint
-from farandole.launch.exit_watch import Location, Overdue
 from farandole.launch.job import Job
 from farandole.launch.job_directory import JobDirectory
 from farandole.launch.messages import tell
 from farandole.launch.output import Relay
-from farandole.launch.stall_watch import StallWatch
+from farandole.launch.watches.exit_watch import Location, Overdue
+from farandole.launch.watches.stall_watch import StallWatch
 from farandole.worker.failure import Failure
 from farandole.worker.saving import any_saves
 

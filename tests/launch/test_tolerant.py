@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farandole.errors import LaunchError, UserError
-from farandole.launch import exit_watch
 from farandole.launch.launcher import Job, Outcome, launch_tolerant
 from farandole.launch.policies import tolerant as policy
+from farandole.launch.watches import exit_watch
 
 if TYPE_CHECKING:
     from conftest import Sandbox

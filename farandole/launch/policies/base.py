@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-from farandole.launch.exit_watch import ExitWatch, Overdue
 from farandole.launch.job import Outcome
+from farandole.launch.watches.exit_watch import ExitWatch, Overdue
 
 
 class Policy(ABC):

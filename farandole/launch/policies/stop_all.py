@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from farandole.launch.exit_watch import ExitWatch, Overdue
 from farandole.launch.job import Job, Outcome
 from farandole.launch.messages import tell
 from farandole.launch.policies.base import Policy
 from farandole.launch.rank_variables import rank_variables
+from farandole.launch.watches.exit_watch import ExitWatch, Overdue
 from farandole.launch.worker_pool import WorkerPool
 from farandole.system.process_state import is_stopped
 from farandole.topology import Topology

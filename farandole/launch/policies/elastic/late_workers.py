@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from farandole.launch.exit_watch import Location, Overdue
 from farandole.launch.messages import tell
 from farandole.launch.policies.elastic.job import ElasticJob
 from farandole.launch.policies.elastic.members import ElasticWorker
+from farandole.launch.watches.exit_watch import Location, Overdue
 from farandole.system.process_state import is_stopped
 
 _STOPPED_SECONDS = 3.0  # that others have waited for a stopped worker, before it is ended

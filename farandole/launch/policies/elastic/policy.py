@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from farandole.environment import ELASTIC_WORKER
 from farandole.errors import LaunchError
-from farandole.launch.exit_watch import ExitWatch, Overdue
 from farandole.launch.job import Outcome
 from farandole.launch.messages import tell
 from farandole.launch.policies.base import Policy
@@ -34,6 +33,7 @@ from farandole.launch.policies.elastic.late_workers import LateWorkers
 from farandole.launch.policies.elastic.members import ElasticWorker, listed
 from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
 from farandole.launch.policies.elastic.usable_hosts import UsableHosts
+from farandole.launch.watches.exit_watch import ExitWatch, Overdue
 from farandole.launch.worker_pool import WorkerPool
 from farandole.worker.elastic import Change
 from farandole.worker.failure import Failure, first_cause

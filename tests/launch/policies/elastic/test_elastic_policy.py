@@ -17,7 +17,6 @@ import pytest
 
 from farandole.environment import ELASTIC_WORKER
 from farandole.errors import LaunchError
-from farandole.launch import exit_watch
 from farandole.launch.backends.local import LocalBackend
 from farandole.launch.endpoint import LauncherEndpoint
 from farandole.launch.job import Job
@@ -28,6 +27,7 @@ from farandole.launch.policies.elastic.job import ElasticJob
 from farandole.launch.policies.elastic.policy import Elastic
 from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
 from farandole.launch.supervisor import step
+from farandole.launch.watches import exit_watch
 from farandole.launch.worker_pool import WorkerPool
 from farandole.worker.elastic import (
     HostChanges,

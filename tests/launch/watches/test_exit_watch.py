@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farandole.errors import UserError
-from farandole.launch import exit_watch
 from farandole.launch.launcher import Job, Outcome, launch
 from farandole.launch.outcome_text import print_outcome
+from farandole.launch.watches import exit_watch
 
 if TYPE_CHECKING:
     from conftest import Sandbox

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farandole.errors import UserError
-from farandole.launch import exit_watch
 from farandole.launch.launcher import Job, launch
+from farandole.launch.watches import exit_watch
 
 if TYPE_CHECKING:
     from conftest import Sandbox

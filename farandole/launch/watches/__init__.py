@@ -1,0 +1,1 @@
+"""Watches over a job: workers that make no progress, and workers that hold up its end."""
