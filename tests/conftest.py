@@ -59,7 +59,7 @@ MARK = "FARANDOLE_TEST"
 # What launchers and users set, and what would change how a job starts or how its output looks.
 FOREIGN = re.compile(
     r"FARANDOLE_|HOROVOD_|SLURM_|OMPI_|PMI|MPI_|MV2_|TORCHELASTIC_|MASTER_|LOCAL_|ROLE_|GROUP_|RANK$|"
-    r"WORLD_SIZE$|OMP_NUM_THREADS$|GLOO_|NCCL_|CUDA_VISIBLE|PYTHONUNBUFFERED$|PYTHONWARNINGS$|"
+    r"WORLD_SIZE$|OMP_NUM_THREADS$|KMP_|TORCHINDUCTOR_|GLOO_|NCCL_|CUDA_VISIBLE|PYTHONUNBUFFERED$|PYTHONWARNINGS$|"
     r"COLUMNS$|FORCE_COLOR$|NO_COLOR$"
 )
 PACKAGES = {  # that only some tests need: the module, and how to get it
@@ -139,6 +139,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures, which may need them too
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "torch.testing._internal.common_utils" in sys.modules:
+        # Whoever imported it: it forbids every later test to set torch's backends.
+        setattr(sys.modules["torch"].backends, "__allow_nonbracketed_mutation_flag", True)
     for mark in item.iter_markers("needs"):
         for name in mark.args:
             require(name)

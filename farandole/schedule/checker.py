@@ -17,14 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from farandole.errors import FarandoleError
+from farandole.schedule.error import ScheduleError
 from farandole.schedule.rounds import Round, Schedule
 
 Indices = npt.NDArray[np.int64]
-
-
-class ScheduleError(FarandoleError):
-    """A schedule that does not do what it says; the message names the round, ranks and chunk."""
 
 
 def check(schedule: Schedule) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from farandole.errors import UserError
-from farandole.schedule.rounds import Schedule, piece_bounds
+from farandole.schedule.pieces import piece_bounds
+from farandole.schedule.rounds import Schedule
 
 Counts = npt.NDArray[np.int64]
 

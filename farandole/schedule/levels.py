@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 from farandole.errors import UserError
 from farandole.schedule.compose import placed, side_by_side
+from farandole.schedule.pieces import piece, piece_bounds
 from farandole.schedule.rings import ring, ring_all_gather, ring_reduce_scatter
-from farandole.schedule.rounds import Round, Schedule, piece, piece_bounds, require_ranks
+from farandole.schedule.rounds import Round, Schedule, require_ranks
 from farandole.topology import Host, Topology
 
 

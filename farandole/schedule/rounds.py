@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farandole.errors import UserError
+from farandole.schedule.pieces import piece
 
 Op = Literal["add", "copy"]
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather"]
@@ -171,16 +172,6 @@ class Schedule:
             for index, turn in enumerate(self.rounds)
         ]
         return "\n".join([head, *lines])
-
-
-def piece(index: int, pieces: int, length: int) -> range:
-    """Where piece `index` lies when `length` things are cut into `pieces`; any length, even 0."""
-    return range(index * length // pieces, (index + 1) * length // pieces)
-
-
-def piece_bounds(pieces: int, length: int) -> npt.NDArray[np.int64]:
-    """Where each piece begins, and where the last one ends: `piece` for all indices at once."""
-    return np.arange(pieces + 1, dtype=np.int64) * length // pieces
 
 
 def require_ranks(name: str, ranks: int) -> None:

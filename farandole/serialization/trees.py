@@ -88,7 +88,9 @@ def _unpack(
 ) -> Any:
     # The limit is the one of `pack`: a tree from elsewhere must not exhaust the stack.
     if depth < 0:
-        raise ValueError("it is nested too deep")
+        raise ValueError(
+            f"it is nested more than {_DEEPEST if kinds is None else _DEEPEST_WITH_KINDS} deep"
+        )
 
     def inside(item: Json) -> Any:
         return _unpack(item, tensors, kinds, depth - 1)

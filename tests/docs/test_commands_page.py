@@ -49,7 +49,8 @@ def option_row(option: click.Option, context: click.Context) -> str:
 
 
 def section(name: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=name)
+    # As on the command line: a command keeps the help option that it is first asked for.
+    context = click.Context(command, info_name=name, help_option_names=["-h", "--help"])
     usage = " ".join(command.collect_usage_pieces(context))
     text = inspect.cleandoc(command.help or "")
     described, *examples = re.split(r"^\s*\x08\s*$", text, flags=re.MULTILINE)

@@ -174,9 +174,9 @@ def test_how_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert Settings.from_environ({"FARANDOLE_FALLBACK": "1"}).fallback
     assert not Settings.from_environ({"FARANDOLE_FALLBACK": "0"}).fallback
     with fd.init() as run:
-        assert not run.fallback
+        assert not run._checkpoints._fallback
     with fd.init(fallback=True) as run:
-        assert run.fallback
+        assert run._checkpoints._fallback
 
 
 SCRIPT = """

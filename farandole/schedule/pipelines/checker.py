@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NoReturn
 
-from farandole.schedule.checker import ScheduleError
+from farandole.schedule.error import ScheduleError
 from farandole.schedule.pipelines.actions import Action, Kind, Pipeline
 from farandole.schedule.pipelines.player import Costs, describe, play
 

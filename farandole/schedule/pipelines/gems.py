@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from farandole.schedule.pieces import piece
 from farandole.schedule.pipelines.actions import Action, Pipeline, opposite, update
 from farandole.schedule.pipelines.flushed import ORDERS
-from farandole.schedule.rounds import piece
 
 
 def gems(base: str, stages: int, micros: int, pairs: int) -> Pipeline:

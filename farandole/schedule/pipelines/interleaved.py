@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from farandole.errors import UserError
+from farandole.schedule.pieces import piece
 from farandole.schedule.pipelines.actions import Action, Pipeline, update
-from farandole.schedule.rounds import piece
 
 
 def interleaved(stages: int, micros: int, chunks: int) -> Pipeline:

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from farandole.errors import UserError
-from farandole.schedule.checker import ScheduleError
+from farandole.schedule.error import ScheduleError
 from farandole.schedule.pipelines.actions import Action, Kind, Pipeline
 
 Event = tuple[str, int, int, int]

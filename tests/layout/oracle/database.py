@@ -21,7 +21,6 @@ VARIANT_SAMPLES = 2  # of its method, its operator and what changes a tensor in 
 MODULE_SAMPLES = 3  # in training and in evaluation
 LOOKED_AT = 40  # for samples that differ in more than their sizes
 LARGEST = 10_000  # elements of the tensors of a sample together
-_LOCKED = "__allow_nonbracketed_mutation_flag"
 
 
 class Given(NamedTuple):
@@ -51,16 +50,13 @@ def operators() -> dict[str, Any]:
     """All that run on a CPU, by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        mutable = getattr(torch.backends, _LOCKED)
         from torch.testing._internal.common_methods_invocations import op_db
 
-        setattr(torch.backends, _LOCKED, mutable)
     return {name_of(each): each for each in op_db if each.dtypes}
 
 
 @functools.cache
 def modules() -> list[Any]:
-    operators()  # puts the settings back
     from torch.testing._internal.common_modules import module_db
 
     return [each for each in module_db if not each.is_lazy]  # which become others in the end

@@ -101,7 +101,7 @@ def _error(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float
         assert found[name].shape == expected[name].shape, name
         apart = float((found[name] - expected[name]).abs().max())
         assert math.isfinite(apart), name
-        worst = max(worst, apart / max(size, floor))
+        worst = max(worst, apart / (max(size, floor) or 1.0))
     return worst
 
 

@@ -687,10 +687,10 @@ found["accuracy"], found["in_step"] = outcome.accuracy, outcome.in_step
 def test_processes_share_one_memory(
     sandbox: Sandbox, two_ranks: list[dict[str, str]], tmp_path: Path
 ) -> None:
-    here = Path(__file__).parents[1]
+    here = Path(__file__).parent
     script = sandbox.script("processes.py", PROCESSES)
     ranks = [rank | {"FARANDOLE_SYNC": "hogwild"} for rank in two_ranks]
-    for end in sandbox.by_hand(ranks, script, tmp_path, here, here / "scripts"):
+    for end in sandbox.by_hand(ranks, script, tmp_path, here, here.parent / "scripts"):
         assert end.returncode == 0, end.stderr
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for found in ranks:
