@@ -107,8 +107,8 @@ _FLAGS = (
     _flag("--gloo-timeout-seconds", type=int, metavar="S", help="How long a rank waits for others, "
           "in seconds. [120]"),
     # Autotuning, the timeline, stalls
-    _switch("--autotune/--no-autotune", help="Tune the fusion threshold and the cycle "
-            "time during training. [off]"),
+    _switch("--autotune/--no-autotune", help="Tune during training how much to fuse, "
+            "and when to start reducing. [off]"),
     _file("--autotune-log-file", help="File in which autotuning records what it has tried."),
     _flag("--autotune-warmup-samples", type=int, help="No effect."),
     _flag("--autotune-steps-per-sample", type=int, help="No effect."),
