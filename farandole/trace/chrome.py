@@ -72,7 +72,7 @@ def read_part(path: Path) -> TraceFile | None:
 
 
 class HostClock:
-    """One host's clock, made rank 0's: a straight line between the offsets that were measured."""
+    """Converts one host's clock to rank 0's, by a straight line between the measured offsets."""
 
     def __init__(self, measured: Sequence[dict[str, int]]) -> None:
         self._measured = sorted(measured, key=lambda offset: offset["at"])
