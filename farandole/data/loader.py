@@ -142,8 +142,8 @@ class Loader(DataLoaderMirror):
                     samples = len(rest.global_range(index))
                     part = rest.part(index, self._group.rank)
                 # Counted before the batch is handed out: a script that saves within its step has
-                # used this batch, and must not get it again. What worker processes have loaded ahead
-                # does not count; it is loaded again after a resume.
+                # used this batch, and must not get it again. What worker processes have loaded
+                # ahead does not count; it is loaded again after a resume.
                 position.done_samples += samples
                 self.last_batch = self._info(steps_before + index, steps, samples, part)
                 self._on_batch(self.last_batch)

@@ -151,7 +151,7 @@ def part_of(length: int, size: int, rank: int, global_batch: int) -> Part:
         return Part(rank * length // size, (rank + 1) * length // size, readers=1)
     if length <= global_batch // size:
         return Part(0, length, readers=size)
-    # Item i is read by ranks i, i + length, i + 2·length, …; the number of readers differs by one at
+    # Item i is read by ranks i, i + length, i + 2·length, …; numbers of readers differ by one at
     # most, and each rank counts its item as 1/readers. All counts add up to `length`.
     turn = rank % length
     return Part(turn, turn + 1, readers=len(range(turn, size, length)))

@@ -81,6 +81,9 @@ class HostClock:
     def on_rank_0(self, time_ns: int) -> int:
         if not self._measured:
             return time_ns
+        # Offsets are measured at the start and at the end. Two oscillators drift apart steadily, by
+        # some microseconds a second, so a straight line between is close; outside of the two the
+        # nearest offset holds. The result grows with `time_ns`, and spans keep their order.
         after = bisect_right(self._at, time_ns)
         if after in (0, len(self._at)):
             return time_ns + self._measured[max(0, after - 1)]["offset_ns"]
