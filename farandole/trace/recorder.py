@@ -70,7 +70,7 @@ class Recorder:
         self._thread.start()
 
     def span(self, name: str, category: str, **details: str | int | float) -> _Span:
-        kind = _Flight if category in OVERLAPPING else _Span
+        kind = _OverlappingSpan if category in OVERLAPPING else _Span
         return kind(self, name, category, details)
 
     def note(self, line: Mapping[str, Any]) -> None:
@@ -141,12 +141,12 @@ class Recorder:
         self._here.row = row
         return row
 
-    def _take_off(self, category: str) -> int:
+    def _take_row(self, category: str) -> int:
         with self._lock:
             free = self._free[category]
             return heapq.heappop(free) if free else self._add_row(category)
 
-    def _land(self, category: str, row: int) -> None:
+    def _free_row(self, category: str, row: int) -> None:
         with self._lock:
             heapq.heappush(self._free[category], row)
 
@@ -192,13 +192,13 @@ class _Span:
         return self._name, self._category, self._begin, self._row, self._details
 
 
-class _Flight(_Span):
+class _OverlappingSpan(_Span):
     """A span on a row that is free, whichever thread begins and ends it."""
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        self._row = self._recorder._take_off(self._category)
+        self._row = self._recorder._take_row(self._category)
         self._begin = perf_counter_ns()
         self._recorder._open[self] = None
 
@@ -209,7 +209,7 @@ class _Flight(_Span):
         trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)
-        self._recorder._land(self._category, self._row)
+        self._recorder._free_row(self._category, self._row)
 
 
 def _line(value: Any) -> str:

@@ -36,10 +36,10 @@ from farandole.sync.periodic.losses import Losses
 from farandole.sync.periodic.meeting import (
     RankStatus,
     ask_everyone,
+    bad_parameter,
     loss_of,
     raise_together,
     require_sound,
-    sick_parameter,
     status_of,
 )
 
@@ -184,7 +184,7 @@ class DasoSynchronizer(Synchronizer):
                 warnings.warn(said, stacklevel=2)
 
     def _note_parameter(self, name: str | None) -> None:
-        self._culprit = self._culprit or sick_parameter(self._guard, self._steps, name)
+        self._culprit = self._culprit or bad_parameter(self._guard, self._steps, name)
 
     def _merge(self) -> None:
         """All ranks merge the same average, so all see whether it is finite.

@@ -35,9 +35,9 @@ from farandole.sync.periodic.losses import Losses
 from farandole.sync.periodic.meeting import (
     RankStatus,
     ask_everyone,
+    bad_parameter,
     raise_together,
     require_sound,
-    sick_parameter,
     status_of,
 )
 from farandole.sync.periodic.outer import Outer, OuterRule
@@ -110,7 +110,7 @@ class Periodic(Synchronizer):
         if not self._period.lacks_loss:
             return
         said = ask_everyone(self._group, self._status(ending=False, sound=True))
-        self._think_over(said)
+        self._decide_period(said)
         # Before the first step somebody may only have had a look at the data.
         if self._period.lacks_loss and any(status.steps for status in said):
             raise loss_is_missing()
@@ -164,7 +164,7 @@ class Periodic(Synchronizer):
             else:  # the parameters are alike; statistics change with every forward pass
                 self._average.average_statistics()
                 self._average.scatter()
-            self._think_over(said)
+            self._decide_period(said)
             if not ending or all(status.ending for status in said):
                 return
 
@@ -172,9 +172,9 @@ class Periodic(Synchronizer):
         """Copies this rank's model to be averaged, and returns what is not finite on this rank."""
         self._guard.settle()
         name = self._average.gather()
-        return self._culprit or sick_parameter(self._guard, self._steps, name)
+        return self._culprit or bad_parameter(self._guard, self._steps, name)
 
-    def _think_over(self, said: list[RankStatus]) -> None:
+    def _decide_period(self, said: list[RankStatus]) -> None:
         note = self._period.after(said)
         if note is not None:
             self.notes.append(note)

@@ -103,7 +103,7 @@ def raise_together(group: Group, culprit: Culprit | None) -> None:
             raise Culprit(*found).error
 
 
-def sick_parameter(guard: GradientGuard, step: int, name: str | None) -> Culprit | None:
+def bad_parameter(guard: GradientGuard, step: int, name: str | None) -> Culprit | None:
     """A parameter of this rank, by its name; None: there is none."""
     if name is None:
         return None
