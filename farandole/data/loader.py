@@ -23,7 +23,7 @@ from farandole.errors import UserError
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """What a loader tells the run about the batch it is about to hand out."""
+    """Describes the batch that a loader is about to hand out."""
 
     step: int  # in this epoch, from 0
     steps: int | None  # in the epoch; None when the dataset has no length
@@ -60,10 +60,10 @@ class Loader(DataLoaderMirror):
         self._rank, self._size = group.rank, group.size
         self._device = device
         self._on_batch = on_batch
-        self._on_begin = on_begin  # is told whether the epoch begins, or goes on after a resume
-        self._on_end = on_end  # is told whether it was read to its end, or broken off
-        self._on_pause = on_pause  # is told whether the epoch is under way, or about to begin
-        self.finish: Callable[[Any], Any] = _as_it_is  # what a batch goes through at last
+        self._on_begin = on_begin  # (whether the epoch begins, or goes on after a resume)
+        self._on_end = on_end  # (whether it was read to its end, or broken off)
+        self._on_pause = on_pause  # (whether the epoch is under way, or about to begin)
+        self.finish: Callable[[Any], Any] = _as_it_is  # applied to every batch last
         self.last_batch: BatchInfo | None = None
         """What is known of the batch that was handed out last; None before the first."""
         self._resolved = resolved = resolve(source, options, torch_options)
@@ -117,12 +117,16 @@ class Loader(DataLoaderMirror):
                 "two loaders over the same dataset are read at once, and the second was made to "
                 "follow the first. Call run.loader for both before either is read."
             )
+        # A run can be stopped before the first batch of an epoch. Not where an epoch goes on after
+        # a resume: the run would save what it has just loaded.
         if position.resume_at == 0:
             self._on_pause(False)
         done, position.resume_at = position.resume_at, 0
         position.done_samples = done
         self._seeder.manual_seed(mixed(self.options.seed, self.epoch, self._group.rank))
         self._batches.begin(self.epoch, done)
+        # For display and progress only. After a resume on other numbers `done` need not be a whole
+        # number of steps; which samples come next depends on `done` alone.
         steps_before = done // self.options.global_batch(self._group.size)
         self._on_begin(done == 0)
         finished = False
@@ -137,6 +141,9 @@ class Loader(DataLoaderMirror):
                     steps = steps_before + rest.steps
                     samples = len(rest.global_range(index))
                     part = rest.part(index, self._group.rank)
+                # Counted before the batch is handed out: a script that saves within its step has
+                # used this batch, and must not get it again. What worker processes have loaded
+                # ahead does not count; it is loaded again after a resume.
                 position.done_samples += samples
                 self.last_batch = self._info(steps_before + index, steps, samples, part)
                 self._on_batch(self.last_batch)
@@ -145,7 +152,8 @@ class Loader(DataLoaderMirror):
                     self._on_pause(True)
             finished = True
         finally:
-            # A loop that the user breaks out of has ended its epoch too.
+            # A loop that the script breaks out of has ended its epoch too: the next one begins
+            # with another order, as with a DataLoader.
             position.end_epoch(whole=finished)
             self._on_end(finished)
 

@@ -1,4 +1,4 @@
-"""What a loader is told: by the caller, and by a DataLoader that the caller may have passed."""
+"""The options of a loader: the caller's, and those of a DataLoader that the caller passed."""
 
 from __future__ import annotations
 

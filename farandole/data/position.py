@@ -1,4 +1,9 @@
-"""How far the reading of a dataset has come. Loaders that follow one another on it share this."""
+"""How far the reading of a dataset has come. Loaders that follow one another on it share this.
+
+A position counts samples of the epoch's order, over all ranks. The order depends on the seed and
+the epoch only, so a position means the same on any number of ranks and with any batch size: what
+comes before it is used, what comes after it is not.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +33,8 @@ class Position:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.epoch = state["epoch"]
+        # Two numbers: `resume_at` is used up when the pass begins, `done_samples` then counts on. A
+        # run that is saved again before it reads anything must find the same position.
         self.done_samples = self.resume_at = state["done_samples"]
         self.drawn = state["drawn"].tolist() if "drawn" in state else []
 

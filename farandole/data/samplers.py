@@ -48,6 +48,8 @@ class RankBatches(Sampler[list[int]]):
     def _batches(self, rest: Shares | None, epoch: int, done: int) -> Iterator[list[int]]:
         if rest is None:
             return
+        # The whole epoch's order, also after a resume: `done` is a place in it. Drawing an order of
+        # the rest would repeat samples and leave out others.
         order = self._order(epoch, self._training.count)
         for step in range(rest.steps):
             yield [order[done + at] for at in rest.share(step, self.rank)]
@@ -60,8 +62,10 @@ class RankBatches(Sampler[list[int]]):
 
 
 class RankSampler(Sampler[int]):
-    """The indices that this rank reads in the epoch under way, or else the next; and how many it
-    reads in a whole epoch. Iterating it uses nothing up."""
+    """The indices that this rank reads in the epoch under way, or else in the next one.
+
+    Its length is that of a whole epoch. Iterating over it uses nothing up.
+    """
 
     def __init__(self, batches: RankBatches, position: Position) -> None:
         self._batches = batches

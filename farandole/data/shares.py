@@ -99,6 +99,8 @@ class Shares:
 
     def global_range(self, step: int) -> range:
         """Positions in the epoch's order that all ranks together take in `step`."""
+        # Only the border between the last two steps moves, by what is lent. So the ranges of all
+        # steps lie end to end: every sample is in exactly one of them.
         start, stop = step * self.global_batch, (step + 1) * self.global_batch
         from_end = self.steps - 1 - step
         if from_end == 0:
@@ -143,10 +145,14 @@ class Part(NamedTuple):
 
 def part_of(length: int, size: int, rank: int, global_batch: int) -> Part:
     """`rank`'s part of `length` items: parts differ by at most one, and every item is read."""
+    # Rounding the borders, not the lengths: the end of a part is the start of the next, so the
+    # parts cover all items without overlap.
     if length >= size:
         return Part(rank * length // size, (rank + 1) * length // size, readers=1)
     if length <= global_batch // size:
         return Part(0, length, readers=size)
+    # Item i is read by ranks i, i + length, i + 2·length, …; numbers of readers differ by one at
+    # most, and each rank counts its item as 1/readers. All counts add up to `length`.
     turn = rank % length
     return Part(turn, turn + 1, readers=len(range(turn, size, length)))
 

@@ -35,6 +35,7 @@ def global_batches(
     or would be dropped.
     """
     items = iter(stream)
+    # A stream cannot be entered in the middle. Every rank reads past what all ranks have used.
     for _ in islice(items, done):
         pass  # used before the run was stopped
     whole_batches = _whole_batches(items, global_batch, size, drop_last, is_rest=done > 0)
@@ -67,6 +68,8 @@ def _whole_batches(
 
 def _lending(batches: Iterator[list[Any]], size: int) -> Iterator[list[Any]]:
     """So that there is a sample for every rank in every step."""
+    # One batch behind the stream: the held batch may be yielded only when the next one is known to
+    # have a sample for every rank.
     held: list[Any] = []
     for batch in batches:
         if held and len(batch) < size:

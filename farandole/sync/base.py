@@ -1,4 +1,4 @@
-"""The seam between a run and the ways of keeping replicas in step.
+"""The interface between a run and the strategies that keep replicas in step.
 
 A `Strategy` is a frozen dataclass: it can be read, compared, printed and planned with, without
 building anything. `build` turns it into a `Synchronizer`, which lives as long as the model does.
@@ -27,10 +27,10 @@ from farandole.topology import Topology
 
 
 class Synchronizer:
-    """A strategy at work on one model, which stays the script's own object: nothing is put around
-    it. What a strategy has no use for does nothing here.
+    """A strategy at work on one model. The model stays the script's own object, without a wrapper.
 
-    Everything but `report` and `hear` is called by all ranks, in the same order.
+    All ranks call every method in the same order, except `observe_loss` and `hear`. Methods that a
+    strategy does not override do nothing.
     """
 
     def __init__(
@@ -40,38 +40,42 @@ class Synchronizer:
         reducer: GradientReducer | None = None,
         guard: GradientGuard | None = None,
     ) -> None:
-        """Those who act on gradients while a backward pass computes them are given here, and who
-        looks at them before a step."""
+        """`weighing` and `reducer` act on gradients while a backward pass computes them; `guard`
+        checks gradients before a step."""
         self.model = model
         self.guard = guard
-        """What stops before gradients are applied that are not finite."""
+        """Stops before gradients that are not finite are applied."""
         self._weighing = weighing
         self._reducer = reducer
         self.in_step_after_pass = True
         """Whether all ranks hold the same parameters after `end_pass`."""
         self.notes: list[dict[str, float | str]] = []
-        """Decisions, such as a new period, since somebody last took them out of here."""
+        """Decisions, such as a new period, since the run last took them out of here."""
 
     def check_finite(self, on: bool) -> None:
-        """Whether what is not finite stops the run. It does by default."""
+        """Sets whether numbers that are not finite stop the run. They do by default."""
         if self.guard is not None:
             self.guard.is_on = on
         if self._reducer is not None:
             self._reducer.notes_culprits = on
 
     def share_samples(self, readers: int) -> None:
-        """Before that: each sample of the batch is read by so many ranks, and counts once."""
+        """Called before `begin_step`: so many ranks read each sample of the batch, which counts
+        once."""
         if self._weighing is not None:
             self._weighing.readers = readers
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
-        """Before each training batch: how this rank's compares with the average one (1.0: equal),
-        how much of the whole run is done, if that is known, and how many samples it counts as."""
+        """Called before each training batch.
+
+        `weight` is the size of this rank's batch over that of the average batch. `progress` is the
+        share of the whole run that is done, if that is known. The batch counts as `samples`.
+        """
         if self._weighing is not None:
             self._weighing.weight = weight
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Gradients accumulate locally inside, to be averaged by the next backward outside."""
+        """Inside, gradients accumulate locally; the next backward outside averages their sum."""
         return nullcontext() if self._reducer is None else self._reducer.no_sync()
 
     @property
@@ -79,9 +83,9 @@ class Synchronizer:
         return self._weighing is not None or self._reducer is not None
 
     def listen(self, on: bool) -> None:
-        """Whether backward passes are this strategy's business.
+        """Sets whether backward passes are averaged.
 
-        A pipeline has many in a step that only add up, and one in the end that is.
+        A pipeline has many backward passes in a step. All but the last only add up.
         """
         if self._weighing is not None:
             self._weighing.is_on = on
@@ -89,37 +93,38 @@ class Synchronizer:
             self._reducer.is_on = on
 
     def observe_loss(self, loss: torch.Tensor | float) -> None:
-        """This rank's loss of a batch."""
+        """Takes this rank's loss of a batch."""
 
     def hear(self, loss: float) -> None:
-        """The loss that the script logs. Rank 0's counts."""
+        """Takes the loss that the script logs. Only rank 0's counts."""
 
     def begin_pass(self) -> None:
-        """Before each pass over the training data."""
+        """Called before each pass over the training data."""
         if self._reducer is not None:
             self._reducer.follow_changes()
 
     def end_pass(self) -> None:
-        """After each of them. Most strategies bring all ranks in step here."""
+        """Called after each such pass. Most strategies bring all ranks in step here."""
         if self._weighing is not None:
             self._weighing.weight, self._weighing.readers = 1.0, 1
 
     def whole_model(self) -> dict[str, Any]:
-        """The state of the one model that all replicas together stand for; changes nothing."""
+        """The state of the model that all replicas together stand for. Changes no replica."""
         return self.model.state_dict()
 
     def close(self) -> None:
-        """At the end of the run. Waits for nobody."""
+        """Called at the end of the run. Waits for no other rank."""
 
     def state_dict(self) -> dict[str, Any]:
         """What must be saved, beside model and optimizer, to go on as if never stopped.
 
-        It is this rank's own, and may hold its model and optimizer where they differ from others'.
+        The state is this rank's own. It holds this rank's model and optimizer where they differ
+        from other ranks'.
         """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there. Comes after the common model and optimizer were loaded."""
+        """Goes on from a saved state. Called after the common model and optimizer were loaded."""
 
 
 class Strategy(ABC):
@@ -132,10 +137,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
-        """Puts the strategy to work. Called on all ranks, with the same model on each."""
+        """Builds the synchronizer. Called on all ranks, with the same model on each."""
 
     def check_place(self, topology: Topology, device: str = "cpu") -> None:  # noqa: B027
-        """Raises `UserError` where the strategy cannot work: before anything is built, or started.
+        """Raises `UserError` where the strategy cannot work. Called before anything is started.
 
         `device` is the kind of device that the ranks compute on: cpu or cuda.
         """

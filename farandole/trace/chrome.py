@@ -72,7 +72,7 @@ def read_part(path: Path) -> TraceFile | None:
 
 
 class HostClock:
-    """One host's clock, made rank 0's: a straight line between the offsets that were measured."""
+    """Converts one host's clock to rank 0's, by a straight line between the measured offsets."""
 
     def __init__(self, measured: Sequence[dict[str, int]]) -> None:
         self._measured = sorted(measured, key=lambda offset: offset["at"])
@@ -81,6 +81,9 @@ class HostClock:
     def on_rank_0(self, time_ns: int) -> int:
         if not self._measured:
             return time_ns
+        # Offsets are measured at the start and at the end. Two oscillators drift apart steadily, by
+        # some microseconds a second, so a straight line between is close; outside of the two the
+        # nearest offset holds. The result grows with `time_ns`, and spans keep their order.
         after = bisect_right(self._at, time_ns)
         if after in (0, len(self._at)):
             return time_ns + self._measured[max(0, after - 1)]["offset_ns"]

@@ -1,8 +1,9 @@
-"""What another host's clock says: the offset between two clocks that nothing sets alike.
+"""Measures the offset between the clocks of two hosts.
 
-A host asks rank 0 for the time and notes its own before and after. Rank 0 read its clock somewhere
-in between, so the middle is wrong by at most half of the round trip; of several, the quickest is
-the best. Ranks of one host share a clock (`CLOCK_MONOTONIC` on Linux), so one of them asks.
+A host asks rank 0 for the time and reads its own clock before and after. Rank 0 read its clock
+somewhere in between, so the middle is wrong by at most half of the round trip. Of several answers
+the quickest is the best. Ranks of one host share a clock (`CLOCK_MONOTONIC` on Linux), so one of
+them asks.
 
          t0 ─┐ ask               ┌─ t1         offset = theirs − (t0 + t1)/2
     here ────┼───────────────────┼────▶        error ≤ (t1 − t0)/2
@@ -82,7 +83,11 @@ def offset_over_store(
     patience: timedelta,
     now: Callable[[], int] = time.perf_counter_ns,
 ) -> Offset | None:
-    """The same where a rank may not come any more: whoever is not answered in time gets None."""
+    """Like `offset_over_group`, at the end of a run, where a rank may have gone already.
+
+    A rank that is not answered in time gets None.
+    """
+    # One deadline for all rounds: a rank 0 that waits for a dead asker must not wait ten times.
     deadline = time.monotonic() + patience.total_seconds()
 
     def fetch(key: str) -> bytes:
@@ -107,6 +112,8 @@ def offset_over_store(
 
 def best_of(ask: Callable[[int], int], now: Callable[[], int]) -> Offset:
     """`ask` returns the other clock, read at some time between its beginning and its end."""
+    # The least error, not a mean: a round trip that was delayed is delayed on one way only, as a
+    # rule, and its middle is off by up to half of the delay. A mean would take that in.
     found = []
     for turn in range(_ROUNDS):
         before = now()

@@ -41,7 +41,7 @@ Details = dict[str, str | int | float]
 
 
 class Recorder:
-    """A `Trace` that writes to a file of its own. Any thread may tell it spans."""
+    """A `Trace` that writes to a file of its own. Any thread may record spans."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         """Raises `OSError` when the file cannot be written; later troubles end in `problem`."""
@@ -59,7 +59,7 @@ class Recorder:
         self._here = threading.local()
         self._rows: list[str] = []
         self._named: Counter[str] = Counter()
-        self._rows_told = 0
+        self._rows_written = 0
         self._free: dict[str, list[int]] = {category: [] for category in OVERLAPPING}
         self._here.row = self._add_row("main")
         self._stopped = threading.Event()
@@ -70,7 +70,7 @@ class Recorder:
         self._thread.start()
 
     def span(self, name: str, category: str, **details: str | int | float) -> _Span:
-        kind = _Flight if category in OVERLAPPING else _Span
+        kind = _OverlappingSpan if category in OVERLAPPING else _Span
         return kind(self, name, category, details)
 
     def note(self, line: Mapping[str, Any]) -> None:
@@ -83,13 +83,14 @@ class Recorder:
         with self._writing:
             lines, self._lines = self._lines, []
             spans = [self._ended.popleft() for _ in range(len(self._ended))]
-            # After the spans that have ended: what ends in between is told by neither line, and
-            # by the next.
-            begun = [span.told() for span in list(self._open)]
+            # After the spans that have ended, in this order: a span that ends in between is missing
+            # in both lists now, and is in the first one next time. In the other order it could be
+            # in both, and would be drawn twice after a crash.
+            begun = [span.begun() for span in list(self._open)]
             rows = len(self._rows)  # counted last: those of all these spans are among them
-            if rows > self._rows_told:
+            if rows > self._rows_written:
                 lines.append(_line({"threads": self._rows[:rows]}))
-                self._rows_told = rows
+                self._rows_written = rows
             for start in range(0, len(spans), _SPANS_PER_LINE):
                 lines.append(_line(spans[start : start + _SPANS_PER_LINE]))
             if spans or begun:
@@ -97,7 +98,7 @@ class Recorder:
             self._write("".join(lines).encode())
 
     def close(self) -> None:
-        """Writes the rest and ends the file. What is told from now on is lost."""
+        """Writes the rest and ends the file. Spans that end from now on are lost."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -140,12 +141,12 @@ class Recorder:
         self._here.row = row
         return row
 
-    def _take_off(self, category: str) -> int:
+    def _take_row(self, category: str) -> int:
         with self._lock:
             free = self._free[category]
             return heapq.heappop(free) if free else self._add_row(category)
 
-    def _land(self, category: str, row: int) -> None:
+    def _free_row(self, category: str, row: int) -> None:
         with self._lock:
             heapq.heappush(self._free[category], row)
 
@@ -176,6 +177,8 @@ class _Span:
     ) -> None:
         end = perf_counter_ns()
         recorder = self._recorder
+        # Without a lock: each of these is one operation on a dict or a deque, which Python makes
+        # atomic. Out of `_open` before into `_ended`: see `flush`.
         del recorder._open[self]
         if len(recorder._ended) < _MOST_WAITING:
             recorder._ended.append(
@@ -184,18 +187,18 @@ class _Span:
         else:
             recorder._lost += 1
 
-    def told(self) -> tuple[str, str, int, int, Details]:
-        """While it lasts."""
+    def begun(self) -> tuple[str, str, int, int, Details]:
+        """What is known of a span that has not ended."""
         return self._name, self._category, self._begin, self._row, self._details
 
 
-class _Flight(_Span):
+class _OverlappingSpan(_Span):
     """A span on a row that is free, whichever thread begins and ends it."""
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        self._row = self._recorder._take_off(self._category)
+        self._row = self._recorder._take_row(self._category)
         self._begin = perf_counter_ns()
         self._recorder._open[self] = None
 
@@ -206,7 +209,7 @@ class _Flight(_Span):
         trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)
-        self._recorder._land(self._category, self._row)
+        self._recorder._free_row(self._category, self._row)
 
 
 def _line(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""Where the time goes: spans, told when somebody wants them and free when not.
+"""The interface for recording spans of time. It costs nothing where no trace is wanted.
 
-This is the seam. What keeps the spans is a `Recorder`; what tells them are groups, for every
-collective, and whoever else holds a group.
+A `Recorder` keeps the spans. Groups record one for every collective; whatever holds a group can
+record others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ they began on. All others must nest within their thread, as `with` makes them do
 
 
 class Trace(Protocol):
-    """Something that spans are told to."""
+    """Takes spans."""
 
     def span(
         self, name: str, category: str, **details: str | int | float

@@ -3,8 +3,8 @@
     begin ── pause ── batch ── pause ── batch … ── end        training: all of it
     begin ─────────── batch ─────────── batch … ── end        evaluation: batches are shown, no more
 
-A pass that a script breaks off is settled when the ranks meet next: the break may have come from an
-error on this rank alone, and then the others are not there.
+Ending a pass is a collective. A pass that a script breaks off is therefore not ended at once: the
+break may have come from an error on this rank alone. It is ended when the ranks meet next.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from farandole.train.stopping.preemption import Preemption
 
 
 class Passes:
-    """Told by the loaders of a run; counts steps, and leads the strategies through them."""
+    """Called by the loaders of a run. Counts steps, and calls the strategies around them."""
 
     def __init__(self, session: Session, metrics: RunMetrics) -> None:
         self._session = session
@@ -25,7 +25,7 @@ class Passes:
         self._leading: Loader | None = None  # the training pass that others lie within
         self._unsettled = False  # the last training pass was left, and the ranks have not met
         self._reads_shared = False  # the batch under way has samples that other ranks read too
-        self._told_of_shared = False
+        self._has_warned = False  # of samples that several ranks read
 
     def begin(self, loader: Loader, *, fresh: bool) -> None:
         self.settle()
@@ -59,7 +59,7 @@ class Passes:
             session.cut = loader.shares
             self._reads_shared = info.readers > 1
             if session.models.are_evaluated:
-                self.tell_of_shared_samples()
+                self.warn_of_shared_samples()
         if session.bar is not None:
             session.bar.batch(loader.epoch, info)
 
@@ -70,6 +70,7 @@ class Passes:
         if loader.is_training:
             self._session.progress.pass_ended = True
             self._unsettled = True
+            # A pass that was read to its end has ended on all ranks: all have as many steps.
             if finished:
                 self.settle()
         if self._session.bar is not None:
@@ -85,10 +86,10 @@ class Passes:
         self._metrics.collect_notes()
         session.models.check_after_pass(session.group, session.replicas)
 
-    def tell_of_shared_samples(self) -> None:
-        """Once, where a script evaluates and counts samples that several ranks have read."""
-        if self._reads_shared and not self._told_of_shared:
-            self._told_of_shared = True
+    def warn_of_shared_samples(self) -> None:
+        """Warns once, where a script evaluates and counts samples that several ranks have read."""
+        if self._reads_shared and not self._has_warned:
+            self._has_warned = True
             self._session.print(
                 "note: a pass that is read with gradients enabled counts as training, and several "
                 "workers read the same samples in its last step: a script that counts them here "

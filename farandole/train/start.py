@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from farandole.comm import check_transport
+from farandole.comm import Group, check_transport
 from farandole.comm.activity import show_activity
 from farandole.errors import UserError
 from farandole.system.orphans import end_with_launcher
@@ -22,7 +22,7 @@ from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
 from farandole.train.settings import Settings, declared_hosts
 from farandole.train.stopping.ending import Ending
-from farandole.train.tracing import start_tracing
+from farandole.train.tracing import Tracing, start_tracing
 from farandole.worker.environment import Seat, detect
 from farandole.worker.failure import record_uncaught
 from farandole.worker.join import join, leave
@@ -60,28 +60,11 @@ def init(
     if limit <= timedelta(0):
         raise UserError(f"timeout={timeout} must be above 0 seconds.")
     seat = detect(os.environ)
-    if seat.launcher == "farandole":
-        record_joined()
-        record_uncaught()
-        end_with_launcher(os.environ)
+    _follow_launcher(seat)
     settings = Settings.from_environ(os.environ)
     if settings.script is None:
         settings = replace(settings, script=sys.argv[0] or "run")
-    share_cores(seat, os.environ)
-    device, shared_gpu = pick_device(seat)
-    activity = show_activity(os.environ)
-    activity.begin_wait()
-    group = join(
-        seat,
-        device,
-        shared_gpu=shared_gpu,
-        timeout=limit,
-        transport=settings.transport or transport,
-    )
-    activity.end_wait()
-    group.meter.activity = activity
-    if settings.hosts is not None:
-        group.transport.topology = declared_hosts(settings.hosts, group.size)
+    group, device = _join_job(seat, settings, limit, settings.transport or transport)
     chosen = settings.seed if settings.seed is not None else seed
     if chosen is not None:
         seed_everything(chosen)
@@ -102,7 +85,40 @@ def init(
     # What is here stays to the end. Without this the interpreter looks through all of torch once
     # more before it ends, for a second.
     gc.freeze()
-    # In this order at exit: last registered, first called.
+    _register_exit(run, group, tracing)
+    return run
+
+
+def _follow_launcher(seat: Seat) -> None:
+    """Reports to the launcher from now on, and ends when it does."""
+    # Before anything that can fail or wait, also before a setting that cannot be read: the launcher
+    # must learn of it, and must not be outlived.
+    if seat.launcher == "farandole":
+        record_joined()
+        record_uncaught()
+        end_with_launcher(os.environ)
+
+
+def _join_job(
+    seat: Seat, settings: Settings, limit: timedelta, transport: str
+) -> tuple[Group, torch.device]:
+    """Chooses this worker's cores and device, and connects it to the others."""
+    share_cores(seat, os.environ)
+    device, shared_gpu = pick_device(seat)
+    activity = show_activity(os.environ)
+    activity.begin_wait()
+    group = join(seat, device, shared_gpu=shared_gpu, timeout=limit, transport=transport)
+    activity.end_wait()
+    group.meter.activity = activity
+    if settings.hosts is not None:
+        group.transport.topology = declared_hosts(settings.hosts, group.size)
+    return group, device
+
+
+def _register_exit(run: Run, group: Group, tracing: Tracing | None) -> None:
+    """Registers what happens at the end of the script."""
+    # The last that is registered is called first: the run is closed, the trace is written, the
+    # group is left, and only then may a failure end the process with 1.
     ending = Ending(run)
     atexit.register(ending.leave)
     if group.size > 1:
@@ -110,7 +126,6 @@ def init(
     if tracing is not None:
         atexit.register(tracing.close)
     atexit.register(ending.close)
-    return run
 
 
 def pick_device(seat: Seat) -> tuple[torch.device, bool]:

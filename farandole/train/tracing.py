@@ -81,9 +81,9 @@ class Tracing:
             recorder = Recorder(part_file(self._parts, rank), header)
         except OSError as error:
             problem = f"rank {rank} on {host} cannot write its part of the trace: {error}"
-        for told in self._group.gather_json(problem):
-            if told is not None:
-                raise UserError(f"{told}. Name a file in a folder that every rank can write to.")
+        for found in self._group.gather_json(problem):
+            if found is not None:
+                raise UserError(f"{found}. Name a file in a folder that every rank can write to.")
         assert recorder is not None
         return recorder
 

@@ -106,7 +106,7 @@ class Trainer:
 
         `inputs` are all arguments of the model's forward, as in `step`.
         """
-        self._passes.tell_of_shared_samples()
+        self._passes.warn_of_shared_samples()
         return self._engine.predict(inputs)
 
     def save(

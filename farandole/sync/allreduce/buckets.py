@@ -30,9 +30,9 @@ _LATER_BYTES = 25 * _MIB
 class Bucket:
     """Some parameters of one dtype on one device, and room for their gradients."""
 
-    index: int
-    is_last: bool  # of those of a model
-    is_final: bool  # buckets are packed once more after the first pass; these stay
+    index: int  # the order in which all ranks reduce the buckets of a model
+    is_last: bool  # of the buckets of a model
+    is_final: bool  # False for those of the first pass, which are packed again after it
     names: list[str]
     parameters: list[nn.Parameter]
     buffer: torch.Tensor
@@ -42,17 +42,19 @@ class Bucket:
     has_gradient: torch.Tensor
     """The flags: a view of the buffer."""
     notes: torch.Tensor
-    """Of the ranks, on what is not finite: a view of the buffer. Empty if nobody wants to know."""
+    """One for each rank, NaN where its gradients were not finite: a view of the buffer."""
     trailer: torch.Tensor
     """The flags and the notes: a view of the buffer."""
 
     def fill(self) -> None:
-        """Takes in what the parameters have accumulated; nothing counts as zeros."""
+        """Copies what the parameters have accumulated; a missing gradient counts as zeros."""
         present = [parameter.grad is not None for parameter in self.parameters]
         views, gradients = [], []
         for view, parameter in zip(self.gradients, self.parameters, strict=True):
             if parameter.grad is None:
                 view.zero_()
+            # After `hand_out` the gradient is the view itself, unless the script has set it to None
+            # since. Autograd then accumulates into the buffer, and there is nothing to copy.
             elif parameter.grad.data_ptr() != view.data_ptr() or not view.numel():
                 views.append(view)
                 gradients.append(parameter.grad)
@@ -64,11 +66,12 @@ class Bucket:
             self.has_gradient.copy_(torch.tensor(present, dtype=self.has_gradient.dtype))
 
     def note(self, rank: int) -> None:
-        """Whether this rank's gradients are finite, for all to read. A GPU is not waited for.
+        """Writes down, for all ranks to read, whether this rank's gradients are finite.
 
-        Finite numbers that add up to more than their dtype can hold leave a note too. So a note
-        tells where to look, and never that something is wrong.
+        Does not wait for a GPU. Finite numbers that add up to more than their dtype can hold leave
+        a note too, so a note says where to look and proves nothing.
         """
+        # A sum times 0 is 0 or NaN, without a branch that would need the value on the host.
         self.notes.zero_()
         self.notes[rank] = self.buffer[: -len(self.trailer)].sum() * 0
 
@@ -81,7 +84,7 @@ class Bucket:
         flags: list[bool] | None = None
         for place, parameter in enumerate(self.parameters):
             if parameter.grad is None:
-                if flags is None:  # a GPU is waited for only where it must be asked
+                if flags is None:  # reading flags waits for a GPU, so only where one is needed
                     flags = (self.has_gradient > 0).tolist()
                 if not flags[place]:
                     continue
@@ -108,6 +111,7 @@ def pack(
         kind = (parameter.dtype, parameter.device)
         open_.setdefault(kind, []).append((name, parameter))
         held_bytes[kind] = held_bytes.get(kind, 0) + parameter.nbytes
+        # Sizes and order decide, both the same on all ranks: so all cut the same buckets.
         if held_bytes[kind] >= limits[bool(closed)]:
             closed.append(open_.pop(kind))
             del held_bytes[kind]
@@ -153,15 +157,16 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """A part of a buffer in a parameter's shape and strides, so that optimizers find both alike."""
+    """A part of a buffer in a parameter's shape and strides, as fused optimizers need it."""
     real = _real(parameter)
+    # A parameter with gaps or overlaps (an expanded one) has strides that reach beyond the part.
     strides = real.stride() if _is_dense(real) else torch.empty(real.shape, device="meta").stride()
     view = part.as_strided(real.shape, strides)
     return torch.view_as_complex(view) if parameter.is_complex() else view
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill a stretch of memory, each place once, in whatever order."""
+    """Whether its elements fill a stretch of memory without gaps or overlaps, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:

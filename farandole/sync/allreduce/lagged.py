@@ -94,8 +94,9 @@ class _LaggedAtWork(Synchronizer):
         return with_gradients(args, kwargs, self._withhold)
 
     def _withhold(self) -> None:
-        """Where nothing has arrived yet, nothing is applied: not even momentum moves on. Only now:
-        a gradient scaler wants to see gradients before the step."""
+        """Leaves out parameters whose first average has not arrived: their momentum stays too."""
+        # Not earlier, in the reduction: a gradient scaler looks at gradients before the step, and
+        # raises where it finds none. Zeros stand in until now.
         for parameter in self._late.empty:
             parameter.grad = None
 
@@ -108,7 +109,12 @@ class _LaggedAtWork(Synchronizer):
 
 
 class _Late(Average):
-    """Gives each bucket the average of the step before, by the names of its gradients."""
+    """Gives each bucket the average of the step before, by the names of its gradients.
+
+    Invariant: an average is in `_travelling` from when it is sent until it is applied, and
+    `_arrived` removes it there. So every gradient is applied exactly once, also where the phase
+    changes, a parameter gets no gradient for a while, or the buckets are packed anew.
+    """
 
     def __init__(self, group: Group, is_lagged: Callable[[], bool]) -> None:
         super().__init__(group)
@@ -120,6 +126,8 @@ class _Late(Average):
         """Parameters that have no gradient in this step, because the first is still on its way."""
 
     def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
+        # Decided once for a pass: all its buckets are late or none is. Buckets come in the order of
+        # their index, the same on all ranks, so all of them decide with the same counts.
         if bucket.index == 0:
             self._lagged = self._is_lagged()
             self.empty.clear()
@@ -127,6 +135,8 @@ class _Late(Average):
             self.passes += 1
         if self._lagged:
             return self._reduce_late(bucket)
+        # The first synchronous step after late ones: the last late average is still due, and is
+        # added to this step's, after this step's has been averaged. It is an average already.
         late = [self._arrived(name) for name in bucket.names]
         future = super().reduce(bucket)
         if all(average is None for average in late):
@@ -143,10 +153,14 @@ class _Late(Average):
         return future.then(add_late)
 
     def _reduce_late(self, bucket: Bucket) -> Future[torch.Tensor]:
+        # What travels is a copy: the bucket's own buffer is about to hold the older average, which
+        # the step applies while the copy is on its way.
         mine = bucket.buffer.clone()
         future = self._group.average_future(mine)
         flags, notes = _same_place(bucket.has_gradient, mine), _same_place(bucket.notes, mine)
         bucket.notes.zero_()
+        # By name and not by bucket: what was sent in the first pass comes back after the buckets
+        # have been packed anew.
         for place, (name, parameter, gradient) in enumerate(
             zip(bucket.names, bucket.parameters, bucket.gradients, strict=True)
         ):
@@ -164,8 +178,10 @@ class _Late(Average):
         return settled(bucket.buffer)
 
     def _arrived(self, name: str) -> _Travelling | None:
-        """The average that was sent in the step before, if any rank had a gradient in it; it is
-        here once only."""
+        """Takes out the average that was sent in the step before; waits for it.
+
+        None where nothing was sent, or no rank had a gradient.
+        """
         if name not in self._travelling:
             return None
         sent = self._travelling.pop(name)
@@ -177,7 +193,7 @@ class _Late(Average):
         return sent if sent.flag > 0 else None
 
     def arrived(self) -> dict[str, torch.Tensor]:
-        """Everything that was sent and not applied yet; it stays so."""
+        """Everything that was sent and not applied yet; it stays to be applied."""
         for sent in self._travelling.values():
             sent.future.wait()
         return {name: sent.gradient for name, sent in self._travelling.items() if sent.flag > 0}

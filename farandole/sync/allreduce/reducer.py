@@ -46,8 +46,10 @@ _SHOWN = 5
 
 
 class GradientReducer:
-    """Keeps the gradients of one model's trained parameters averaged. Lives as long as its owner
-    keeps it: the parameters' hooks do not."""
+    """Averages the gradients of one model's trained parameters in every backward pass.
+
+    It lives as long as its owner keeps it. The hooks on parameters hold weak references only.
+    """
 
     def __init__(
         self,
@@ -96,6 +98,7 @@ class GradientReducer:
             _still(me, GradientReducer._arrived, parameter)
 
         self._handles = [p.register_post_accumulate_grad_hook(arrived) for _, p in trained]
+        # Autograd reaches the last layers first; the true order is learned in the first pass.
         self._settle(self._pack(trained[::-1], final=False), learns_order=True)
 
     def _pack(self, parameters: list[tuple[str, nn.Parameter]], *, final: bool) -> list[Bucket]:
@@ -111,22 +114,28 @@ class GradientReducer:
 
     def _close_pass(self) -> None:
         self._pass: int | None = None  # the engine's number of the one under way
-        self._seen: dict[torch.Tensor, None] = {}  # who has arrived in it, in order
+        self._seen: dict[torch.Tensor, None] = {}  # parameters that arrived in it, in order
         self._missing = [len(bucket.parameters) for bucket in self.buckets]
-        self._next = 0  # the bucket to be reduced next
+        # The bucket to be reduced next. A bucket that is full waits for those before it: which one
+        # fills first may differ between ranks, and a reduction must meet the same one elsewhere.
+        self._next = 0
         self._under_way: list[Future[torch.Tensor]] = []
         self._end_is_known = False
 
     def _abandon_pass(self) -> None:
-        """What is under way still uses the buckets."""
+        """Forgets a pass that has failed, once nothing under way uses its buckets."""
         for future in self._under_way:
             with contextlib.suppress(Exception):  # the pass has failed already
                 future.wait()
         self._close_pass()
 
     def follow_changes(self) -> None:
-        """*Together.* Between passes over the data: parameters may have been frozen, thawed, added,
-        replaced. Those that are thawed in between are noticed at the end of a backward pass."""
+        """*Together.* Between passes over the data: looks for parameters that were frozen, thawed,
+        added or replaced.
+
+        Parameters that are thawed within a pass over the data are noticed at the end of a backward
+        pass.
+        """
         here = list(self._model.parameters())
         same = len(here) == len(self._all) and all(map(operator.is_, here, self._all))
         if not same or any(p.requires_grad != (p in self._names) for p in here) or self._misfits():
@@ -134,7 +143,7 @@ class GradientReducer:
             self._follow()
 
     def _misfits(self) -> bool:
-        """After `model.half()` or `.to(device)` the buckets are of another kind."""
+        """Whether the parameters have changed kind, as by `model.half()` or `.to(device)`."""
         return any(
             (parameter.dtype, parameter.device, parameter.shape)
             != (view.dtype, view.device, view.shape)
@@ -152,7 +161,9 @@ class GradientReducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients accumulate here; the next pass outside averages what has come together."""
+        """Inside, gradients accumulate on this rank; the next pass outside averages their sum."""
+        # `Bucket.fill` copies what `parameter.grad` has accumulated, not what the last pass added.
+        # So nothing needs to be remembered here.
         before, self.is_on = self.is_on, False
         try:
             yield
@@ -165,6 +176,8 @@ class GradientReducer:
         if not self.is_on:
             return
         with self._lock:
+            # A number that the engine gives to each backward call. Another one: the first gradient
+            # of a new pass, or of a reentrant checkpoint within the same one.
             if self._pass != torch._C._current_graph_task_id():
                 self._enter_pass()
             self._require_reducible(parameter)
@@ -176,7 +189,7 @@ class GradientReducer:
                 self._await_end()
 
     def _enter_pass(self) -> None:
-        """The first gradient of a pass; or the first outside, or inside, of a checkpoint in it."""
+        """At the first gradient of a pass, and wherever a reentrant checkpoint begins or ends."""
         is_inner = _inside_of_a_backward()
         if is_inner and self._pass is not None:
             return
@@ -188,7 +201,7 @@ class GradientReducer:
             self._await_end()
 
     def _await_end(self) -> None:
-        """Of the innermost backward pass that runs now."""
+        """Calls `_end_pass` when the innermost backward pass that runs now has ended."""
         me = weakref.ref(self)
         self._end_is_known = True
         torch.autograd.Variable._execution_engine.queue_callback(
@@ -236,7 +249,9 @@ class GradientReducer:
     def _end_pass(self) -> None:
         """The backward pass has reached all that it will reach."""
         if self._pass is None:
-            return  # somebody else's pass has ended, or this one's end was seen already
+            return  # another model's pass has ended, or this one's end was seen already
+        # Buckets that never filled are reduced too: some of their parameters got no gradient here,
+        # and may have got one on another rank, which waits for this rank in the same bucket.
         while self._next < len(self.buckets):
             self._reduce_next()
         for future in self._under_way:
@@ -254,7 +269,10 @@ class GradientReducer:
             self._learn_order([self._names[p] for p in seen if p in self._names])
 
     def _include_thawed(self) -> None:
-        """Parameters that were thawed in the middle of a batch had no hooks in its pass."""
+        """Averages gradients of parameters that were thawed since the last `_follow`.
+
+        They had no hooks in the pass that has just ended.
+        """
         known = self._names
         self._follow()
         thawed = [item for item in self._trained.items() if item[1] not in known]
@@ -266,7 +284,10 @@ class GradientReducer:
         self.handed_out = [*self.handed_out, *buckets]
 
     def _learn_order(self, names: list[str]) -> None:
-        """Rank 0's counts: arrival may differ where threads or branches do."""
+        """Packs the buckets by the order in which gradients arrived on rank 0.
+
+        All ranks take rank 0's: arrival differs between ranks where threads or branches do.
+        """
         first = self._group.broadcast_json(names)
         rest = [name for name in reversed(self._trained) if name not in first]
         order = [(name, self._trained[name]) for name in [*first, *rest]]
@@ -275,7 +296,7 @@ class GradientReducer:
     def require_whole(self) -> None:
         """Before a step: raises if a gradient that it would apply is not an average."""
         if not self._seen:
-            return
+            return  # every pass since the last step has ended
         lacking = [name for parameter, name in self._names.items() if parameter not in self._seen]
         failed = self._end_is_known
         self._abandon_pass()

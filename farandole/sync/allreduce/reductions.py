@@ -1,4 +1,4 @@
-"""What becomes of a bucket of gradients during the backward pass: a `Reduction`.
+"""A `Reduction` does something with a bucket of gradients during the backward pass.
 
 `GradientReducer` calls it for each bucket as soon as its gradients are there, in the same order on
 all ranks, and waits for the futures when the pass ends.
@@ -20,7 +20,7 @@ from farandole.sync.allreduce.buckets import Bucket
 
 
 class Reduction(ABC):
-    """What becomes of the gradients of a bucket. `close` is called when the model is gone."""
+    """Averages the gradients of a bucket in some way. `close` is called when the model is gone."""
 
     @abstractmethod
     def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
@@ -36,7 +36,7 @@ def is_trained(model: nn.Module) -> bool:
 
 
 class Average(Reduction):
-    """Over all ranks of a group, as they are."""
+    """Averages over all ranks of a group, without compression."""
 
     def __init__(self, group: Group, algorithm: str = "auto", *, register: bool = True) -> None:
         self._group = group
@@ -65,10 +65,10 @@ class Average(Reduction):
 
 
 class Compressed(Reduction):
-    """The same with a codec: each gradient is compressed by itself, known by its name.
+    """Averages with a codec, which compresses each gradient by itself and knows it by its name.
 
-    Not each bucket: buckets are packed anew, and a resumed run must go on, to the bit, with what
-    was left over of each gradient.
+    It does not compress whole buckets: buckets are packed anew after the first pass, and a resumed
+    run must go on, to the bit, with the residual of each gradient.
     """
 
     def __init__(self, group: Group, compressor: Compressor) -> None:
@@ -82,7 +82,8 @@ class Compressed(Reduction):
         self._wait.begin(buffer, bucket.is_last)
 
         def average() -> torch.Tensor:
-            # What nobody has is not sent: what was left over of it would be lost on the way.
+            # The flags are averaged first, and a gradient that no rank has is not sent. Compressing
+            # its zeros would use up the residual that the codec keeps for it.
             self._group.all_reduce(bucket.trailer, "average")
             present = zip(gradients.items(), bucket.has_gradient.tolist(), strict=True)
             self._compressor.average({n: g for (n, g), flag in present if flag > 0}, self._group)
@@ -90,14 +91,14 @@ class Compressed(Reduction):
 
         if not bucket.is_last and not buffer.is_cuda:
             return _ending(self._wait, self._group.start(average).future)
-        # After the last nothing is left to do meanwhile, and what goes wrong here is raised as it
-        # is. A GPU's work goes on by itself, and must stay in the order of its stream.
+        # After the last bucket there is nothing left to overlap with, and an error is raised here
+        # directly. On a GPU the work is asynchronous anyway, and must stay in its stream's order.
         average()
         return _ending(self._wait, settled(buffer))
 
 
 def settled(buffer: torch.Tensor) -> Future[torch.Tensor]:
-    """A future whose result is there already."""
+    """A future that is complete from the start."""
     future: Future[torch.Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
     future.set_result(buffer)
     return future

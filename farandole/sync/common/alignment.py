@@ -1,4 +1,4 @@
-"""Do all ranks hold the same model? Checked before training, made so, and asked again at will."""
+"""Checks that all ranks hold the same model, and gives all of them rank 0's."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def spread_from_first(model: nn.Module, optimizer: Optimizer | None, group: Grou
 
 
 def _spread_optimizer(optimizer: Optimizer, group: Group) -> None:
-    """Structure travels as JSON, tensors as tensors; usually there is no state yet, and no work."""
+    """Gives every rank rank 0's optimizer state; usually there is none yet."""
+    # Structure travels as JSON and tensors as tensors, because nothing is unpickled. A rank whose
+    # optimizer has no state yet makes empty tensors by the structure, and receives into them.
     state = optimizer.state_dict()
     outline = group.broadcast_json(_outline(state["state"]))
     options = group.broadcast_json(
@@ -96,7 +98,7 @@ def _spec(value: Any) -> dict[str, Any]:
 
 
 def _slot(spec: Mapping[str, Any], own: Any, optimizer: Optimizer) -> Any:
-    """Room for rank 0's value: this rank's own tensor when it fits, else an empty one."""
+    """A value to receive rank 0's into: this rank's own tensor when it fits, else a new one."""
     if "value" in spec:
         return spec["value"]
     if "items" in spec:
@@ -136,7 +138,7 @@ class InStep:
 
 
 def in_step(model: nn.Module, group: Group) -> InStep:
-    """Compares every parameter and buffer of all ranks, by digest."""
+    """*Together.* Compares every parameter and buffer of all ranks, by digest."""
     return _in_step(_tensors(model), group)
 
 
@@ -166,6 +168,7 @@ def require_in_step(model: nn.Module, group: Group, when: str) -> None:
     found = _in_step(parameters, group)
     if found:
         return
+    # All ranks have the same table of digests, so all take part in the same collectives here.
     apart = max(_distance(parameters[name], group) for name, _ in found.differing)
     if apart <= _ROUNDING:
         if group.rank == 0:

@@ -42,7 +42,7 @@ def synchronise_batchnorm(
 def replace_batchnorm(
     module: nn.Module, replacement: Callable[[_BatchNorm], SummedBatchNorm]
 ) -> nn.Module:
-    """As `synchronise_batchnorm`. Layers that sum over ranks already stay as they are."""
+    """Like `synchronise_batchnorm`; leaves layers alone that sum over ranks already."""
     replacements: dict[nn.Module, nn.Module] = {}
 
     def replaced(old: nn.Module) -> nn.Module:
@@ -134,7 +134,9 @@ class SharedBatchNorm(SummedBatchNorm):
         readers = self.weighing.readers
         if part != "gradient":
             return self.group.all_reduce(tensor if readers == 1 else tensor.div_(readers))
-        # A rank's gradients are weighed where they are added up; here others' must be already.
+        # `Weighing` scales this rank's gradients when they are added to parameters, after this
+        # layer. Other ranks' gradients enter here and leave through this rank's parameters: they
+        # are multiplied by their weight now, and divided by this rank's, which follows.
         weight = self.weighing.weight
         return self.group.all_reduce(tensor.mul_(weight)).div_(weight * readers)
 

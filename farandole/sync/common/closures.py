@@ -1,4 +1,4 @@
-"""Steps that compute their gradients themselves, by a closure: those of L-BFGS, and Lightning's."""
+"""Steps that compute their gradients in a closure, as L-BFGS and Lightning do."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def with_gradients(args: Any, kwargs: Any, act: Callable[[], None]) -> Any:
         act()
         return None
 
+    # Gradients of a step with a closure do not exist before it: those that are there now are the
+    # last step's.
     def compute() -> Any:
         loss = closure()
         act()

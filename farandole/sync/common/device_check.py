@@ -1,10 +1,11 @@
-"""A look at gradients on a device, without waiting for the device.
+"""Checks gradients on a device without waiting for the device.
 
     device    … backward ─ norms ─ copy ─ zeros? ─ step ─ forward ─ backward ─ …
     host      … launches all that, and goes on ………………………… reads the copy, before the next step
 
-The gradients are replaced by zeros where one of them is not finite, by the device itself. So no
-NaN gets into the parameters, although nobody knows of it yet.
+Where one gradient is not finite, the device itself replaces all of them by zeros. So no NaN gets
+into the parameters, although the host does not know of it yet. The host reads the answer before the
+next step. By then the device has usually computed it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from farandole.sync.allreduce.buckets import Bucket
 
 
 class DeviceCheck:
-    """Of `gradients`, which lie in `flats`. The buckets' notes are read along."""
+    """Checks `gradients`, which lie in `flats`, and copies the buckets' notes to the host."""
 
     def __init__(
         self,
@@ -33,6 +34,8 @@ class DeviceCheck:
             for place, gradient in enumerate(gradients)
             if gradient.device == device
         ]
+        # Queued in the order of the stream: notes and answers are copied before `masked_fill_`
+        # replaces what they are about, and the step, queued later, sees zeros.
         self._copies = []
         self._notes = [_to_host(bucket.notes != 0) for bucket in buckets]
         for device in dict.fromkeys(gradient.device for gradient in gradients):
@@ -80,7 +83,7 @@ def _to_host(answers: torch.Tensor) -> torch.Tensor:
 
 
 def _record(device: torch.device) -> torch.cuda.Event | None:
-    """Marks the place in the device's work up to which the answers are there."""
+    """Marks the point in the device's queue after which the answers are on the host."""
     if device.type != "cuda":
         return None  # its copies are waited for
     event = torch.cuda.Event()

@@ -13,7 +13,11 @@ from farandole.comm.tensors import is_finite
 
 
 class Flat:
-    """Room for copies of `tensors`. They stay where they are; `gather` and `scatter` copy."""
+    """Holds copies of `tensors` in flat buffers; `gather` and `scatter` copy in and out.
+
+    The buffers come in an order that depends on names, dtypes and devices only. Ranks with the same
+    model have the same buffers, and can reduce them one by one.
+    """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = dict(tensors)
@@ -30,7 +34,7 @@ class Flat:
                 self.views[name] = part.view(tensor.shape)
 
     def holds(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether these are the very tensors that this is room for."""
+        """Whether these are the very tensors that the buffers were made for."""
         return list(self._tensors) == list(tensors) and all(
             mine is theirs and _real(mine).shape == self.views[name].shape
             for (name, mine), theirs in zip(self._tensors.items(), tensors.values(), strict=True)
@@ -46,15 +50,17 @@ class Flat:
 
     @torch.no_grad()
     def pull(self, share: float) -> None:
-        """Moves every tensor by `share` of the way towards what is in its place."""
+        """Moves every tensor by `share` of the way towards its copy in the buffers."""
         torch._foreach_lerp_(self._real_tensors(), list(self.views.values()), share)
 
     def copies(self) -> list[torch.Tensor]:
         return [buffer.clone() for buffer in self.buffers]
 
     def carry_over(self, before: Flat, copies: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """`copies` of what `before` held, as copies of what this one holds. Tensors that are new
-        come as they are now."""
+        """Lays out `copies`, which have the layout of `before`, as this object does.
+
+        Tensors that `before` did not hold are copied as they are now.
+        """
         for buffer, copy in zip(before.buffers, copies, strict=True):
             buffer.copy_(copy)
         self.gather()
@@ -75,7 +81,10 @@ class Flat:
 
 
 def weights_of(model: nn.Module, known: Sequence[str] = ()) -> dict[str, torch.Tensor]:
-    """The parameters that are trained, or once were (`known`): frozen ones are alike anyway."""
+    """The parameters that are trained, or once were (`known`).
+
+    Those that were never trained are the same on all ranks.
+    """
     return {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -86,7 +95,7 @@ def weights_of(model: nn.Module, known: Sequence[str] = ()) -> dict[str, torch.T
 def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """The running means and variances of normalising layers.
 
-    Other buffers are constants, or the script's own affair: the mean of a mask is no mask.
+    Other buffers are constants or belong to the script: the mean of two masks is not a mask.
     """
     return {
         f"{prefix}.{name}" if prefix else name: buffer

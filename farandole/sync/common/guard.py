@@ -4,12 +4,12 @@ One rule for all strategies: no optimizer's step is taken with a NaN or an infin
 What is looked at is what the step would apply, after averages, accumulation and the script's own
 clipping.
 
-After an average all ranks hold the same NaN, find it in the same step, and need not talk to each
-other about it. Whose it was is in the notes of the buckets. A rank that trains alone for a while
-must not stop alone, for the others would wait for it: there the strategy says what happens (`act`).
+After an average all ranks hold the same NaN and find it in the same step, without communication.
+The notes of the buckets say whose it was. A rank that trains alone for a while must not stop alone,
+because the others would wait for it: there the strategy decides what happens (`act`).
 
-A GPU is not waited for: see `device_check`. A gradient scaler finds infinities on purpose, and then
-skips the step: what it skips is not seen here.
+The check does not wait for a GPU: see `device_check`. A gradient scaler produces infinities on
+purpose and skips the step; steps that it skips are not checked here.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Culprit(NamedTuple):
 class GradientGuard:
     """Looks at the gradients of one model before each step of its optimizer.
 
-    `reducer` is what averages them, if anything does. `act` hears of what is not finite, and
-    raises unless a strategy knows better. With `by_hand` the strategy calls `look` itself.
+    `reducer` averages the gradients, if anything does. `act` is called with what is not finite, and
+    raises by default. With `by_hand` the strategy calls `look` itself.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GradientGuard:
         self.peers: Group | None = None
         """Further ranks that take each step together with this one: the stages of a pipeline."""
         self.count: Callable[[], int] | None = None
-        """The number of the step, where somebody knows it; None, or 0: it is counted here."""
+        """Returns the number of the step. None, or a count of 0: the guard counts itself."""
         self.name_of: Callable[[str], str] = str
         """The name of a parameter, where it is known by another one outside."""
         self._model = model
@@ -84,6 +84,7 @@ class GradientGuard:
         self._steps = 0
         self._started: _Started | None = None
         if optimizer is not None and not by_hand:
+            # Weak: an optimizer that outlives its strategy must not keep it, nor be checked by it.
             me = weakref.ref(self)
             hook = torch.compiler.disable(_before)  # it runs beside a compiled step
             optimizer.register_step_pre_hook(lambda _, args, kwargs: hook(me, args, kwargs))
@@ -100,29 +101,33 @@ class GradientGuard:
         return with_gradients(args, kwargs, self.look)
 
     def look(self) -> None:
-        """Acts on a gradient that is not finite; with peers, on that of any of them."""
+        """Acts on a gradient of this rank that is not finite; with peers, on one of any of them."""
         self._decide(None if _has_scaler(self._optimizer) else self._find())
 
     def settle(self) -> None:
         """*Together.* Acts on what a GPU has found in the last step."""
+        # Without this the last step before a save or the end of a pass would go unchecked: its
+        # result is read before the next step, and there is none.
         if self.is_on:
             self._decide(self._read())
 
     def _decide(self, found: Culprit | None) -> None:
+        # The stages of a pipeline hold different parameters. One that stopped alone would leave the
+        # others waiting in the next step, so all of them decide together, in every step.
         if self.peers is not None:
             found = _first_of(self.peers, found)
         if found is not None:
             self._act(found)
 
     def withhold(self) -> None:
-        """The step that is about to be taken changes nothing."""
+        """Makes the step that is about to be taken change nothing."""
         for parameter in self._parameters():
             parameter.grad = None
 
     # One look
 
     def _find(self) -> Culprit | None:
-        found = self._read()
+        found = self._read()  # of the step before, on a GPU
         if found is not None:
             return found
         here = {
@@ -132,6 +137,8 @@ class GradientGuard:
         }
         step = (self.count() if self.count is not None else 0) or self._steps
         on_cpu = {p: g for p, g in here.items() if g.device.type == "cpu"}
+        # Two passes: over few large buffers first, which are nearly always finite. A buffer holds
+        # more than these gradients (flags, notes, other parameters), so the second pass decides.
         if not all(map(is_finite, self._flats(on_cpu.values()))):
             bad = next((p for p, g in on_cpu.items() if not is_finite(g)), None)
             if bad is not None:
@@ -153,7 +160,10 @@ class GradientGuard:
         return self._blame(started.parameters[bad], noted, started.step, SKIPPED)
 
     def _parameters(self) -> list[nn.Parameter]:
-        """What the optimizer trains, about in the order in which a backward pass reaches it."""
+        """The optimizer's parameters, roughly in the order in which a backward pass reaches them.
+
+        So the first that is not finite is nearest to the cause.
+        """
         assert self._optimizer is not None
         return [p for group in self._optimizer.param_groups for p in group["params"]][::-1]
 
@@ -161,7 +171,7 @@ class GradientGuard:
         return () if self.reducer is None else self.reducer.handed_out
 
     def _flats(self, gradients: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Few tensors that hold all of them: buckets, where they still lie in these."""
+        """Few tensors that hold all gradients: the buckets where gradients still lie in them."""
         buffers = {
             view.data_ptr(): bucket.buffer
             for bucket in self._buckets()
@@ -180,7 +190,9 @@ class GradientGuard:
         step: int,
         outcome: str,
     ) -> Culprit:
-        """`bad` has a gradient that is not finite, but clipping may have spread it from another."""
+        """Names the rank and the parameter. `bad` has a gradient that is not finite."""
+        # The notes come before `bad`: clipping by the norm spreads a NaN to all gradients, while
+        # the notes were written before anything could spread.
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         name = names.get(bad, "a parameter of another model")
         for bucket, ranks in noted:

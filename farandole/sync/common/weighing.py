@@ -1,12 +1,12 @@
-"""A batch counts for what it holds.
+"""Weighs each rank's batch by its number of samples.
 
-A rank's batch may be larger or smaller than the average one, at the end of an epoch above all. Its
-weight scales what a backward pass adds to the gradient of each parameter, as it is added: so it is
-exact when gradients of several batches accumulate, and whoever computes gradients without adding
-them up (`torch.autograd.grad`) sees them as they are. Layers that sum over ranks in the backward
-pass, such as a shared BatchNorm, must count the others' samples by the others' weights themselves.
+A rank's batch may be larger or smaller than the average batch, mostly at the end of an epoch. The
+weight scales what a backward pass adds to each parameter's gradient, at the moment of adding. So it
+is exact when gradients of several batches accumulate, and `torch.autograd.grad`, which adds
+nothing, returns gradients unscaled. Layers that sum over ranks in the backward pass, such as a
+shared BatchNorm, must apply the other ranks' weights themselves.
 
-At the end of an epoch several ranks may have read the same samples, which count once: such layers
+At the end of an epoch several ranks may have read the same samples, which count once. Such layers
 must divide by the number of readers in the forward pass too.
 """
 
@@ -36,7 +36,7 @@ class Weighing:
 
     @weight.setter
     def weight(self, weight: float) -> None:
-        """Nearly all batches count as 1, and cost nothing: there are no hooks then."""
+        """Sets the weight. At 1, which nearly all batches have, there are no hooks and no cost."""
         if weight == self._weight:
             return
         self._weight = weight
@@ -55,7 +55,7 @@ class Weighing:
         return tuple([g * self._weight for g in gradients]) if self.is_on else gradients
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Weighing:
-        """A copy of a layer that knows the weight still belongs to the same run."""
+        """The same object: a copy of a layer that knows the weight belongs to the same run."""
         return self
 
 

@@ -33,7 +33,7 @@ from farandole.sync.common.flat import Flat, statistics_of, weights_of
 
 @dataclass
 class _Exchange:
-    """One that is under way."""
+    """An exchange that is under way."""
 
     turn: int
     age: int  # steps since it began
@@ -53,6 +53,8 @@ class HostExchange:
         self.local: Group | None = group.subgroup(here) if len(here) > 1 else None
         """The workers of this host, if there are others than this one."""
         self._teams: list[Group | None] = []
+        # Making a group is a collective, so every rank walks through all turns in the same order,
+        # also those in which it does not send. On a host with few workers they take turns twice.
         for turn in range(max(len(host.ranks) for host in hosts)):
             ranks = [host.ranks[turn % len(host.ranks)] for host in hosts]
             self._teams.append(group.subgroup(ranks) if group.rank in ranks else None)
@@ -78,33 +80,44 @@ class HostExchange:
             self._exchange.age += 1
 
     def begin(self) -> None:
-        """All ranks are in step: what they hold now is what all hosts know."""
+        """Starts a series of exchanges. All ranks hold the same model now."""
         self._copy_model()
         if self._codec is not None:
+            # Hosts send their distance from the base, so it must be the same bits everywhere. Here
+            # it is, because the ranks are in step.
             self._base = self._flat.copies()
 
     def culprit(self) -> str | None:
-        """Copies this rank's model to be sent; returns what is not finite in it."""
+        """Copies this rank's model into the buffers to be sent; names what is not finite in it."""
         self._copy_model()
         return None if self._flat.is_finite() else self._flat.first_not_finite()
 
     def start(self, *, spoiled: bool = False) -> None:
-        """Step 1, with what `culprit` has copied. A host whose training has failed sends NaN: so
-        all come to know in the same `merge`."""
+        """Step 1, with what `culprit` has copied.
+
+        A host whose training has failed sends NaN. All hosts then find it in the same `merge`, and
+        stop together.
+        """
         if spoiled:
+            # Leaving out the exchange instead would leave the other hosts waiting in theirs.
             for buffer in self._flat.buffers:
                 buffer.fill_(torch.nan)
         turn, self._turn = self._turn, (self._turn + 1) % len(self._teams)
         team = self._teams[turn] if self._sender(turn) == self._rank else None
+        # From here to `arrive` the buffers belong to the background thread. Training changes the
+        # model's own tensors, of which the buffers are copies.
         handle = team.start(self._average, team) if team is not None else None
+        # Ranks that do not send keep the same record: all of them must count the same age.
         self._exchange = _Exchange(turn, 0, handle)
 
     def arrive(self) -> bool:
-        """Step 2. Waits if the average has not arrived; says whether it is finite."""
+        """Step 2. Waits if the average has not arrived; returns whether it is finite."""
         assert self._exchange is not None
         exchange, self._exchange = self._exchange, None
         if exchange.handle is not None:
             exchange.handle.wait()
+        # Only the sender has the average. The others of this host still hold their own copies in
+        # the buffers, which this replaces; after that the buffers are alike on all ranks.
         if self.local is not None:
             source = self._here.index(self._sender(exchange.turn))
             for buffer in self._flat.buffers:
@@ -134,6 +147,8 @@ class HostExchange:
         """In the background: nobody else touches the buffers until `arrive`."""
         if self._codec is None:
             for buffer in self._flat.buffers:
+                # The team has one rank of each host, so its average counts hosts. Scaled before by
+                # workers of the host over the mean of all hosts, it counts workers.
                 _scale(buffer, self._host_weight)
                 team.all_reduce(buffer, "average")
             return
@@ -153,7 +168,9 @@ class HostExchange:
         self._flat.gather()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is under way is waited for, and not merged: its time has not come."""
+        """Waits for the exchange under way, and saves its average without merging it."""
+        # Merging here would make a run that saves differ from one that does not. The resumed run
+        # merges when the exchange has the age at which this run would have merged it.
         state: dict[str, Any] = {"turn": self._turn, "base": list(self._base)}
         if self._exchange is not None:
             if self._exchange.handle is not None:
@@ -176,6 +193,7 @@ class HostExchange:
         if "exchange" in state:
             saved = state["exchange"]
             self._exchange = _Exchange(saved["turn"], saved["age"], None)
+            # After `_copy_model`, which has filled the buffers with the model.
             for buffer, arrived in zip(self._flat.buffers, saved["arrived"], strict=True):
                 buffer.copy_(arrived)
 

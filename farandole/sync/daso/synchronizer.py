@@ -36,10 +36,10 @@ from farandole.sync.periodic.losses import Losses
 from farandole.sync.periodic.meeting import (
     RankStatus,
     ask_everyone,
+    bad_parameter,
     loss_of,
     raise_together,
     require_sound,
-    sick_parameter,
     status_of,
 )
 
@@ -83,13 +83,15 @@ class DasoSynchronizer(Synchronizer):
     def begin_pass(self) -> None:
         super().begin_pass()
         if self._passes and self._steps == self._steps_before_pass:
-            return  # somebody has only had a look at the data
+            return  # the last pass only looked at the data: it was no epoch
         self._passes += 1
         self._steps_before_pass = self._steps
         if self._passes < 2:
             return
         loss = self._epoch_loss
-        if loss is None:  # the script may have logged it since
+        # The script may log the epoch's loss after the pass, and so after the last question. All
+        # ranks lack it or none does: it came from what all of them gathered.
+        if loss is None:
             loss = loss_of(ask_everyone(self._group, self._status()))
         if loss is None:
             raise loss_is_missing()
@@ -121,6 +123,8 @@ class DasoSynchronizer(Synchronizer):
         self._losses.hear(loss)
 
     def _enter(self, phase: Phase) -> None:
+        # Leaving the cycling phase: the synchronous phases average gradients only, which keeps
+        # replicas alike that are alike already and never brings them together.
         if self._phase == "cycling":
             self._bring_in_step()
         self._phase = phase
@@ -137,7 +141,12 @@ class DasoSynchronizer(Synchronizer):
             self._gradients.average_everywhere()
 
     def _count(self) -> None:
-        """After a step, or where one was skipped, before whatever comes next."""
+        """Counts the backward pass that has ended, if there is one.
+
+        Called after a step, and before whatever follows a step that was skipped.
+        """
+        # Called from several places for one pass; the flag makes the first of them count. The end
+        # of the backward pass itself is too early, since the step has not been taken.
         if not self._gradients.done:
             return
         self._gradients.done = False
@@ -152,6 +161,9 @@ class DasoSynchronizer(Synchronizer):
         self._apart = True
         self._since += 1
         self._exchange.step()
+        # Merging comes first: the next exchange uses the same buffers, so at most one is under way.
+        # Both conditions depend on counts only, never on whether the average has arrived, because
+        # arrival differs between hosts and `arrive` is a collective of each.
         if self._exchange.under_way and self._exchange.age >= self._cycle.wait:
             self._merge()
         if not self._exchange.under_way and self._since >= self._cycle.period:
@@ -172,7 +184,7 @@ class DasoSynchronizer(Synchronizer):
                 warnings.warn(said, stacklevel=2)
 
     def _note_parameter(self, name: str | None) -> None:
-        self._culprit = self._culprit or sick_parameter(self._guard, self._steps, name)
+        self._culprit = self._culprit or bad_parameter(self._guard, self._steps, name)
 
     def _merge(self) -> None:
         """All ranks merge the same average, so all see whether it is finite.
@@ -188,6 +200,8 @@ class DasoSynchronizer(Synchronizer):
 
     def _bring_in_step(self) -> None:
         self._guard.settle()
+        # An exchange that is not old enough is merged too: what it averaged is older than the
+        # models that are averaged next, and must not be merged into them afterwards.
         if self._exchange.under_way:
             self._merge()
         self._note_parameter(self._average.gather())
@@ -196,6 +210,8 @@ class DasoSynchronizer(Synchronizer):
         self._epoch_loss = loss_of(said) if any(status.loss_count for status in said) else None
         if self._apart:
             self._average.average()
+            # Averaging moments is a collective over what the optimizer remembers. A rank whose
+            # scaler has skipped every step remembers nothing yet, and then nobody averages.
             if said[0].moments and len({status.moments for status in said}) == 1:
                 self._average.average_moments()
         else:
@@ -204,7 +220,7 @@ class DasoSynchronizer(Synchronizer):
         self._apart = False
         self._since = 0
         if self._phase == "cycling":
-            self._exchange.begin()
+            self._exchange.begin()  # with a codec: distances count from the common model again
 
     def _status(self, *, sound: bool = True) -> RankStatus:
         return status_of(

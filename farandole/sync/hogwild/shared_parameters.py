@@ -1,11 +1,15 @@
-"""A model's parameters in memory that all ranks of a host read and write: one model, many hands.
+"""A model's parameters in memory that all ranks of a host read and write.
 
-Rank 0 makes the memory, an anonymous file, and lays its parameters out in it. The others open it
-through /proc, and every rank's parameters then live there: the tensors stay the script's own, only
-their memory moves. So it is with ranks that are threads of one process, each of which has a mapping
-of its own. Nothing has a name that could be left behind.
+Rank 0 creates the memory, an anonymous file, and copies its parameters into it. The other ranks
+open it through /proc. Every rank's parameters then live there: the tensors stay the script's own,
+only their memory moves. Ranks that are threads of one process do the same, each with a mapping of
+its own. The memory has no name, so nothing is left behind when the ranks are killed.
 
-Frozen parameters move too: somebody may train them later.
+Frozen parameters move too: the script may train them later.
+
+There are no locks and no fences. Writes to an aligned element of up to 8 bytes are not torn on the
+processors that Farandole runs on, so a rank reads either the old or the new value of an element, in
+any mixture over a tensor. Of two updates of an element at the same time, one may be lost.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from farandole.comm import Group
 from farandole.comm.transports.shm.segment import Segment
 from farandole.errors import CommError, UserError
 
-_LINE_BYTES = 64  # of a cache: two parameters in one would slow down whoever writes them
+_LINE_BYTES = 64  # of a cache: two parameters in one line would slow down all who write to them
 _TOKEN_BYTES = 16
 _SAID_BEGIN, _SAID_BYTES = _LINE_BYTES, 2048  # what a rank says to all, behind the token
 _SAID_HEADER = struct.Struct("<II")  # its length and its checksum
@@ -34,9 +38,9 @@ Place = tuple[int, tuple[int, ...]]
 
 
 class SharedParameters:
-    """The parameters of `model`, which is the same on all ranks, as common memory.
+    """The parameters of `model`, which is the same on all ranks, in shared memory.
 
-    All ranks make it together. Raises `CommError` on all of them, or on none.
+    *Together.* Raises `CommError` on all ranks, or on none.
     """
 
     def __init__(self, model: nn.Module, group: Group) -> None:
@@ -50,20 +54,22 @@ class SharedParameters:
             self._addresses[parameter] = parameter.data_ptr()
 
     def announce(self, said: bytes) -> None:
-        """For all ranks to read: the last words of this one. What is too long is not said."""
+        """Leaves a message for all ranks before this one stops. Leaves none that is too long."""
+        # Nothing orders these writes, and two ranks may announce at once. The checksum covers both:
+        # a reader takes a message only when all of its bytes belong together.
         if len(said) <= _SAID_BYTES - _SAID_HEADER.size:
             whole = _SAID_HEADER.pack(len(said), zlib.crc32(said)) + said
             self._segment.memory[_SAID_BEGIN : _SAID_BEGIN + len(whole)] = whole
 
     def announced(self) -> bytes | None:
-        """What a rank has announced. By the checksum nothing counts that is only half there."""
+        """What a rank has announced; None where there is nothing, or only a part of it yet."""
         length, checksum = _SAID_HEADER.unpack_from(self._segment.memory, _SAID_BEGIN)
         begin = _SAID_BEGIN + _SAID_HEADER.size
         said = self._segment.memory[begin : begin + min(length, _SAID_BYTES)]
         return said if length and zlib.crc32(said) == checksum else None
 
     def require(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Raises `UserError` when one of `parameters` is not in the common memory (any more)."""
+        """Raises `UserError` when one of `parameters` is not in the shared memory (any more)."""
         for parameter in parameters:
             if self._addresses.get(parameter) == parameter.data_ptr():
                 continue
@@ -99,7 +105,9 @@ def _connect(
             segment = _open(offer)
     except (OSError, ValueError) as error:
         trouble = f"cannot open the shared memory of process {offer['pid']}: {error}"
-    troubles = group.gather_json(trouble)  # and nobody needs to open it any more
+    # A barrier too: all ranks have opened the memory by now. Only then may rank 0 close the
+    # descriptor through which they find it; the mappings keep the memory alive.
+    troubles = group.gather_json(trouble)
     if group.rank == 0 and segment is not None:
         os.close(segment.descriptor)
     for rank, theirs in enumerate(troubles):
@@ -129,6 +137,8 @@ def _make(parameters: Mapping[str, nn.Parameter]) -> tuple[Segment, dict[str, An
 
 
 def _open(offer: Mapping[str, Any]) -> Segment:
+    # In another PID namespace the number may belong to a process that has nothing to do with us,
+    # and whose descriptor is some other memory. The token tells.
     segment = Segment.open(offer["pid"], offer["descriptor"], offer["length"])
     if segment.memory[:_TOKEN_BYTES].hex() != offer["token"]:
         raise OSError("it is another process here: not the same /proc")
@@ -136,10 +146,9 @@ def _open(offer: Mapping[str, Any]) -> Segment:
 
 
 def _lay_out(parameters: Iterable[nn.Parameter]) -> tuple[list[Place], int]:
-    """A place for each parameter, and the bytes that all take.
+    """A place for each parameter, and the bytes that all of them take.
 
-    The token comes first, and room for an announcement. Parameters that lie in the same memory
-    still do afterwards.
+    The token and room for an announcement come first. Parameters that share memory keep sharing it.
     """
     places: list[Place] = []
     known: dict[tuple[int, int], int] = {}
@@ -148,7 +157,7 @@ def _lay_out(parameters: Iterable[nn.Parameter]) -> tuple[list[Place], int]:
         begin = known.setdefault((parameter.data_ptr(), parameter.nbytes), end)
         if begin == end:
             end += -(-parameter.nbytes // _LINE_BYTES) * _LINE_BYTES
-        # As it lies now, channels last for one, without gaps.
+        # The strides of a dense copy, so that a memory format such as channels last survives.
         places.append((begin, torch.empty_like(parameter, device="meta").stride()))
     return places, end
 

@@ -1,4 +1,4 @@
-"""Hogwild: all ranks of a host train one model in one memory, and nobody waits for anybody.
+"""Hogwild: all ranks of a host train one model in shared memory, without waiting for each other.
 
 Each rank computes a gradient and applies its optimizer's step to the common parameters, without a
 lock. Two ranks that write the same number at once may lose one of the two changes, and a rank may
@@ -15,8 +15,9 @@ Under all-reduce N ranks take one step together; here they take N. So that one l
 the same under both, each step is taken at its share of the rate, η/N. It is the rate that is
 scaled, not the gradient: that is right for Adam, for momentum and for weight decay alike.
 
-Ranks meet at both ends of each pass over the data. What is evaluated and saved in between holds
-still, for nobody steps before all have begun the next pass.
+Ranks meet at both ends of each pass over the data. Between two passes the parameters do not change,
+because no rank takes a step before all have begun the next pass. So ranks evaluate and save one
+model.
 """
 
 from __future__ import annotations
@@ -81,10 +82,12 @@ class _HogwildAtWork(Synchronizer):
         super().__init__(model, Weighing(model), guard=self._guard)
         self._group = group
         self._optimizer = optimizer
-        self._commons = SharedParameters(model, group)
+        self._shared = SharedParameters(model, group)
         self._share = 1.0 if config.rate == "whole" else 1 / group.size
         self._rates: list[tuple[dict[str, Any], Any]] = []  # while a step is taken: the script's
-        self._resting = True  # no rank takes a step before all have begun a pass
+        # Invariant: no rank steps while another is between two passes. The barriers of `end_pass`
+        # and of the first `begin_step` keep it: the second opens when all have begun their pass.
+        self._resting = True
         optimizer.register_step_pre_hook(self._about_to_step)
         optimizer.register_step_post_hook(lambda *_: self._give_rates_back())
 
@@ -96,8 +99,8 @@ class _HogwildAtWork(Synchronizer):
 
     def end_pass(self) -> None:
         super().end_pass()
-        self._commons.require(self.model.parameters())
-        self._meet()  # from here on nobody steps
+        self._shared.require(self.model.parameters())
+        self._meet()  # behind this barrier no rank steps
         self._average_statistics().scatter()
         self._resting = True
 
@@ -112,25 +115,27 @@ class _HogwildAtWork(Synchronizer):
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def _check_gradients(self) -> None:
-        """Before a gradient that is not finite is written into everybody's parameters."""
-        self._commons.require(p for p in self._trained() if p.grad is not None)
+        """Stops before a gradient that is not finite is written into the shared parameters."""
+        # There is no average in which all ranks would find a NaN together. A NaN that is written
+        # once is in everybody's next forward pass, so each rank looks before each of its steps.
+        self._shared.require(p for p in self._trained() if p.grad is not None)
         if self._guard.is_on:
             self._heed()
             self._guard.look()
 
     def _on_culprit(self, found: Culprit) -> None:
-        """The others come to know by the memory that all share, each before its next step."""
-        self._commons.announce(json.dumps(found).encode())
+        """Announces the culprit in shared memory, where each rank looks before its next step."""
+        self._shared.announce(json.dumps(found).encode())
         raise found.error
 
     def _heed(self) -> None:
         """Raises what another rank has announced."""
-        announced = self._commons.announced()
+        announced = self._shared.announced()
         if announced is not None:
             raise Culprit(*json.loads(announced)).error
 
     def _meet(self) -> None:
-        """*Together.* A rank that has stopped meanwhile has said why."""
+        """*Together.* A barrier. Raises what a rank that has stopped has announced."""
         try:
             self._group.barrier()
         except CommError:
@@ -140,7 +145,8 @@ class _HogwildAtWork(Synchronizer):
     def _take_share(self) -> None:
         for group in self._optimizer.param_groups:
             self._rates.append((group, group["lr"]))
-            group["lr"] = group["lr"] * self._share  # another object, where a rate is a tensor
+            # Not in place: a rate that is a tensor may be shared with a scheduler.
+            group["lr"] = group["lr"] * self._share
 
     def _give_rates_back(self) -> None:
         for group, rate in self._rates:
@@ -148,7 +154,7 @@ class _HogwildAtWork(Synchronizer):
         self._rates.clear()
 
     def _average_statistics(self) -> Flat:
-        """BatchNorm's: the average of all ranks', not yet in the model."""
+        """The average of all ranks' BatchNorm statistics, not yet in the model."""
         statistics = Flat(statistics_of(self.model))
         statistics.gather()
         for buffer in statistics.buffers:
@@ -178,7 +184,9 @@ class _HogwildAtWork(Synchronizer):
         self._steps = state["steps"]
         self._optimizer.load_state_dict(state["optimizer"])
         load_buffers(self.model, state["buffers"])
-        self._group.barrier()  # a rank that still loads would undo others' steps
+        # The parameters were loaded before, by every rank into the same memory. A rank that still
+        # loads would undo the steps of one that already trains.
+        self._group.barrier()
 
 
 def _not_on_cpus(found: str) -> UserError:

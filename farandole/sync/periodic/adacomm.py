@@ -78,7 +78,12 @@ class AdaComm(Strategy):
 
 
 class FallingPeriod(Period):
-    """The rule above, fed by meetings."""
+    """The rule above, applied at meetings.
+
+    Everything that it decides by comes from `said`: the loss of all ranks, and the clock and the
+    rate of rank 0. Clocks differ between ranks, and a rank that decided by its own would come to
+    the next meeting at another step than the others.
+    """
 
     def __init__(self, config: AdaComm) -> None:
         super().__init__(config.start)
@@ -107,6 +112,7 @@ class FallingPeriod(Period):
         interval = self._config.seconds
         if self._config.steps is not None:
             now, interval = max(status.steps for status in said), float(self._config.steps)
+        # A meeting without steps since the last one (at the end of a pass) brings nothing new.
         if now - self._decided_at < interval or not any(status.pending for status in said):
             return None
         self._decided_at = now
@@ -118,6 +124,8 @@ class FallingPeriod(Period):
     def _listen(self, said: Sequence[RankStatus]) -> None:
         loss = loss_of(said)
         batches = max(status.loss_count for status in said)
+        # Once batches are reported, a meeting without a report must not fall back on what the
+        # script logs: that may be the loss of an evaluation, and would be compared with F₀.
         self._reported = self._reported or batches > 0
         if loss is None or not math.isfinite(loss) or (self._reported and not batches):
             return
@@ -127,7 +135,7 @@ class FallingPeriod(Period):
             self._recent.append((loss, batches))
             while sum(b for _, b in self._recent[1:]) >= _BATCHES_FOR_A_LOSS:
                 self._recent.pop(0)
-        elif said[0].logs != self._logs:
+        elif said[0].logs != self._logs:  # logged since the last meeting, and not the same again
             self._recent = [(loss, 1.0)]
         self._logs = said[0].logs
 
@@ -143,6 +151,8 @@ class FallingPeriod(Period):
                 formula = f"{self._highest_rate:g}/{rate:g}·{formula}"
         wanted = math.sqrt(max(0.0, ratio)) * self._config.start
         before = self.steps
+        # Never longer than before, and never below 1. The small number keeps a root that is whole
+        # but for rounding from being rounded up by one.
         self.steps = max(1, math.ceil(min(wanted, before) - 1e-9))
         why = f"√({formula})·{self._config.start} = {wanted:.1f}"
         if self.steps >= before:

@@ -36,7 +36,8 @@ class ModelAverage:
         """The parameters' places: after `gather` this rank's, after `average` the average."""
         self._statistics = Flat({})
         self.base: list[torch.Tensor] | None = None
-        """Where all ranks once stood together, if anybody needs to know."""
+        """The parameters that all ranks once had in common, if a codec or an outer optimizer needs
+        them. The same bits on all ranks."""
         self._frozen: list[nn.Parameter] = []  # until somebody trains them
         self._registered = False
         self._refresh()
@@ -47,7 +48,8 @@ class ModelAverage:
     def gather(self) -> str | None:
         """Copies this rank's model here; returns the name of the first tensor that is not finite.
 
-        A network that is sick in its statistics only is sick in its parameters one step later.
+        Only parameters are checked. Statistics that are not finite make parameters so one step
+        later.
         """
         self._refresh()
         self._register()
@@ -56,8 +58,10 @@ class ModelAverage:
         return None if self.weights.is_finite() else self.weights.first_not_finite()
 
     def average(self, weight: float | None = None) -> None:
-        """Of what `gather` has copied. `weight` is this rank's, and all weights add up to 1; None:
-        all count the same."""
+        """Averages what `gather` has copied.
+
+        `weight` is this rank's; the weights of all ranks add up to 1. None: all count the same.
+        """
         if self._group.size == 1:
             return
         if self._compressor is not None and self.base is not None:
@@ -67,7 +71,7 @@ class ModelAverage:
         self._average(self._statistics, weight)
 
     def average_statistics(self) -> None:
-        """Only those: the parameters are known to be the same."""
+        """Averages the statistics only: the parameters are known to be the same."""
         self._average(self._statistics, None)
 
     def scatter(self) -> None:
@@ -80,19 +84,21 @@ class ModelAverage:
         self.base = self.weights.copies()
 
     def start_here(self) -> None:
-        """The model, as it is, is the base, if there is one. Needs no other rank."""
+        """Makes the model as it is the base, if a base is kept. Needs no other rank."""
         if self.base is not None:
             self._refresh()
             self.weights.gather()
             self.remember()
 
     def before_step(self) -> None:
-        """A parameter that was frozen is the same on all ranks until it is first trained: now."""
+        """Takes in parameters that were frozen and are trained from this step on."""
+        # Before the step: now such a parameter is still the same on all ranks, and can be its own
+        # base. After the step it differs, and no common base could be found any more.
         if self.base is not None and any(parameter.requires_grad for parameter in self._frozen):
             self._refresh()
 
     def average_moments(self) -> None:
-        """Of the optimizer. All ranks remember the same things."""
+        """Averages the optimizer's moments. All ranks must remember the same things."""
         moments = Flat(moments_of(self._optimizer))
         moments.gather()
         self._average(moments, None)
@@ -102,7 +108,8 @@ class ModelAverage:
         for moment in moments_of(self._optimizer).values():
             moment.zero_()
         for state in self._optimizer.state.values():
-            # Adam makes up for how young its moments are, by the number of steps.
+            # Adam corrects its moments for their bias by the number of steps. Moments of zero with
+            # an old count would be taken for an average over many steps.
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"].zero_()
 
@@ -128,7 +135,7 @@ class ModelAverage:
                 self._group.all_reduce(buffer, "average")
                 continue
             if weight == 0.0:
-                buffer.zero_()  # whatever was there: nobody asked for it
+                buffer.zero_()  # not `mul_`: what does not count may be infinite or NaN
             else:
                 buffer.mul_(weight)
             self._group.all_reduce(buffer)
@@ -136,6 +143,7 @@ class ModelAverage:
     def _average_compressed(
         self, compressor: Compressor, base: list[torch.Tensor], weight: float | None
     ) -> None:
+        # A codec averages, that is, divides by the number of ranks: the scale makes up for that.
         scale = 1.0 if weight is None else weight * self._group.size
         for buffer, where in zip(self.weights.buffers, base, strict=True):
             buffer.sub_(where)
@@ -165,7 +173,8 @@ class ModelAverage:
             self.base = self.weights.carry_over(before, self.base)
 
     def _register(self) -> None:
-        """Not before all ranks have come to the same place: it takes all of them."""
+        """*Together.* Registers the buffers' memory with the group, if they are new."""
+        # Not in `_make_room`, which a rank may reach alone in the middle of a round.
         if self._registered or self._group.size == 1:
             return
         self._registered = True
@@ -199,12 +208,13 @@ class ModelAverage:
 
 
 def _like(value: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
-    """A place may begin at an odd element, where a complex number cannot."""
+    """`view`, as complex numbers where `value` is complex."""
+    # Cloned: a place may begin at an odd element, where a complex number cannot.
     return torch.view_as_complex(view.clone()) if value.is_complex() else view
 
 
 def _follow_ties(model: nn.Module, state: dict[str, Any]) -> None:
-    """A tensor of a shared layer has several names, and was averaged under one of them."""
+    """Copies the average of a tied tensor to its other names: it was averaged under the first."""
     first: dict[int, str] = {}
     for name, tensor in (
         *model.named_parameters(remove_duplicate=False),

@@ -4,9 +4,9 @@
     rank 1   ─step─step─step─step─┼─ meet ───┼─step─step─step─step─┼─ meet ─
     rank 2   ─step─step─step─step─┘  average └─step─step─step─step─┘
 
-A meeting has three parts: all ranks say where they are and that they are sound (`meeting`), the
-models are averaged (`average`), and the period is thought over (`period`). At the end of each pass
-over the data there is one too, so that what is evaluated and saved is one model. It ends a round of
+A meeting has three parts. All ranks exchange their status (`meeting`), the models are averaged
+(`average`), and the next period is decided (`period`). There is a meeting at the end of each pass
+over the data too, so that what is evaluated and saved is one model. Such a meeting ends a round of
 an outer optimizer only if the round's steps are done.
 """
 
@@ -35,9 +35,9 @@ from farandole.sync.periodic.losses import Losses
 from farandole.sync.periodic.meeting import (
     RankStatus,
     ask_everyone,
+    bad_parameter,
     raise_together,
     require_sound,
-    sick_parameter,
     status_of,
 )
 from farandole.sync.periodic.outer import Outer, OuterRule
@@ -64,7 +64,8 @@ class Periodic(Synchronizer):
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, group: Group, period: Period, rule: Rule
     ) -> None:
-        # Where only some ranks count, their samples do so when models are averaged.
+        # With a `fraction`, samples are weighed when models are averaged, by those ranks that count
+        # in the round. Weighing gradients too would count them twice.
         guard = GradientGuard(model, optimizer, group, act=self._on_culprit)
         super().__init__(model, Weighing(model) if rule.fraction is None else None, guard=guard)
         self._guard = guard
@@ -109,7 +110,7 @@ class Periodic(Synchronizer):
         if not self._period.lacks_loss:
             return
         said = ask_everyone(self._group, self._status(ending=False, sound=True))
-        self._think_over(said)
+        self._decide_period(said)
         # Before the first step somebody may only have had a look at the data.
         if self._period.lacks_loss and any(status.steps for status in said):
             raise loss_is_missing()
@@ -125,17 +126,18 @@ class Periodic(Synchronizer):
         self._average.before_step()
 
     def _on_culprit(self, found: Culprit) -> None:
-        """A gradient of this rank is not finite. The others come to know at the next meeting, and
-        all stop there; until then this rank goes on without it."""
+        """A gradient of this rank is not finite: skips the step, and stops at the next meeting."""
         if self._group.size == 1:
             stop(found)
+        # Raising here would leave the other ranks waiting at the meeting. So this rank keeps taking
+        # steps, which change nothing, until it can tell the others there.
         self._guard.withhold()
         if self._culprit is None:
             self._culprit = found
             warnings.warn(f"{found.error} All ranks stop when they meet.", stacklevel=2)
 
     def _begin(self) -> None:
-        """A model may have been loaded since `distribute`: the first round begins from there."""
+        """Starts the first round from the model as it is: it may have been loaded meanwhile."""
         if not self._begun:
             self._begun = True
             self._average.start_here()
@@ -149,6 +151,9 @@ class Periodic(Synchronizer):
 
     def meet(self, *, ending: bool = False) -> None:
         """All ranks average their models now. `ending` ranks go on meeting until all are ending."""
+        # Ranks may come with different numbers of steps (see `meeting`). One that has ended its
+        # pass early would otherwise be missing at a meeting that another rank's period demands.
+        # The loop ends on all ranks at the same meeting, because all have heard the same.
         self._begin()
         while True:
             culprit = self._find_culprit()
@@ -156,25 +161,25 @@ class Periodic(Synchronizer):
             require_sound(self._group, self._guard, said, culprit)
             if any(status.pending for status in said):
                 self._bring_in_step(said)
-            else:  # but statistics change with every forward pass
+            else:  # the parameters are alike; statistics change with every forward pass
                 self._average.average_statistics()
                 self._average.scatter()
-            self._think_over(said)
+            self._decide_period(said)
             if not ending or all(status.ending for status in said):
                 return
 
     def _find_culprit(self) -> Culprit | None:
-        """What is not finite here. This rank's model is copied to be averaged."""
+        """Copies this rank's model to be averaged, and returns what is not finite on this rank."""
         self._guard.settle()
         name = self._average.gather()
-        return self._culprit or sick_parameter(self._guard, self._steps, name)
+        return self._culprit or bad_parameter(self._guard, self._steps, name)
 
-    def _think_over(self, said: list[RankStatus]) -> None:
+    def _decide_period(self, said: list[RankStatus]) -> None:
         note = self._period.after(said)
         if note is not None:
             self.notes.append(note)
         if self._period.is_overdue and not self._knows_passes:
-            raise loss_is_missing()  # else it may be logged at the end of the epoch
+            raise loss_is_missing()  # with known passes it may be logged at the end of the epoch
 
     def _status(self, *, ending: bool, sound: bool) -> RankStatus:
         weight, self._weight = self._weight, 0.0
@@ -191,16 +196,19 @@ class Periodic(Synchronizer):
         )
 
     def _bring_in_step(self, said: list[RankStatus]) -> None:
+        # From what all have said, and not from this rank's own count: all must agree on it.
         round_is_over = self._outer is None or any(status.due for status in said)
         average = self._average
         average.average(self._share(said))
         if self._outer is not None and average.base is not None:
+            # At the end of a pass within a round the models become the plain average, and the base
+            # stays: the outer step, when it comes, measures the whole round.
             if round_is_over:
                 self._outer.step(average.base, average.weights.buffers)
                 for buffer, where in zip(average.weights.buffers, average.base, strict=True):
                     buffer.copy_(where)
         elif self._rule.codec is not None:
-            average.remember()
+            average.remember()  # the average is the same bits on all ranks: distances start here
         average.scatter()
         self._settle_moments(said, round_is_over)
         self._pending = 0
@@ -213,6 +221,8 @@ class Periodic(Synchronizer):
         if self._rule.fraction is None:
             return None
         count = max(1, round(self._rule.fraction * self._group.size))
+        # Every rank draws for itself and gets the same, by the number of the round. A generator
+        # that lived on would have to be saved, and would differ on a rank that joins late.
         draw = random.Random(f"{self._rule.seed}/{self._rounds}")
         chosen = draw.sample(range(self._group.size), count)
         if self._group.rank not in chosen:
@@ -221,7 +231,9 @@ class Periodic(Synchronizer):
         return said[self._group.rank].weight / total if total else 1 / count
 
     def _settle_moments(self, said: list[RankStatus], round_is_over: bool) -> None:
-        alike = len({status.moments for status in said}) == 1  # a rank may have skipped every step
+        # Averaging moments is a collective: all ranks must remember the same things. A rank whose
+        # gradient scaler has skipped every step remembers nothing yet.
+        alike = len({status.moments for status in said}) == 1
         if self._rule.moments == "average" and alike and said[0].moments:
             self._average.average_moments()
         elif self._rule.moments == "reset" and round_is_over:
@@ -231,8 +243,10 @@ class Periodic(Synchronizer):
         return self._average.whole_model() if self._are_apart() else super().whole_model()
 
     def _are_apart(self) -> bool:
-        """Whether any rank has taken a step since all were in step. Raises `DivergedError` on all
-        if one of them is to be stopped anyway."""
+        """*Together.* Whether any rank has taken a step since all were in step.
+
+        Raises `DivergedError` on all ranks if one of them has a gradient that is not finite.
+        """
         self._guard.settle()
         found = self._group.gather_json([self._pending, self._culprit is not None])
         if any(has_culprit for _, has_culprit in found):
@@ -250,6 +264,8 @@ class Periodic(Synchronizer):
             "period": {"steps": self._period.steps, **self._period.state_dict()},
             "average": self._average.state_dict(),
             "losses": self._losses.state_dict(),
+            # Rank 0's moments are in the checkpoint for all; with `moments=keep` each rank has its
+            # own, also right after a meeting.
             "optimizer": self._optimizer.state_dict(),
             "buffers": dict(self.model.named_buffers()),  # not all of them are averaged
         }

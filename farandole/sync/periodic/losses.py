@@ -26,6 +26,7 @@ class Losses:
                 "run.observe_loss(loss) takes one number; this tensor has shape "
                 f"{tuple(loss.shape)}. Pass its mean."
             )
+        # The sum stays a tensor on the loss's device: adding to it queues work and waits for none.
         value = loss.detach().double() if isinstance(loss, torch.Tensor) else float(loss)
         self._sum = self._sum + value * self.weight
         self._count += self.weight

@@ -1,11 +1,10 @@
-"""What ranks tell each other before they average their models.
+"""The status that ranks exchange before they average their models.
 
 Ranks do not always come to a meeting after the same number of steps: a gradient scaler skips a step
-on one rank and not on another. So nobody assumes where the others are. A rank whose epoch is over
-says so, and keeps meeting the others until all say so: every meeting has all ranks, and none waits
-in vain.
+on one rank and not on another. So no rank assumes where the others are. A rank whose epoch is over
+says so, and keeps meeting the others until all say so. Every meeting therefore has all ranks.
 
-Nothing is averaged before all have said that what they hold is finite.
+Nothing is averaged before all ranks have said that their models are finite.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from farandole.sync.periodic.losses import Losses
 
 
 class RankStatus(NamedTuple):
-    """What one rank says."""
+    """One rank's status, as it travels: numbers only."""
 
     ending: float  # 1: the epoch is over here
     pending: float  # steps since the ranks were last in step
@@ -75,6 +74,8 @@ def status_of(
 
 def ask_everyone(group: Group, status: RankStatus) -> list[RankStatus]:
     """Everyone's status, in rank order. All ranks call it."""
+    # As float64, not as JSON: one small tensor through the same transport as the models. Counts up
+    # to 2**53 and checksums of 32 bits are exact in it.
     mine = torch.tensor(status, dtype=torch.float64)
     return [RankStatus(*row.tolist()) for row in group.all_gather(mine)]
 
@@ -96,13 +97,13 @@ def require_sound(
 
 
 def raise_together(group: Group, culprit: Culprit | None) -> None:
-    """Raises on all ranks what the first of them has that has anything."""
+    """*Together.* Raises the culprit of the first rank that has one, on all ranks."""
     for found in group.gather_json(culprit):
         if found is not None:
             raise Culprit(*found).error
 
 
-def sick_parameter(guard: GradientGuard, step: int, name: str | None) -> Culprit | None:
+def bad_parameter(guard: GradientGuard, step: int, name: str | None) -> Culprit | None:
     """A parameter of this rank, by its name; None: there is none."""
     if name is None:
         return None

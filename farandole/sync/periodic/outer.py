@@ -45,6 +45,8 @@ class Outer:
         for where, move, velocity in zip(base, moves, self._velocity, strict=True):
             velocity.mul_(rule.momentum).add_(move)
             step = move.add_(velocity, alpha=rule.momentum) if rule.nesterov else velocity
+            # `base` is the same bits on all ranks before and after: all have the same average, and
+            # the same velocity, which nothing but averages has ever entered.
             where.sub_(step, alpha=rule.rate)
 
     def state_dict(self) -> dict[str, Any]:

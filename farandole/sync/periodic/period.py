@@ -17,20 +17,21 @@ class Period:
         self.steps = steps
 
     def after(self, said: Sequence[RankStatus]) -> Note | None:
-        """All ranks have met and said this; returns what was decided, if there was a choice.
+        """Decides after a meeting; returns what was decided, if there was a choice.
 
-        All of them decide the same, because they have heard the same.
+        `said` is the same on all ranks, and the decision depends on nothing else, such as this
+        rank's clock. So all ranks decide the same, and meet again after the same number of steps.
         """
         return None
 
     @property
     def lacks_loss(self) -> bool:
-        """Whether it steers by the loss, and nobody has told it one."""
+        """Whether the period depends on the loss, and no loss is known yet."""
         return False
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it should have been told long ago."""
+        """Whether a loss should have been known long ago."""
         return False
 
     def state_dict(self) -> dict[str, Any]:

@@ -120,7 +120,8 @@ class _PostLocalAtWork(Periodic):
         if self._reducer is not None:
             self._reducer.remove()
             self._reducer = self._guard.reducer = None
-        self._average.start_here()  # the ranks are in step: this is where they part
+        # The ranks are in step here, after a synchronous step: a common base, without a collective.
+        self._average.start_here()
         self.notes.append({"phase": "local", "period": self._period.steps})
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,6 +129,7 @@ class _PostLocalAtWork(Periodic):
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        # Before the rest is loaded: it removes the reducer, and sets a base that is then replaced.
         if state["local"] and not self._local:
             self._go_local()
         self._highest_rate = state["highest_rate"]

@@ -1,4 +1,9 @@
-"""What strategies share whose model is kept by parameter servers."""
+"""The common part of strategies that keep the model on parameter servers.
+
+The memory of a push or a read belongs to the servers from its start until it is waited for: on the
+same host they read and write it directly. So everything here that fills `outgoing` or empties
+`incoming` has waited for what was under way in it.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +28,10 @@ from farandole.sync.server.table import Connection, OptimizerState, ParameterTab
 
 
 class ServerSynchronizer(Synchronizer):
-    """Holds the connection and the parts; all ranks begin with rank 0's parameters."""
+    """Holds the connection and the tables. All ranks begin with rank 0's parameters."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, group: Group) -> None:
-        # Gradients are looked at where they are laid out to be pushed.
+        # By hand: gradients are checked where they lie side by side to be pushed, in one pass.
         self._guard = GradientGuard(model, optimizer, group, by_hand=True)
         super().__init__(model, Weighing(model), guard=self._guard)
         self._group = group
@@ -37,7 +42,9 @@ class ServerSynchronizer(Synchronizer):
         self._saw_forward = False
         model.register_forward_pre_hook(ForwardHook(self._before_forward))
         self._steps = 0
-        self._begun = group.transport.joined_late  # then there is nothing to agree on any more
+        # A rank that joins late must not take part in `_begin`: it is a collective, and the others
+        # have long left it. It takes the servers' parameters and clock instead.
+        self._begun = group.transport.joined_late
         self._must_catch_up = group.transport.joined_late
         self._pushes: list[Pending] = []
         self._reads: list[tuple[ParameterTable, Pending]] = []
@@ -53,7 +60,7 @@ class ServerSynchronizer(Synchronizer):
 
     @abstractmethod
     def _create(self, part: ParameterTable) -> None:
-        """The part's table."""
+        """Creates the part's table on the servers."""
 
     @abstractmethod
     def _arrive(self) -> None:
@@ -77,7 +84,7 @@ class ServerSynchronizer(Synchronizer):
         self._saw_forward = False
 
     def _finish_reads(self) -> None:
-        """Takes in what was read; waits for it."""
+        """Waits for all reads, and makes what they read the parameters."""
         for part, pending in self._reads:
             pending.wait()
             part.scatter()
@@ -87,7 +94,7 @@ class ServerSynchronizer(Synchronizer):
         return all(pending.done() for _, pending in self._reads)
 
     def _finish_pushes(self) -> list[int]:
-        """Waits until the servers have all that was pushed; the rounds that they are in."""
+        """Waits until the servers have all pushes; returns the rounds that the tables are in."""
         pushes, self._pushes = self._pushes, []
         return [pending.wait() for pending in pushes]
 
@@ -97,11 +104,14 @@ class ServerSynchronizer(Synchronizer):
         self._finish_reads()
 
     def _pause(self) -> None:
-        """Until `_go_on` nobody waits for this rank; nothing of it is under way."""
+        """Takes this rank out of the clocks until `_go_on`: nobody waits for it.
+
+        Nothing of this rank is under way afterwards.
+        """
         self._settle()
 
     def _go_on(self) -> None:
-        """*Together.* Before anybody takes the next step there must be a barrier."""
+        """*Together.* Puts this rank back. The caller must pass a barrier before the next step."""
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         super().begin_step(weight, progress, samples)
@@ -123,7 +133,9 @@ class ServerSynchronizer(Synchronizer):
 
         def act() -> None:
             nonlocal first
-            if first:  # a closure may be called more than once in a step
+            # A closure may be called more than once in a step (a line search does). What counts as
+            # this step's gradient is that of the first call, at the parameters that were read.
+            if first:
                 first = False
                 self._require_held()
                 self._about_to_step()
@@ -131,17 +143,20 @@ class ServerSynchronizer(Synchronizer):
         return with_gradients(args, kwargs, act)
 
     def _scaler_skips(self) -> bool:
-        """A GradScaler has left it to a fused optimizer to skip this step."""
+        """Whether a GradScaler has left it to a fused optimizer to skip this step."""
         found = getattr(self._optimizer, "found_inf", None)
         return found is not None and bool(found)
 
     def _scale(self) -> float:
-        """By which a GradScaler has left it to a fused optimizer to divide the gradients."""
+        """The factor by which a GradScaler leaves it to a fused optimizer to divide gradients."""
         scale = getattr(self._optimizer, "grad_scale", None)
         return 1.0 if scale is None else float(scale)
 
     def _require_finite(self, part: ParameterTable, what: str) -> None:
-        """Of what is about to be pushed. The servers would refuse it too, without the name."""
+        """Raises `DivergedError` for a part that is about to be pushed and is not finite.
+
+        The servers would refuse it too, but do not know the parameter's name.
+        """
         culprit = part.first_not_finite() if self._guard.is_on else None
         if culprit is not None:
             raise diverged(self._group.rank, self._steps, f"{what} {culprit!r}")
@@ -159,10 +174,10 @@ class ServerSynchronizer(Synchronizer):
                     )
 
     def _catch_up(self) -> None:
-        """For a rank that has joined late: takes its place beside the others."""
+        """For a rank that has joined late: sets its clock to that of the others."""
 
     def _count(self) -> None:
-        """What went to the servers, and the time spent waiting for them, is the run's."""
+        """Adds the bytes sent to the servers, and the time waited for them, to the run's meter."""
         sent, waited = self._store.bytes_sent, self._store.waited_seconds
         self._group.meter.add_bytes(sent - self._bytes)
         self._group.meter.add_wait(waited - self._waited)
@@ -179,21 +194,23 @@ class ServerSynchronizer(Synchronizer):
         self._group.barrier()  # nobody pushes before all have read
 
     def _offer_what_was_loaded(self) -> None:
-        """*Together.* A model may have been loaded since `distribute`: training begins from it."""
+        """*Together.* Puts a model that was loaded since `distribute` on the servers."""
         for part in self._parts:
             part.gather_weights()
+        # `incoming` still holds what `_offer` has read. All ranks must agree: a script may load the
+        # model on rank 0 only, and `_offer` is a collective.
         loaded = any(not torch.equal(part.outgoing, part.incoming) for part in self._parts)
         if any(self._group.gather_json(loaded)):
             self._offer()
 
     def _read_all(self) -> None:
-        """What the servers have now, without waiting for anybody's clock."""
+        """Reads what the servers have now, without waiting for any worker's clock."""
         for part, pending in [(part, part.start_read()) for part in self._parts]:
             pending.wait()
             part.scatter()
 
     def _average_statistics(self) -> None:
-        """BatchNorm's become the average of all ranks'."""
+        """Replaces BatchNorm's statistics by the average of all ranks'."""
         statistics = Flat(statistics_of(self.model))
         statistics.gather()
         for buffer in statistics.buffers:
@@ -201,6 +218,9 @@ class ServerSynchronizer(Synchronizer):
         statistics.scatter()
 
     def whole_model(self) -> dict[str, Any]:
+        # The model as a whole is the servers', and reading it overwrites this rank's parameters,
+        # which may be ahead of it or behind. So they are copied and put back: saving must not
+        # change how training goes on.
         self._pause()
         own = Flat({**dict(self.model.named_parameters()), **statistics_of(self.model)})
         own.gather()
@@ -214,12 +234,16 @@ class ServerSynchronizer(Synchronizer):
         self._go_on()
         self._group.barrier()  # nobody pushes before all have read
         own.scatter()
+        # `incoming` holds the servers' model now. A change that workers push is counted from
+        # `incoming`, so it must hold what this rank goes on from.
         for part in self._parts:
             part.count_as_read()
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """The servers' part is saved once, by rank 0, while nothing is under way."""
+        """This rank's state; on rank 0 that of the servers too. Comes after `whole_model`."""
+        # `whole_model` has let all ranks pass a barrier with nothing under way, and the barrier
+        # below keeps them from pushing before rank 0 has read the servers' slots.
         state: dict[str, Any] = {
             "steps": self._steps,
             "buffers": dict(self.model.named_buffers()),
@@ -235,12 +259,15 @@ class ServerSynchronizer(Synchronizer):
         self._settle()
         self._group.barrier()
         servers = OptimizerState(self._store, self._parts)
+        # Rank 0 alone has the servers' state; all ranks must raise, or none may.
         problem = servers.problem_with(state["servers"]) if self._group.rank == 0 else None
         problem = self._group.broadcast_json(problem)
         if problem is not None:
             raise CheckpointError(f"this checkpoint does not fit the script: {problem}.")
         if self._group.rank == 0:
             servers.load(state["servers"])
+        # `_offer` sends the common model, which was loaded before, to the servers, and makes every
+        # rank's parameters equal to it. This rank's own come afterwards.
         self._offer()
         self.model.load_state_dict(state["model"])
         load_buffers(self.model, state["buffers"])

@@ -76,7 +76,9 @@ class DownpourSynchronizer(ServerSynchronizer):
             self._read_all()
 
     def _await_first(self) -> None:
-        """Until rank 0 has taken the steps that it takes alone."""
+        """Waits until rank 0 has taken the steps that it takes alone."""
+        # By a counter on the servers, not by a barrier: rank 0 is in the middle of its pass then,
+        # and takes no part in collectives. The limit is on the time without progress.
         patience = self._group.timeout.total_seconds()
         done, changed = -1, time.monotonic()
         while done < self._config.warmstart:
@@ -93,9 +95,11 @@ class DownpourSynchronizer(ServerSynchronizer):
 
     def _about_to_step(self) -> None:
         self._steps += 1
-        self._finish_pushes()  # their memory is about to be used again
+        self._finish_pushes()  # `outgoing` is about to be written again
         self._begin()
         for part in self._parts if not self._scaler_skips() else ():
+            # Every step is accrued, also between pushes. What a push sends is a sum, never a mean:
+            # the servers apply the rate to it once.
             part.gather_gradients(self._scale())
             self._require_finite(part, "its gradient of")
             self._accrued[part.name] += part.outgoing
@@ -104,7 +108,7 @@ class DownpourSynchronizer(ServerSynchronizer):
         if self._steps % self._config.push == 0:
             self._push()
         if self._steps % self._config.fetch == 0:
-            self._finish_reads()
+            self._finish_reads()  # one that has not arrived for `fetch` steps is waited for
             self._reads = [(part, part.start_read()) for part in self._parts]
         if self._group.rank == 0 and self._steps <= self._config.warmstart:
             self._store.push(self._warm, torch.ones(1, dtype=torch.int64))
@@ -118,13 +122,16 @@ class DownpourSynchronizer(ServerSynchronizer):
             self._pushes.append(self._store.start_push(part.name, part.outgoing, rate=rate))
 
     def _arrive(self) -> None:
-        """What was read replaces the parameters as soon as it is there; nobody waits for it."""
+        """Replaces the parameters by what was read, as soon as it is there. Does not wait."""
+        # Local steps since the read began are overwritten. They are not lost: their gradients are
+        # accrued, and reach the servers with the next push.
         if self._reads and self._have_arrived():
             self._finish_reads()
 
     def end_pass(self) -> None:
-        """The rest is pushed, and all read the same."""
+        """Pushes the rest; then all ranks read the same parameters."""
         super().end_pass()
+        # First barrier: all pushes are applied. Second: all have read, before anybody pushes again.
         self._pause()
         if self._steps % self._config.push:
             self._push()
@@ -138,7 +145,9 @@ class DownpourSynchronizer(ServerSynchronizer):
     def _pause(self) -> None:
         if self._group.rank == 0 and self._steps < self._config.warmstart:
             short = self._config.warmstart - self._steps
-            self._store.push(self._warm, torch.tensor([short]))  # enough: the others are needed
+            # The pass ends within the warm start, and the next barrier needs all ranks: the warm
+            # start is over, and the counter says so.
+            self._store.push(self._warm, torch.tensor([short]))
         self._settle()
 
     def state_dict(self) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class StalenessSynchronizer(ServerSynchronizer):
 
     def _about_to_step(self) -> None:
         self._steps += 1
-        self._settle()  # the memory of what is under way is about to be used again
+        self._settle()  # `outgoing` is about to be written, and `incoming` read into, again
         self._begin()
         self._is_skipped = self._scaler_skips()
         if self._config.update == "worker" or self._is_skipped:
@@ -78,7 +78,8 @@ class StalenessSynchronizer(ServerSynchronizer):
         for part in self._parts:
             part.gather_gradients(self._scale())
             self._require_finite(part, "its gradient of")
-        # Without gradients the optimizer leaves the parameters alone: the servers move them.
+        # Without gradients the optimizer leaves the parameters alone: the servers move them. The
+        # step is still taken, so that schedulers and the script's own hooks see one.
         for settings in self._optimizer.param_groups:
             for parameter in settings["params"]:
                 if parameter.grad is not None:
@@ -86,11 +87,14 @@ class StalenessSynchronizer(ServerSynchronizer):
                     parameter.grad = None
 
     def _stepped(self) -> None:
+        # Scripts look at gradients after the step, and accumulate where they do not zero them.
         for parameter, gradient in self._gradients.items():
             parameter.grad = gradient
         self._gradients.clear()
         if self._is_skipped:
             return
+        # Synchronous servers apply the mean of N gradients once, others apply N gradients one by
+        # one. The share makes both move as far.
         share = 1.0 if self._config.is_synchronous else 1 / self._group.size
         by_worker = self._config.update == "worker"
         for part in self._parts if by_worker else ():
@@ -103,6 +107,8 @@ class StalenessSynchronizer(ServerSynchronizer):
                 part.outgoing,
                 out=part.incoming,
                 rate=rate,
+                # The worker's clock moves on with the last table's push. With an earlier one others
+                # could read that this clock has ended while its later tables are on their way.
                 ticks=part is self._parts[-1],
                 needs=self._needs(),
                 rounds=self._config.is_synchronous,
@@ -130,16 +136,21 @@ class StalenessSynchronizer(ServerSynchronizer):
         return max(0, used_at - bound)
 
     def _arrive(self) -> None:
-        """Takes in what was read after the last step, this rank's own updates among it. With
-        overlap what is still on its way is taken in a step later."""
+        """Makes what was read after the last step the parameters.
+
+        Waits for it, except with overlap: then a read that is still on its way is used one step
+        later.
+        """
         if not self._config.overlap or self._have_arrived():
             self._finish_reads()
 
     # Passes
 
     def end_pass(self) -> None:
-        """All pushes are in, all read the same, and all clocks are the same again."""
+        """Waits for all pushes, lets all ranks read the same, and sets all clocks alike."""
         super().end_pass()
+        # A rank that rests counts as infinitely far ahead, so those behind can end their pass. The
+        # first barrier follows the last push, the second the last read: all read the same model.
         self._pause()
         self._group.barrier()
         self._read_all()
@@ -149,10 +160,15 @@ class StalenessSynchronizer(ServerSynchronizer):
         self._count()
 
     def _pause(self) -> None:
-        self._store.rest()  # those who still train do not wait for this rank
+        # Before `_settle`: a read of this rank may wait for clocks of others, and theirs for this
+        # rank's. Once this rank rests, theirs are answered.
+        self._store.rest()
         self._settle()
 
     def _go_on(self) -> None:
+        # Ranks with fewer steps in the pass, or that were skipped as backups, have older clocks. At
+        # different clocks they would wait for each other in the next pass for no reason, or not
+        # wait where they must.
         clock = self._store.clock
         if self._config.is_synchronous:
             clock = max(self._store.rounds(part.name) for part in self._parts)

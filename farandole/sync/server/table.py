@@ -25,7 +25,7 @@ from farandole.server.tables import DTYPES
 
 
 class Connection:
-    """The store that a strategy uses: the job's servers, or one that rank 0 keeps in a thread."""
+    """The store that a strategy uses: the job's servers, or one that rank 0 runs in a thread."""
 
     def __init__(self, group: Group) -> None:
         self._cluster: Cluster | None = None
@@ -73,6 +73,7 @@ class ParameterTable:
         real = [_real(parameter.detach()) for parameter in parameters.values()]
         self.count = sum(tensor.numel() for tensor in real)
         self.dtype = real[0].dtype
+        # Two buffers, so that a push and the read that follows it can be under way at once.
         self.outgoing = store.buffer(self.count, self.dtype)
         self.incoming = store.buffer(self.count, self.dtype)
         self._out_views = _views(self.outgoing, real)
@@ -80,7 +81,8 @@ class ParameterTable:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The optimizer's group, where the rate is. Another one after the optimizer has loaded."""
+        """The optimizer's group of options, such as the rate."""
+        # Looked up each time: `load_state_dict` replaces the optimizer's groups by new dicts.
         return self._optimizer.param_groups[self._group]
 
     @property
@@ -115,12 +117,12 @@ class ParameterTable:
 
     @torch.no_grad()
     def scatter(self) -> None:
-        """What was read becomes the parameters."""
+        """Makes what was read the parameters."""
         torch._foreach_copy_(self.tensors(), self._in_views)
 
     @torch.no_grad()
     def count_as_read(self) -> None:
-        """The parameters as they are now: what they change by counts from here."""
+        """Takes the parameters as they are for what was read: changes are counted from here."""
         torch._foreach_copy_(self._in_views, self.tensors())
 
     def first_not_finite(self) -> str | None:
@@ -134,7 +136,10 @@ class ParameterTable:
 
 
 def parts_of(model: nn.Module, optimizer: Optimizer, store: Store) -> list[ParameterTable]:
-    """All parameters that the optimizer trains. Raises `UserError` for what no table can hold."""
+    """Tables for all parameters that the optimizer trains, in the same order on all ranks.
+
+    Raises `UserError` for what no table can hold.
+    """
     names = {parameter: name for name, parameter in model.named_parameters()}
     parts = []
     for index, group in enumerate(optimizer.param_groups):
@@ -155,7 +160,7 @@ def parts_of(model: nn.Module, optimizer: Optimizer, store: Store) -> list[Param
 
 
 class OptimizerState:
-    """What the servers' rules remember, as something that can be saved and put back."""
+    """Saves and restores what the servers' rules remember, such as moments."""
 
     def __init__(self, store: Store, parts: Sequence[ParameterTable]) -> None:
         self._store = store

@@ -27,7 +27,7 @@ class BackgroundSaves:
         self._writer: BackgroundWriter | None = None
 
     def take(self, parts: Mapping[str, Any]) -> dict[str, PartSnapshot]:
-        """A copy to write. None may be under way: the copy takes the memory of the last one."""
+        """A copy to write. No save may be under way: the copy reuses the memory of the last one."""
         assert self._writer is None
         return self._snapshots.take(parts)
 

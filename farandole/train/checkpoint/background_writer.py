@@ -61,7 +61,10 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait(self) -> str | None:
-        """Until it has ended, or makes no progress for the timeout. Returns what went wrong."""
+        """Waits until it has ended, or makes no progress for the timeout.
+
+        Returns what went wrong.
+        """
         seen, since = self._progress, time.monotonic()
         while self._thread.is_alive():
             self._thread.join(_POLL_SECONDS)
@@ -89,7 +92,7 @@ class BackgroundWriter:
             self._leave_problem()
             if self._rank == 0:
                 checkpoint.discard(self.temporary)
-        self._parts = {}
+        self._parts = {}  # large: the copy must not live as long as this object
 
     def _write(self) -> Entry:
         files, trees = {}, {}
@@ -123,13 +126,15 @@ class BackgroundWriter:
     # What ranks leave for rank 0
 
     def _leave(self, rank: int, answer: list[Any]) -> None:
-        """In one step: rank 0 may look at any moment."""
+        """Writes this rank's answer for rank 0, which may look at any moment."""
+        # A rename is atomic: rank 0 sees the whole answer or none. Without a sync, because only a
+        # process of this job reads it, and no checkpoint depends on it after a crash.
         half = self.temporary / f".entry-{rank}.half"
         half.write_text(json.dumps(answer))
         half.replace(self._entry_file(rank))
 
     def _leave_problem(self) -> None:
-        """On a full disk an empty file must do."""
+        """Tells rank 0 that this rank has failed; by an empty file where the disk is full."""
         try:
             self._leave(self._rank, [self.problem, None])
         except OSError:

@@ -100,6 +100,9 @@ def commit(temporary: Path, folder: Path, entries: Sequence[Entry]) -> Path:
 
     Returns what it is called now.
     """
+    # Invariant: a folder with a number holds a whole checkpoint, also after the machine has lost
+    # power at any point. That takes this order: the files (synced when they were written), the
+    # manifest, the folder's entries, the rename, and the entry that the rename has changed.
     _sync(write_manifest(temporary, entries))
     _sync_folder(temporary)
     named = _rename(temporary, folder)
@@ -118,6 +121,8 @@ def _rename(temporary: Path, folder: Path) -> Path:
         except OSError as error:
             if error.errno not in _TAKEN:
                 raise
+        # Above all that are there and above the one that was tried: an empty folder, or a file, may
+        # have the name and not count as a checkpoint.
         number = max(int(folder.name), int(next_name(folder.parent)) - 1) + 1
         folder = folder.with_name(_name(number))
 
@@ -129,13 +134,14 @@ def discard(temporary: Path) -> None:
 
 def remove_half_written(folder: Path) -> None:
     """Removes what others have begun and not ended. For whoever holds the lock on `folder`."""
+    # Without the lock this would remove what another job is writing now.
     for path in folder.iterdir():
         if _HALF_WRITTEN.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def not_saved(folder: Path, reason: str) -> CheckpointError:
-    """The error to raise."""
+    """The error for a save that has failed; names the last good checkpoint."""
     last = newest_good(folder.parent)
     return CheckpointError(
         f"could not save to {folder}: {reason}"
@@ -144,7 +150,7 @@ def not_saved(folder: Path, reason: str) -> CheckpointError:
 
 
 def out_of_room(error: Exception) -> str:
-    """What to say when the disk, and not the state, is the reason."""
+    """The reason of a failed save, where the disk is at fault and not the state."""
     return f"{error}. Free some space or pass another path."
 
 
@@ -189,7 +195,7 @@ def newest_good(folder: Path, other_than: Path | None = None) -> Path | None:
 
 
 def is_finite(folder: Path) -> bool:
-    """What a checkpoint says of itself; one that says nothing that can be read is none."""
+    """Whether the manifest says that all tensors are finite. False if it cannot be read."""
     try:
         return not not_finite(folder)
     except _DAMAGE:
@@ -230,6 +236,8 @@ def prune(folder: Path, keep: int, own: Collection[str]) -> None:
     The newest one that is finite stays too, however old it is.
     """
     mine = [path for path in _all(folder) if path.name in own]
+    # A run that has diverged keeps saving. Without this its checkpoints would push out the last one
+    # that it can go on from.
     old, new = mine[:-keep], mine[-keep:]
     if not any(map(is_finite, reversed(new))):
         last = next((path for path in reversed(old) if is_finite(path)), None)
@@ -287,11 +295,12 @@ def _checked_tensors(file: Path, expected: StoredFile) -> dict[str, torch.Tensor
 
 
 def _storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous CPU tensors of which no two share memory, as safetensors wants them."""
+    """Contiguous CPU tensors of which no two share memory, as safetensors needs them."""
     storable, seen = {}, set()
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu().contiguous()
         place = plain.untyped_storage().data_ptr()
+        # A view of a larger tensor shares memory with tensors that come later, perhaps.
         if place in seen or plain.untyped_storage().nbytes() != plain.nbytes:
             plain = plain.clone()
         seen.add(place)

@@ -47,7 +47,7 @@ _Identity = tuple[int, int]
 
 @dataclass
 class _Lock:
-    """The kernel's lock, and how many runs of this process lean on it."""
+    """The kernel's lock, and how many runs of this process use it."""
 
     handle: int
     users: int = 1
@@ -106,6 +106,8 @@ class FolderLock:
             if lock.users:
                 return
             del _HELD.locks[identity]
+            # The name goes before the lock. In the other order another process could take the lock
+            # in between, and its file would be removed under it.
             if _identity_of(self.folder / NAME) == identity:
                 (self.folder / NAME).unlink(missing_ok=True)
             os.close(lock.handle)
@@ -139,6 +141,8 @@ def _take(folder: Path) -> FolderLock | None:
             known.users += 1
             return FolderLock(folder, first=False, _identity=identity)
         _flock(handle)
+        # Between opening and locking, the last holder may have removed the file. This lock is then
+        # on a file that nobody else can open: it excludes no one.
         if _identity_of(folder / NAME) != identity:
             return None
         _sign(handle)

@@ -2,6 +2,11 @@
 
 PyTorch numbers parameters in the order in which an optimizer was given them. An optimizer of one
 stage, of another cut or of the whole model numbers them otherwise; names stay what they are.
+
+`torch.distributed.checkpoint.state_dict` has helpers for this. They do not keep what is kept here:
+saving must not change training, and every state that `Optimizer.state_dict` returns must come back.
+docs/checkpoints.md names the cases in which they fail. Where an optimizer has no state yet they
+call its `step`, which also runs the hooks by which strategies count steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run must remember to go on as if it had never stopped, and how it is put back."""
+"""Saves all that a run needs to go on as if it had never stopped, and restores it."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ class RunCheckpoints:
         }
         own: dict[str, Any] = {"random": random_state(session.device), "sync": []}
         parts: dict[str, Any] = {}
+        # On every rank, also on those that write nothing: finding the one model that replicas stand
+        # for is a collective of most strategies. The strategy's state comes after it.
         for index, saver in enumerate(session.models.savers):
             state = saver.state()
             if state is not None:
@@ -101,13 +103,15 @@ class RunCheckpoints:
             self._take_over(folder)
         if missing_ok and not session.group.broadcast_json(checkpoint.newest(folder) is not None):
             return None
-        source, parts, told = load_together(session.group, folder, fallback=self._fallback)
-        for each in told:
-            self._say(each)
+        source, parts, notes = load_together(session.group, folder, fallback=self._fallback)
+        for note in notes:
+            self._say(note)
         saved, own = parts["run"], parts.get(f"rank-{session.rank}")
         afresh = self._why_afresh(saved, own)
         if afresh is not None:
             own = None
+        # All checks on all ranks come before the first change on any of them. A script that catches
+        # the error then still has the model that it had.
         self._check_fits(parts, own, source)
         self._load_models(parts, source)
         progress = session.progress
@@ -120,6 +124,8 @@ class RunCheckpoints:
             self._folders.went_on_from(source)
         session.print(f"going on from {source}, at epoch {progress.epoch}")
         progress.loader_states = saved["loaders"]
+        # Loaders count samples of all ranks together, so their positions mean the same on another
+        # number of workers. Those that the script has not asked for yet take theirs when it does.
         for loader, state in zip(self._loaders, saved["loaders"], strict=False):
             loader.load_state_dict(state)
         if afresh is not None:
@@ -130,10 +136,14 @@ class RunCheckpoints:
         return user_state
 
     def _why_afresh(self, saved: dict[str, Any], own: Any) -> str | None:
-        """Why this rank's random state and its strategy's own are not taken up. *Together.*"""
+        """*Together.* Why the random state and the strategy's state are not restored, if so."""
+        # Both belong to a rank. With other ranks nobody could say whose they are now: two ranks
+        # with the same random state would draw the same noise, and a strategy's state of some ranks
+        # only (an exchange under way, say) would leave the others out of its collectives. The
+        # model, the optimizer, the counts and the positions of the loaders hold on any number.
         session = self._session
         layout = saved.get("layout", "None")
-        # Together: a rank may have been dead when this was saved.
+        # A rank may have been dead when this was saved, and then has nothing of its own.
         if saved["size"] != session.size or not all(session.group.gather_json(own is not None)):
             return (
                 f"saved on {saved['size']} workers, resumed on {session.size}: random state and "
@@ -164,10 +174,9 @@ class RunCheckpoints:
             self._tell_notes()
 
     def _check_fits(self, parts: dict[str, Any], own: Any, source: Path) -> None:
-        """*Together.* Raises `CheckpointError` on all ranks if it fits not on one of them.
+        """*Together.* Raises `CheckpointError` on all ranks if the checkpoint does not fit on one.
 
-        Nothing is changed before all have agreed: of a model in stages, one rank's part may fit and
-        another's not.
+        Changes nothing. Of a model in stages, one rank's part may fit and another's not.
         """
         session = self._session
         saved = count_models(parts)
@@ -201,7 +210,10 @@ class RunCheckpoints:
                 ) from problem
 
     def _load_models(self, parts: dict[str, Any], source: Path) -> None:
-        """*Together.* An optimizer that is not torch's own may refuse what nobody could foresee."""
+        """*Together.* Raises `CheckpointError` on all ranks if one of them cannot load.
+
+        The checks cannot foresee what an optimizer that is not torch's own refuses.
+        """
         problem: Exception | None = None
         for index, saver in enumerate(self._session.models.savers):
             try:

@@ -46,6 +46,8 @@ class SaveFolders:
             if folder.lock is not None:
                 folder.lock.release()
             folder.lock = _locked(path)
+            # Only under a lock that no other run of this process had before: else what is
+            # half-written may be that run's save in the background.
             if folder.lock.first:
                 checkpoint.remove_half_written(path)
             if folder.lock.missing is not None:

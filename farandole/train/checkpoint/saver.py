@@ -1,4 +1,4 @@
-"""How a model gets into a checkpoint: as one model, whatever it is spread over.
+"""Puts a model into a checkpoint as one model, however many ranks it is spread over.
 
 A whole model is written by rank 0 as `model-0`. The ranks of a pipeline write what each of them
 holds, under the names that it has in the whole model, as `model-0.0`, `model-0.1` and so on. To
@@ -60,7 +60,7 @@ class WholeSaver(Saver):
         self._writes = writes
 
     def state(self) -> State | None:
-        model = self._synchronizer.whole_model()
+        model = self._synchronizer.whole_model()  # a collective: also on ranks that do not write
         if not self._writes:
             return None
         if self._optimizer is None:
@@ -111,6 +111,8 @@ class PartSaver(Saver):
         self._owned = owned
 
     def state(self) -> State | None:
+        # Nothing may be in the pipeline: a stage that has applied an update and one that has not
+        # would be saved as parts of one model.
         self._pipelined.drain()
         here = self._synchronizer.whole_model()
         model = {self._names[name]: value for name, value in here.items() if name in self._names}

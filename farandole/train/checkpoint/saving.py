@@ -80,6 +80,8 @@ def save_together(
         checkpoint.prune(folder, keep, folders.own_names(folder))
         return named.name
 
+    # Each step is all or none: its answers are gathered before the next begins. So no rank writes
+    # into a folder that rank 0 could not make, and rank 0 never commits while a part is missing.
     try:
         name = _all_or_none(group, target, begin)[0]
         if background is not None:
@@ -148,6 +150,7 @@ def load_together(
     """
     asked_for = checkpoint.is_checkpoint(path)
     found = [path] if asked_for else [path / name for name in reversed(checkpoint.names(path))]
+    # Rank 0's list for all: another rank may see a newer checkpoint, or not yet see this one.
     asked_for, found = group.broadcast_json([asked_for, [str(source) for source in found]])
     if not found:
         raise CheckpointError(f"there is no checkpoint in {path}.")
@@ -184,6 +187,8 @@ def _read_together(
             source, lambda name: not name.startswith("rank-") or name == own, check
         )
     except checkpoint.RefusedCheckpointError as error:
+        # Gathered, not raised: files are read by every rank, and on a shared disk one of them may
+        # see a file that another does not see yet.
         answer = [str(error), str(error.last_good or "")]
     for rank, failed in enumerate(group.gather_json(answer)):
         if failed is not None:

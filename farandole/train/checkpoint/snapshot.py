@@ -50,7 +50,7 @@ class PartSnapshot:
 
 
 class Snapshots:
-    """Takes one after the other; the memory of the last one is used again for the next."""
+    """Takes snapshots one after the other, all in the same memory."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, bool], torch.Tensor] = {}  # by name, and if pinned
@@ -75,6 +75,8 @@ class Snapshots:
                 key: _copy(ordered[key], buffer[begin:end]) for key, (begin, end) in places.items()
             }
             taken[name] = PartSnapshot(tree, header, buffer, copies)
+        # Copies from a GPU are queued. The next step, which changes the tensors, is queued behind
+        # them, but the thread that writes reads the host's memory, and no queue holds it back.
         if on_gpu:
             torch.cuda.synchronize()
         return taken

@@ -1,4 +1,7 @@
-"""At which step do all ranks stop? A signal reaches them at different steps, or only one of them.
+"""Agrees on the step after which all ranks stop.
+
+A signal reaches ranks at different steps, or reaches only one of them. If each stopped where it
+hears of it, those that are a step further would wait for the others in a collective.
 
 Ranks count the places at which they can stop (between two steps) alike. After a request to stop
 each rank announces, in every such place, the next one that it will come to, and goes on. When all
@@ -30,7 +33,7 @@ _MEETING_SECONDS = 1.0
 
 
 class StopAgreement(ABC):
-    """One rank's part in it."""
+    """One rank's part in the agreement."""
 
     always_asks: bool = False
     """`stops_at` must be called in every place, not only after a request."""
@@ -49,7 +52,7 @@ class StopAgreement(ABC):
 
 
 class AloneAgreement(StopAgreement):
-    """Of one rank with itself."""
+    """For a job of one rank."""
 
     def __init__(self) -> None:
         self._number: int | None = None
@@ -93,8 +96,10 @@ class StoreAgreement(StopAgreement):
         known = ""
         for _ in range(_TRIES):
             plan = json.loads(known) if known else {}
-            if "last" in plan:
+            if "last" in plan:  # decided, and never changed again
                 return self.requested() if place >= plan["last"] else None
+            # Announcing place + 1 promises that this rank has not passed it. Invariant: the largest
+            # announcement is at least one place ahead of every rank that has announced.
             ranks = sorted({*plan.get("ranks", ()), self._rank})
             furthest = max(plan.get("next", 0), place + 1)
             decided = len(ranks) == self._size or self._is_out_of_patience()
@@ -139,12 +144,13 @@ class MeetingAgreement(StopAgreement):
         seconds = 0.0
         if self._met is not None:
             seconds = (time.monotonic() - self._met[1]) / max(1, place - self._met[0])
-        told = torch.tensor([float(self._number or 0), seconds], dtype=torch.float64)
-        number, slowest = self._group.all_reduce(told, "max").tolist()
+        mine = torch.tensor([float(self._number or 0), seconds], dtype=torch.float64)
+        number, slowest = self._group.all_reduce(mine, "max").tolist()
         self._met = (place, time.monotonic())
         if number:
             self._number = int(number)
             return self._number
+        # By the slowest rank's time, which all have heard: so all meet again in the same place.
         rest = _MEETING_SECONDS / slowest if slowest > 0 else 1.0
         self._next = place + max(1, int(min(rest, 1e6)))
         return None

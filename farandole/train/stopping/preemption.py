@@ -1,14 +1,14 @@
-"""Saves once more when the job is told to stop, and leaves: `run.save_when_stopped()`.
+"""Saves once more when a signal asks the job to stop, and leaves: `run.save_when_stopped()`.
 
     SIGTERM     a scheduler or the launcher ends the job: save, leave with 143. The launcher waits
                 for `--grace` seconds. A second SIGTERM, two seconds or more later, ends at once.
     SIGUSR1     a scheduler warns that it will end the job (Slurm's --signal=USR1@60): save, leave
                 with 138, by which a batch script knows that it may queue the job again.
 
-A thread hears of signals and of other ranks' requests; the main thread saves between two steps, in
-the one that all ranks have agreed on (`stop_agreement`). Nobody waits for a rank that never comes
-there: the thread ends the process shortly before the grace does. The last checkpoint that was
-committed then stays the newest.
+A thread receives signals and other ranks' requests. The main thread saves between two steps, at the
+place that all ranks have agreed on (`agreement`). If a rank never comes there, the thread ends the
+process shortly before the grace period does. The last checkpoint that was committed then stays the
+newest.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Preemption:
         self._steps = _OptimizerSteps(optimizers)
         self._place = 0
         self._got: int | None = None  # the signal that this rank has got first
-        self._told: int | None = None  # the one that any rank has got, once all can know of it
+        # The signal that any rank has got, once all can know of it. Written by the thread, read by
+        # the main thread: only ever from None to a number, so no lock is needed.
+        self._requested: int | None = None
         self._terminated: float | None = None  # when SIGTERM came, here or elsewhere
         self._first_here: float | None = None  # when it came here
         self._is_leaving = False
@@ -90,14 +92,16 @@ class Preemption:
         """
         self._place += 1
         can_save = self._steps.are_done() or not within_pass
-        if self._told is None and not self._agreement.always_asks:
+        if self._requested is None and not self._agreement.always_asks:
             return
-        if self._told is not None and self._group.transport.joined_late:
-            self._leave(self._told, "a worker that was started again leaves without a save")
+        # A worker that joined late has counted other places than the rest, and cannot agree on one.
+        if self._requested is not None and self._group.transport.joined_late:
+            self._leave(self._requested, "a worker that was started again leaves without a save")
         try:
             number = self._agreement.stops_at(self._place)
         except (RuntimeError, dist.DistError):  # the store is gone, and with it the launcher
             return
+        # Gathered in the agreed place and in every one after it, by all ranks, until all can save.
         if number is None or not all(self._group.gather_json(can_save)):
             return
         name = signal.Signals(number).name
@@ -147,14 +151,14 @@ class Preemption:
         self._got = self._got or int(number)
 
     def _ask_others(self) -> None:
-        if self._told is not None:
+        if self._requested is not None:
             return
         if self._got is not None:
             self._agreement.request(self._got)
-        told = self._agreement.requested()
-        if told == signal.SIGTERM and self._terminated is None:
+        requested = self._agreement.requested()
+        if requested == signal.SIGTERM and self._terminated is None:
             self._terminated = time.monotonic()
-        self._told = told
+        self._requested = requested  # last: the main thread acts on it, and reads the time
 
     @property
     def _waited(self) -> float:
@@ -162,7 +166,7 @@ class Preemption:
 
     @property
     def _deadline(self) -> float:
-        """A little before the launcher's, which kills without a word."""
+        """A little before the launcher's, so that this process can still say what it kept."""
         assert self._terminated is not None
         return self._terminated + self._grace_seconds - min(2.0, self._grace_seconds / 10)
 
@@ -189,7 +193,7 @@ class _OptimizerSteps:
         self._count += 1
 
     def are_done(self) -> bool:
-        """Also where no step was ever seen: then nothing can be told from it."""
+        """Also true where no step was ever seen: then the count says nothing."""
         done = self._count != self._seen or self._count == 0
         self._seen = self._count
         return done

@@ -35,6 +35,8 @@ class StopSignals:
         self._before = {number: signal.signal(number, _nothing) for number in STOP_SIGNALS}
         self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         if hasattr(os, "register_at_fork"):
+            # Hooks at fork cannot be removed. The weak reference makes this one do nothing when the
+            # run is gone; a child must not write into the parent's socket.
             this = weakref.ref(self)
             os.register_at_fork(after_in_child=lambda: _forget(this()))
 
