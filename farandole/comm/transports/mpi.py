@@ -136,6 +136,8 @@ class Mpi(Transport):
         """Returns when all requests are done. Raises `PeerLost`."""
         begin = time.monotonic()
         try:
+            # Testall also makes MPI move bytes. There is no thread in MPI that would do so
+            # meanwhile.
             while not self._mpi.Request.Testall(waits.requests):
                 seconds = time.monotonic() - begin
                 if seconds < waits.spin_seconds:
@@ -204,6 +206,8 @@ class _Letters:
         self._statements: dict[int, list[int]] = {}
         self._others = [rank for rank in range(communicator.size) if rank != communicator.rank]
         self._letters = {rank: np.zeros(communicator.size, np.uint8) for rank in self._others}
+        # The receives are posted before this rank sends its own statement: a large world's letters
+        # must find their buffers.
         self._coming = {
             rank: communicator.Irecv(letter, rank, _GAVE_UP)
             for rank, letter in self._letters.items()

@@ -151,6 +151,8 @@ class Port:
             self._tell(peer, trouble.answer)
             return
         known = self._sessions.get(peer)
+        # Other random bytes are another session of the same connection, with other keys. The old
+        # one's messages no longer have a valid seal.
         if known is None or known.hello.random != hello.random:
             self._sessions[peer] = known = self._begin(hello)
             self._told.discard(peer)

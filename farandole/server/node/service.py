@@ -63,6 +63,7 @@ class Service:
         try:
             while not self._over and not stop():
                 self._poller.poll(int(BEAT_SECONDS * 1000 / 2))
+                # The registrar first: with a newer view, fewer messages are answered with "moved".
                 self._hear_registrar()
                 self._hear_servers()
                 self._hear_port()
@@ -120,6 +121,8 @@ class Service:
             before = line.sessions
             line.receive()
             if line.sessions > max(before, 1) and self._node is not None:
+                # As with clients: the first session loses nothing, each later one may have lost
+                # what was sent.
                 self._node.reconnected(number)
                 self._send_out()
 
