@@ -50,6 +50,7 @@ class Announcement:
         own = psutil.Process()
         content = {"socket": path.name, "pid": own.pid, "started": own.create_time()}
         temporary.write_text(json.dumps(content))
+        # In one step: a reader sees no file or all of it.
         temporary.replace(self._file)
 
     def read(self, timeout: timedelta) -> Path:
@@ -73,6 +74,8 @@ class Announcement:
 def _private_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"farandole-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    # Looked at after it was made, and without following a link: in /tmp somebody else may have made
+    # the folder first, or a link of that name to a folder of his own.
     status = folder.lstat()
     private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
     if status.st_uid != os.getuid() or not private:

@@ -124,6 +124,8 @@ class HostChanges:
         reached a commit. Takes one question to the store when nothing has changed.
         """
         if self._told != generation:
+            # Once a generation. The launcher counts a generation that has committed as progress,
+            # and forgets the failures of hosts before it.
             self._store.set(f"committed/{generation}", "1")
             self._told = generation
         if not self._store.check([f"change/{generation}"]):
@@ -146,8 +148,12 @@ def _connect(environ: Mapping[str, str], timeout: timedelta) -> Store:
 def _ask(store: Store, worker: str, question: str, timeout: timedelta) -> str:
     """Raises what the store raises: when the launcher is gone, or its pulse stands still."""
     store.set(f"asks/{worker}", question)
+    # The generation is part of the key, so an answer to an earlier question cannot be taken for
+    # this one.
     key = f"answer/{worker}/{question.split()[0]}"
     while not store.check([key]):
+        # Read before the wait: a launcher that dies during the wait leaves the same number behind.
+        # One that is only slow has counted on, and the worker waits again.
         pulse = store.get("pulse")
         try:
             store.wait([key], timeout)

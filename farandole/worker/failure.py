@@ -116,6 +116,7 @@ def record_leaving(environ: Mapping[str, str] = os.environ) -> None:
     target = environ.get(_FILE_VARIABLE)
     if target and JOB in environ:
         if threading.current_thread() is threading.main_thread():
+            # Python allows signal handlers to be set in the main thread only.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if not Path(target).exists():
             _write(Path(target), "")
@@ -169,6 +170,8 @@ def read_failure(
         leaving_with = int(found.get("leaving_with", leaving_with))  # others write no such thing
     if error:
         # It raised, and was on its way out when the launcher sent a signal to hurry it.
+        # The exit code that the worker was about to return counts, not the signal that came in
+        # between.
         exit_code = exit_code if exit_code > 0 else leaving_with
     else:
         with contextlib.suppress(OSError):

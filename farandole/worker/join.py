@@ -93,6 +93,8 @@ def _join_servers(seat: Seat, address: str, timeout: timedelta) -> Group:
 
 def choose_transport(world: C10d, device: torch.device, transport: str) -> Transport:
     """What carries the bytes between these ranks fastest, or what was asked for."""
+    # All ranks learn all names, so all of them build the same topology and choose the same
+    # transports.
     world.topology = Topology.from_names(world.share(platform.node() or "localhost"))
     found: Transport
     if transport in TRANSPORTS:
@@ -142,6 +144,8 @@ def _form(seat: Seat, device: torch.device | None, timeout: timedelta) -> None:
         stay_on_loopback()
     try:
         store = find_store(seat, timeout)
+        # The attempt is part of the keys: a worker that was started again must not find those of
+        # its predecessor, and take a dead rank for one that is here.
         roll_call(PrefixStore(f"roll-{seat.attempt}", store), seat, timeout)
         if device is not None:
             store = store_for_nccl(seat, store, timeout)

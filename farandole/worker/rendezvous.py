@@ -82,6 +82,7 @@ def _meet_here(seat: Seat, timeout: timedelta) -> Store:
             f"rank 0 cannot listen at {path}: {error}. Set TMPDIR to a folder of a local disk, the "
             "same for all ranks."
         ) from error
+    # Written when the socket listens: a rank that reads the file can connect at once.
     announcement.write(path)
     return store
 
@@ -117,11 +118,15 @@ def forget_announcement(seat: Seat) -> None:
 def roll_call(store: Store, seat: Seat, timeout: timedelta, by: str = "fd.init()") -> None:
     """Waits until every rank has come this far, and names those that have not. `by` is the call
     that they have not made."""
+    # Without this, ranks that never come are found out inside `init_process_group`, which cannot
+    # say who is missing.
     store.set(f"here-{seat.rank}", "1")
     others = [rank for rank in range(seat.size) if rank != seat.rank]
     try:
         store.wait([f"here-{rank}" for rank in others], timeout)
     except (RuntimeError, dist.DistError):
+        # A rank may have come between the end of the wait and this look. Then nobody is missing,
+        # and the join goes on.
         missing = _still_missing(store, seat, others, by)
         if missing:
             raise JoinError(

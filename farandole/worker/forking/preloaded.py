@@ -77,6 +77,8 @@ class Preloaded:
         module.__spec__, module.__loader__ = module.__spec__.loader_state
         package = _root(module.__name__)
         for name in [name for name in self._modules if package in ("torch", _root(name))]:
+            # All modules of the package at once. If its parts were imported one by one, some would
+            # be new objects and others old ones, and classes would exist twice.
             sys.modules[name] = self._modules.pop(name)  # torch has imported all others
         if package == "torch":
             self._beginning.end()
