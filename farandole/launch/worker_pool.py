@@ -105,6 +105,9 @@ class WorkerPool:
         """Ends all that run. Does not wait any longer when one more signal is `received`."""
         for number, worker in self.running.items():
             if worker.poll() is None:
+                # The time is noted before the signal is sent: a worker that fails after it may have
+                # failed because of it. `setdefault` keeps the first time, because `stop` runs
+                # twice.
                 self.told_to_stop_ns.setdefault(number, time.time_ns())
         stop_workers(self.running.values(), self._grace_seconds, received)
 

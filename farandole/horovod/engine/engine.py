@@ -172,6 +172,9 @@ class Engine:
         with self._changed:
             if self._ended is not None:
                 return True
+            # Only a work that is alone may be offered: others in flight would have to keep their
+            # order with it, and the table, which decides that order, does not hear of an offer that
+            # was taken.
             alone = len(self._works) == 1 and self._news == [awaited]
             said = self._next_announcement()
         offered = awaited if alone and said.is_plain else None
@@ -233,6 +236,8 @@ class Engine:
 
     def _carry_out(self, response: Response) -> None:
         with self._changed:
+            # Taken out of flight before it is performed. A caller who is woken by its end may ask
+            # for the same name at once.
             works = [self._works.pop(item.name, None) for item in response.items]
         for work in works:
             if work is not None:

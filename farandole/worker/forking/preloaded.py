@@ -64,6 +64,8 @@ class Preloaded:
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        # Checked at the import: only now is it certain that the libraries are wanted, and the
+        # variables are what the libraries would have read at this moment.
         changed = self._changed()
         if changed and self._beginning.can_start_again():
             self._start_again(changed)

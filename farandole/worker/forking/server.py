@@ -131,6 +131,8 @@ def _fork_worker(connection: socket.socket, request: Request, streams: Sequence[
     deadline = time.monotonic() + _ADOPTION_SECONDS
     while os.getppid() == between and time.monotonic() < deadline:
         time.sleep(0.0005)
+    # Only now is the launcher the parent, and the signal at a parent's death is tied to that one.
+    # If the launcher died before this line, `adopted` is false, and the worker ends by itself.
     end_with_parent()
     adopted = os.getppid() == request.launcher
     connection.sendall(STARTED.pack(os.getpid() if adopted else NOBODY))

@@ -80,6 +80,8 @@ def run_worker(order: Order) -> None:
         try:
             _pass_on_until_the_end(worker)
         finally:
+            # In a `finally`: SIGTERM and SIGHUP raise SystemExit in the loop, and the worker must
+            # not outlive it.
             _reap(worker, order)
         _pass_on_the_rest(worker)
         error_text = error_file.read_text() if error_file.exists() else None
@@ -139,6 +141,8 @@ def _pass_on_until_the_end(worker: subprocess.Popen[bytes]) -> None:
         for descriptor in select.select(list(streams), [], [], _POLL_SECONDS)[0]:
             found = os.read(descriptor, _CHUNK)
             kind = streams[descriptor]
+            # Two ways to learn that the launcher is gone: nobody reads what is sent, or standard
+            # input ends.
             if (kind and not _send(kind, found)) or (not kind and not found):
                 return
             if not kind and WARNING in found and worker.poll() is None:
