@@ -205,7 +205,7 @@ def _refuse_settings_of_our_own(options: RunOptions) -> None:
 
 
 def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
-    """Where `import horovod` is ours, and each worker is told its seat in Horovod's words too."""
+    """Where `import horovod` is ours, and each worker also gets its rank in Horovod's variables."""
     from farandole.horovod.aliases import shim_variables
     from farandole.launch.rank_variables import horovod_rank_variables
     from farandole.topology import Topology

@@ -90,7 +90,7 @@ class JobDirectory:
         return self._logs.path
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What a worker starts with, beside its seat and our own variables."""
+        """What a worker starts with, beside its rank and our own variables."""
         return {
             **worker_defaults(self._here or self._job.workers, alone=self._here is None),
             **self._job.environment,

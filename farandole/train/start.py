@@ -23,7 +23,7 @@ from farandole.train.run import Run
 from farandole.train.settings import Settings, declared_hosts
 from farandole.train.stopping.ending import Ending
 from farandole.train.tracing import start_tracing
-from farandole.worker.environment import Seat, detect
+from farandole.worker.environment import RankAssignment, detect
 from farandole.worker.failure import record_uncaught
 from farandole.worker.join import join, leave
 from farandole.worker.joined import record_joined
@@ -59,20 +59,20 @@ def init(
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     if limit <= timedelta(0):
         raise UserError(f"timeout={timeout} must be above 0 seconds.")
-    seat = detect(os.environ)
-    if seat.launcher == "farandole":
+    assignment = detect(os.environ)
+    if assignment.launcher == "farandole":
         record_joined()
         record_uncaught()
         end_with_launcher(os.environ)
     settings = Settings.from_environ(os.environ)
     if settings.script is None:
         settings = replace(settings, script=sys.argv[0] or "run")
-    share_cores(seat, os.environ)
-    device, shared_gpu = pick_device(seat)
+    share_cores(assignment, os.environ)
+    device, shared_gpu = pick_device(assignment)
     activity = show_activity(os.environ)
     activity.begin_wait()
     group = join(
-        seat,
+        assignment,
         device,
         shared_gpu=shared_gpu,
         timeout=limit,
@@ -113,18 +113,18 @@ def init(
     return run
 
 
-def pick_device(seat: Seat) -> tuple[torch.device, bool]:
+def pick_device(assignment: RankAssignment) -> tuple[torch.device, bool]:
     """One GPU per rank when there are any; says whether several ranks must share one."""
     count = torch.cuda.device_count()
     if count == 0:
         return torch.device("cpu"), False
-    shared = seat.local_size > count
-    if shared and seat.local_rank == 0:
+    shared = assignment.local_size > count
+    if shared and assignment.local_rank == 0:
         warnings.warn(
-            f"{seat.local_size} workers share {count} GPU(s) on this host; they communicate "
+            f"{assignment.local_size} workers share {count} GPU(s) on this host; they communicate "
             "through gloo, because NCCL wants one GPU each.",
             stacklevel=3,
         )
-    device = torch.device("cuda", seat.local_rank % count)
+    device = torch.device("cuda", assignment.local_rank % count)
     torch.cuda.set_device(device)
     return device, shared

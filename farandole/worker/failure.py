@@ -41,7 +41,7 @@ class Kind(IntEnum):
     OWN = 0  # by itself: it raised, exited, or a signal that the launcher did not send killed it
     HELD_UP = 1  # the launcher ended it, because the others waited for it in vain
     FOLLOWED = 2  # it raised because a peer was lost or did not answer
-    TOLD = 3  # the launcher told it to stop, because of another
+    STOPPED = 3  # the launcher told it to stop, because of another
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Failure:
         """The launcher told this worker to stop at that time. One that was leaving before it, and
         said so, has ended by itself all the same."""
         was_leaving = self.is_dated and self.time_ns < when_ns
-        return self if was_leaving else replace(self, kind=max(self.kind, Kind.TOLD))
+        return self if was_leaving else replace(self, kind=max(self.kind, Kind.STOPPED))
 
     def held_up_others(self, how: str) -> Failure:
         """The launcher ended this worker, because others waited for it in vain."""

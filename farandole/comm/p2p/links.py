@@ -43,7 +43,7 @@ class Sender(ABC):
         self.queue = Queue(group.meter)
         self._group = group
         self._numbers: dict[Hashable, tuple[int, bytes]] = {}
-        self._told = 0  # descriptions that the other end knows
+        self._descriptions_sent = 0  # descriptions that the other end knows
 
     def number(self, description: Description) -> tuple[int, bytes]:
         known = self._numbers.get(description)
@@ -58,8 +58,8 @@ class Sender(ABC):
         # Messages leave in the order in which `number` was called for them. So description n is
         # first used when the other end knows exactly n, and its text goes with that message and no
         # other.
-        news = text if number == self._told else b""
-        self._told += bool(news)
+        news = text if number == self._descriptions_sent else b""
+        self._descriptions_sent += bool(news)
         sent_bytes = sum(flat.nbytes for flat in flats)
         with self._group.trace.span("send", "comm", bytes=sent_bytes, by=self.transport.name):
             self._put(number, label, news, [flat for flat in flats if flat.numel()])

@@ -56,7 +56,7 @@ class Mail:
         self._changed = threading.Condition()
         self._arrived: dict[Label, Any] = {}
         self._failure: str | None = None
-        self._told = False
+        self._failure_sent = False
         # Only one thread at a time may read from a link, because a message is several reads in a
         # row. That is the queue's thread while `_coming` is above 0 for its source, and the caller
         # of `fetch` otherwise.
@@ -160,9 +160,9 @@ class Mail:
         """Tells all peers, once, that nothing more will come from here, and why."""
         with self._changed:
             self._failure = self._failure or reason
-            if self._told:
+            if self._failure_sent:
                 return
-            self._told = True
+            self._failure_sent = True
             self._changed.notify_all()
         # Through the queue, behind everything posted before: the peer still gets what it can use,
         # and the header of the failure does not cut into a message.

@@ -51,7 +51,7 @@ class Service:
         self._node: Node | None = None
         self._over = False
         self._heard = time.monotonic()
-        self._told = 0.0
+        self._last_beat = 0.0
         self._handled = 0
         self._process = psutil.Process()
         self._control.send({"hello": "server", "address": self._port.address, "mark": mark})
@@ -137,8 +137,8 @@ class Service:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        if now - self._told >= BEAT_SECONDS:
-            self._told = now
+        if now - self._last_beat >= BEAT_SECONDS:
+            self._last_beat = now
             self._control.send({"facts": self._facts()})
             if now - self._heard > REGISTRAR_PATIENCE:
                 raise JoinError(

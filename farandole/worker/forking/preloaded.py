@@ -38,7 +38,7 @@ class Preloaded:
         self._modules = modules
         self._started_with = started_with
         self._beginning = beginning
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     @classmethod
     def hide(
@@ -100,8 +100,8 @@ class Preloaded:
         self._beginning.start_again()
 
     def _tell(self) -> None:
-        changed = self._changed() - self._told
-        self._told |= changed
+        changed = self._changed() - self._reported
+        self._reported |= changed
         threads = [name for name in _THREADS if name in changed and _is_number(name)]
         if threads:
             sys.modules["torch"].set_num_threads(int(os.environ[threads[0]]))

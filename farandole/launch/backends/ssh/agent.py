@@ -39,7 +39,7 @@ from farandole.system.process_state import is_stopped
 from farandole.system.watchdog import Watchdog
 from farandole.worker.grace import DEFAULT_SECONDS
 from farandole.worker.network import interface_towards
-from farandole.worker.store.address import told
+from farandole.worker.store.address import launcher_store
 from farandole.worker.store.protocol import COUNT
 
 OUTPUT, ERRORS, END = b"o", b"e", b"x"
@@ -124,7 +124,7 @@ def _start(order: Order, error_file: Path) -> subprocess.Popen[bytes]:
 def _introduce(environment: Mapping[str, str]) -> None:
     """Shows the job's token to the launcher's store, which then lets in PyTorch's own clients from
     this host: a script that forms its process group itself has no token to show."""
-    store = told(environment)
+    store = launcher_store(environment)
     if store is not None:
         with contextlib.suppress(OSError, CommError):  # the worker will say so
             link = store.connect(_INTRODUCTION_SECONDS)
