@@ -93,3 +93,30 @@ def check_script(script: str) -> None:
         scripts = [str(p) for p in path.parent.glob("*.py")]
         hint = f" {nearest(script, scripts)}" if scripts else ""
     raise UserError(f"there is no script {script!r} here ({Path.cwd()}).{hint}")
+
+
+def stall_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--stall",
+        type=float,
+        metavar="SECONDS",
+        help="Report a worker that makes no step for this long, with its Python stack.",
+    )
+
+
+def grace_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--grace",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="When the job is stopped: how long workers have to save and exit. [30]",
+    )
+
+
+def check_limits(stall: float | None, grace: float) -> None:
+    """Raises `UserError` for what is no time to wait."""
+    if stall is not None and not stall > 0:
+        raise UserError(f"--stall {stall:g}: give the seconds without a step, above 0.")
+    if not 0 < grace < float("inf"):
+        raise UserError(f"--grace {grace:g}: give a number of seconds above 0.")

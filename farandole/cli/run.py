@@ -11,9 +11,11 @@ import click
 from farandole import environment
 from farandole.cli.options import (
     PASS_ON,
+    grace_option,
     hosts_option,
     layout_option,
     seed_option,
+    stall_option,
     sync_option,
 )
 from farandole.launch.outcome_file import write_outcome
@@ -89,24 +91,13 @@ from farandole.launch.outcome_text import print_outcome
     help="How long the other workers may go on after the first has finished. [15 minutes without "
     "progress, a day in any case]",
 )
-@click.option(
-    "--stall",
-    type=float,
-    metavar="SECONDS",
-    help="Report a worker that makes no step for this long, with its Python stack.",
-)
+@stall_option()
 @click.option(
     "--stall-kill",
     is_flag=True,
     help="With --stall: also kill that worker, unless it only waits for another.",
 )
-@click.option(
-    "--grace",
-    type=float,
-    default=30.0,
-    metavar="SECONDS",
-    help="When the job is stopped: how long workers have to save and exit. [30]",
-)
+@grace_option()
 @click.option(
     "--horovod",
     is_flag=True,

@@ -35,7 +35,7 @@ from farandole.topology import Topology
 from farandole.trace.clock import Offset, offset_over_group
 from farandole.worker.environment import RankAssignment
 from farandole.worker.failure import record_leaving, record_uncaught
-from farandole.worker.joined import record_joined
+from farandole.worker.marker_files import record_joined
 from farandole.worker.threads import share_cores
 
 

@@ -20,7 +20,7 @@ from farandole.launch.output import Relay
 from farandole.launch.watches.exit_watch import Location, Overdue
 from farandole.launch.watches.stall_watch import StallWatch
 from farandole.worker.failure import Failure
-from farandole.worker.saving import any_saves
+from farandole.worker.marker_files import any_saves
 
 
 class WorkerPool:

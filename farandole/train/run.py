@@ -43,7 +43,7 @@ from farandole.train.stopping.preemption import Preemption
 from farandole.train.trainer import Trainer
 from farandole.worker.environment import hide_rank_variables
 from farandole.worker.grace import grace_seconds
-from farandole.worker.saving import record_saving
+from farandole.worker.marker_files import record_saving
 
 
 class Run:

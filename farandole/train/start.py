@@ -26,7 +26,7 @@ from farandole.train.tracing import start_tracing
 from farandole.worker.environment import RankAssignment, detect
 from farandole.worker.failure import record_uncaught
 from farandole.worker.join import join, leave
-from farandole.worker.joined import record_joined
+from farandole.worker.marker_files import record_joined
 from farandole.worker.threads import share_cores
 
 

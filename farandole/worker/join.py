@@ -28,7 +28,7 @@ from farandole.comm import (
 from farandole.comm.calibration import calibrate
 from farandole.comm.transports.messages import PeerLost
 from farandole.environment import SERVER_KEY, SERVERS
-from farandole.errors import JoinError
+from farandole.errors import JoinError, UserError
 from farandole.topology import Topology
 from farandole.worker.environment import RankAssignment
 from farandole.worker.failure import record_leaving
@@ -99,7 +99,10 @@ def _join_servers(assignment: RankAssignment, address: str, timeout: timedelta) 
 
 
 def choose_transport(world: C10d, device: torch.device, transport: str) -> Transport:
-    """What carries the bytes between these ranks fastest, or what was asked for."""
+    """What carries the bytes between these ranks fastest, or what was asked for.
+
+    Raises `UserError` where shared memory was asked for, and there is none.
+    """
     # All ranks learn all names, so all of them build the same topology and choose the same
     # transports.
     world.topology = Topology.from_names(world.share(platform.node() or "localhost"))
@@ -109,7 +112,7 @@ def choose_transport(world: C10d, device: torch.device, transport: str) -> Trans
     else:
         found = world if transport == "c10d" else over_hosts(world, world.topology)
     if transport == "shm" and isinstance(found, C10d):
-        raise JoinError(
+        raise UserError(
             f"transport='shm' was asked for, and ranks on {world.topology} cannot share memory."
         )
     if found.name != "shm":  # there auto has nothing to choose

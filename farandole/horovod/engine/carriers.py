@@ -11,10 +11,10 @@ import os
 import platform
 from datetime import timedelta
 
+import torch
 from torch.distributed import PrefixStore, Store
 
-from farandole.comm import C10d, Transport, check_transport, over_hosts
-from farandole.comm.calibration import calibrate
+from farandole.comm import C10d, Transport, check_transport
 from farandole.comm.transports.by_store import ByStore
 from farandole.comm.transports.c10d import new_process_group
 from farandole.comm.transports.messages import PeerLost
@@ -23,6 +23,7 @@ from farandole.environment import TRANSPORT
 from farandole.errors import JoinError, UserError
 from farandole.topology import Topology
 from farandole.worker.environment import RankAssignment
+from farandole.worker.join import choose_transport
 
 
 def carrier(assignment: RankAssignment, store: Store, timeout: timedelta) -> Transport:
@@ -63,17 +64,11 @@ def _sockets(
     assignment: RankAssignment, store: Store, timeout: timedelta, wanted: str
 ) -> Transport:
     """Between hosts; inside each it is memory if it can be."""
-    process_group = new_process_group(store, assignment.rank, assignment.size, timeout)
-    world = C10d(
-        process_group, rank=assignment.rank, size=assignment.size, timeout=timeout, store=store
-    )
-    world.topology = Topology.from_names(world.share(_host()))
-    found = world if wanted == "c10d" else over_hosts(world, world.topology)
-    if wanted == "shm" and isinstance(found, C10d):
-        raise UserError(f"transport shm: ranks on {world.topology} cannot share memory.")
-    if found.name != "shm":
-        calibrate(found)
-    return found
+    rank, size = assignment.rank, assignment.size
+    process_group = new_process_group(store, rank, size, timeout)
+    world = C10d(process_group, rank=rank, size=size, timeout=timeout, store=store)
+    # GPUs have links of their own here (`GpuLinks`), so this carries CPU tensors alone.
+    return choose_transport(world, torch.device("cpu"), wanted)
 
 
 def _host() -> str:
