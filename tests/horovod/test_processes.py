@@ -157,7 +157,7 @@ def test_processes_that_a_rank_starts_have_no_rank(
     for rank, end in enumerate(sandbox.by_hand(two_ranks, sandbox.script("forked.py", FORKED))):
         assert end.returncode == 0, end.stderr
         assert "which was forked off: a DataLoader's worker, say." in end.stdout
-        assert f"has this assignment (rank {rank})" in end.stderr
+        assert f"has this rank ({rank})" in end.stderr
         assert "if __name__ == '__main__'" in end.stderr
 
 
