@@ -23,7 +23,7 @@ import torch
 from common import save, spread
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from farandole.worker.environment import Seat
+from farandole.worker.environment import RankAssignment
 from farandole.worker.join import join
 from farandole.worker.loopback import serve_tcp_store
 from farandole.worker.rendezvous import find_store
@@ -48,7 +48,7 @@ def in_child(work: Callable[[int], None]) -> tuple[int, int]:
     return child, reading
 
 
-def served(side: str, folder: Path) -> tuple[int, Seat]:
+def served(side: str, folder: Path) -> tuple[int, RankAssignment]:
     """A process that serves a store, and what a rank of its job is told."""
 
     def serve(pipe: int) -> None:
@@ -57,11 +57,13 @@ def served(side: str, folder: Path) -> tuple[int, Seat]:
         time.sleep(600)
 
     child, pipe = in_child(serve)
-    seat = Seat("farandole", address=LOOPBACK, port=int(os.read(pipe, 10)), agent_store=True)
+    assignment = RankAssignment(
+        "farandole", address=LOOPBACK, port=int(os.read(pipe, 10)), agent_store=True
+    )
     if side == "ours":
-        seat = replace(seat, store=StoreAddress(folder / "store.socket"))
+        assignment = replace(assignment, store=StoreAddress(folder / "store.socket"))
     os.close(pipe)
-    return child, seat
+    return child, assignment
 
 
 def end(child: int) -> None:
@@ -90,13 +92,13 @@ def per_second(work: Callable[[], object], count: int) -> float:
 def seconds_to_join(side: str, ranks: int) -> float:
     """From when all are told to begin until the last has joined."""
     with tempfile.TemporaryDirectory() as folder:
-        server, seat = served(side, Path(folder))
+        server, assignment = served(side, Path(folder))
         hold, begin = os.pipe()
         children = []
         for rank in range(ranks):
-            own = replace(seat, rank=rank, local_rank=rank, size=ranks, local_size=ranks)
+            own = replace(assignment, rank=rank, local_rank=rank, size=ranks, local_size=ranks)
 
-            def be_rank(pipe: int, own: Seat = own) -> None:
+            def be_rank(pipe: int, own: RankAssignment = own) -> None:
                 torch.set_num_threads(1)
                 os.write(pipe, b"r")
                 os.read(hold, 1)
@@ -137,7 +139,9 @@ def main() -> None:
     rates: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         servers = {side: served(side, Path(folder)) for side in SIDES}
-        stores = {side: find_store(seat, PATIENCE) for side, (_, seat) in servers.items()}
+        stores = {
+            side: find_store(assignment, PATIENCE) for side, (_, assignment) in servers.items()
+        }
         assert isinstance(stores["TCPStore"], TCPStore)
         works = {side: operations(PrefixStore("p", store)) for side, store in stores.items()}
         for _ in range(args.repeats):

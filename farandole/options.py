@@ -12,11 +12,24 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from farandole.errors import UserError, nearest
 
 T = TypeVar("T")
+
+
+def parse_named(kinds: Mapping[str, type[T]], text: str, *, what: str) -> T:
+    """Build the one of `kinds` that `name` or `name:key=value/…` describes. (Commas do as well.)
+
+    Options are parted by `/`, so that the text can stand among options parted by `,`. Raises
+    `UserError` with the nearest name. `what` is what all of them are, such as "codec".
+    """
+    name, _, options = text.strip().partition(":")
+    if name not in kinds:
+        raise UserError(f"there is no {what} {name!r}. {nearest(name, kinds)}")
+    return parse_options(kinds[name], options.replace("/", ","), what=f"{what} {name!r}")
 
 
 def parse_options(cls: type[T], text: str, *, what: str) -> T:

@@ -95,3 +95,30 @@ def check_script(script: str) -> None:
         scripts = [str(p) for p in path.parent.glob("*.py")]
         hint = f" {nearest(script, scripts)}" if scripts else ""
     raise UserError(f"there is no script {script!r} here ({Path.cwd()}).{hint}")
+
+
+def stall_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--stall",
+        type=float,
+        metavar="SECONDS",
+        help="Report a worker that takes no step for so many seconds, with its Python stack. [off]",
+    )
+
+
+def grace_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--grace",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="How long workers may take to save and exit when the job is stopped, in seconds. [30]",
+    )
+
+
+def check_limits(stall: float | None, grace: float) -> None:
+    """Raises `UserError` for what is no time to wait."""
+    if stall is not None and not stall > 0:
+        raise UserError(f"--stall {stall:g}: give the seconds without a step, above 0.")
+    if not 0 < grace < float("inf"):
+        raise UserError(f"--grace {grace:g}: give a number of seconds above 0.")

@@ -9,10 +9,13 @@ import click
 
 from farandole.cli.options import (
     PASS_ON,
+    check_limits,
     check_script,
+    grace_option,
     hosts_option,
     layout_option,
     seed_option,
+    stall_option,
     sync_option,
 )
 from farandole.errors import UserError
@@ -51,6 +54,8 @@ from farandole.errors import UserError
     help="Number of extra copies of each range of parameters, on other servers. As many servers "
     "may fail as there are extra copies. [1 with several servers, else 0]",
 )
+@stall_option()
+@grace_option()
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def race(
@@ -64,6 +69,8 @@ def race(
     hosts: str | None,
     servers: int | None,
     replicas: int | None,
+    stall: float | None,
+    grace: float,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
@@ -82,6 +89,7 @@ def race(
     """
     if workers < 1:
         raise UserError(f"-n {workers}: a job needs at least 1 worker.")
+    check_limits(stall, grace)
     check_script(script)
 
     from farandole.race.race import run_race
@@ -99,5 +107,7 @@ def race(
             hosts=hosts,
             servers=servers,
             replicas=replicas,
+            stall=stall,
+            grace=grace,
         )
     )

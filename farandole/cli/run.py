@@ -11,9 +11,11 @@ import click
 from farandole import environment
 from farandole.cli.options import (
     PASS_ON,
+    grace_option,
     hosts_option,
     layout_option,
     seed_option,
+    stall_option,
     sync_option,
 )
 from farandole.launch.outcome_file import write_outcome
@@ -91,24 +93,13 @@ from farandole.launch.outcome_text import print_outcome
     help="How long the other workers may run after the first one has finished, in seconds. "
     "[15 minutes without CPU time, a day in any case]",
 )
-@click.option(
-    "--stall",
-    type=float,
-    metavar="SECONDS",
-    help="Report a worker that takes no step for so many seconds, with its Python stack. [off]",
-)
+@stall_option()
 @click.option(
     "--stall-kill",
     is_flag=True,
     help="With --stall: also kill a stalled worker, unless it waits for another one.",
 )
-@click.option(
-    "--grace",
-    type=float,
-    default=30.0,
-    metavar="SECONDS",
-    help="How long workers may take to save and exit when the job is stopped, in seconds. [30]",
-)
+@grace_option()
 @click.option(
     "--horovod",
     is_flag=True,

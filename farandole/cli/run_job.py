@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farandole import environment
-from farandole.cli.options import check_script
+from farandole.cli.options import check_limits, check_script
 from farandole.errors import FarandoleError, UserError
 
 if TYPE_CHECKING:
@@ -76,12 +76,9 @@ def _check_times(options: RunOptions) -> None:
         raise UserError(
             f"--exit-timeout {options.exit_timeout:g}: give seconds above 0; inf: no limit."
         )
-    if options.stall is not None and not options.stall > 0:
-        raise UserError(f"--stall {options.stall:g}: give the seconds without a step, above 0.")
+    check_limits(options.stall, options.grace)
     if options.stall_kill and options.stall is None:
         raise UserError("--stall-kill: say with --stall SECONDS how long is too long.")
-    if not 0 < options.grace < float("inf"):
-        raise UserError(f"--grace {options.grace:g}: give a number of seconds above 0.")
 
 
 def run_job(options: RunOptions) -> tuple[Outcome, int]:
@@ -205,7 +202,7 @@ def _refuse_settings_of_our_own(options: RunOptions) -> None:
 
 
 def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
-    """Where `import horovod` is ours, and each worker is told its seat in Horovod's words too."""
+    """Where `import horovod` is ours, and each worker also gets its rank in Horovod's variables."""
     from farandole.horovod.aliases import shim_variables
     from farandole.launch.rank_variables import horovod_rank_variables
     from farandole.topology import Topology

@@ -68,6 +68,8 @@ class SharedActivity(Activity):
 
     def step(self) -> None:
         self._steps += 1
+        # No lock with the launcher: it may see the count without the time. It looks again after a
+        # moment, and a step that it sees late only makes it wait longer.
         _STEPS.pack_into(self._memory, _STEPS_AT, self._steps, time.monotonic())
 
     def begin_wait(self) -> None:

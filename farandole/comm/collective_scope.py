@@ -42,6 +42,9 @@ class CollectiveScopes:
         where = f"{what} failed on {self._where}"
         if isinstance(error, PeerLost):
             lost = self._transport.blame(error)
+            # Set before anything is raised: a script that catches the error and calls the next
+            # collective gets this reason at once. It would otherwise wait for messages that others
+            # never send.
             self._broken = f"the group was broken by an earlier failure: {lost}."
             rest = f"; if it is only slow, {self._more_time} allows more" if lost.is_late else ""
             return CommError(f"{where}: {lost}. See the output of {name_ranks(lost.ranks)}{rest}.")

@@ -60,6 +60,8 @@ def who_is_missing(
     """
     missing: list[int] = []
     try:
+        # Written before the first look: two ranks that blame each other must both be readable, or
+        # each would take the other for the one that is missing.
         board.write(waited_for)
         deadline = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < deadline:

@@ -263,6 +263,7 @@ class Group:
         """
         for subgroup in list(self._subgroups):
             subgroup.close()
+        # Subgroups come first, because some transports lend them their connections.
         self._queue.settle(_PATIENCE_SECONDS)
         self.transport.close()
 

@@ -25,6 +25,9 @@ def start_helper(work: Callable[[], None], name: str) -> threading.Thread:
         ready.set()
         work()
 
+    # `torch.set_num_threads` sets the number for the calling thread, and the default for threads
+    # that begin later. The helper therefore sets 1 for itself first, and the caller then restores
+    # the default.
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     ready.wait()

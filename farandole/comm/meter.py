@@ -111,6 +111,8 @@ class GradientWait:
             self._under_way -= 1
             if self._spans is not None:
                 self._spans.end(all_ended=not self._under_way)
+            # Between two buckets nothing may be under way while the backward pass still computes.
+            # Only after the last bucket was handed over is an empty list the end.
             if self._under_way or not self._last_issued:
                 return
             ready, self._ready_event = self._ready_event, None

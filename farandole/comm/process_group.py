@@ -43,6 +43,8 @@ class GroupAdapter(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         op = _op(getattr(opts, "reduceOp", dist.ReduceOp.SUM))
+        # Done when it returns, in the order of the group's queue. A Work that ended later would
+        # need an order of its own beside the queue's.
         for tensor in tensors:
             self._group.all_reduce(tensor, op)
         return _Done(list(tensors))

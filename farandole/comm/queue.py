@@ -122,6 +122,8 @@ class Queue:
 
     def in_order(self, work: Callable[[], T]) -> T:
         """Runs `work` after everything started before it: here and now when nothing is."""
+        # Work that runs in the queue's thread and calls a collective has its turn already. To queue
+        # it behind itself would block for ever.
         if threading.current_thread() is self._thread:
             return work()
         begin = time.perf_counter()
@@ -134,6 +136,9 @@ class Queue:
         """The same, for callers who count the waiting themselves."""
         self._meter.activity.begin_wait()
         try:
+            # To hand work to the thread and back takes two switches, longer than a small
+            # collective. The order holds: nothing is under way, and only this thread could start
+            # something.
             return work() if self.idle else self.start(work)._result()
         finally:
             self._meter.activity.end_wait()

@@ -251,7 +251,10 @@ def check_all_reduce(workers: int = 2) -> tuple[Finding, ...]:
         f"right; {found['bytes'] / 2**20:g} MiB over {found['backend']} in "
         f"{found['seconds'] * 1000:.1f} ms; {time.perf_counter() - begin:.1f} s with start-up",
     )
-    return (sums, *(check_link(kind, read_measured(told)) for kind, told in found["links"].items()))
+    return (
+        sums,
+        *(check_link(kind, read_measured(measured)) for kind, measured in found["links"].items()),
+    )
 
 
 def check_link(kind: str, link: Link | Unmeasured) -> Finding:
@@ -294,26 +297,28 @@ def _trial(report: Path) -> None:
 
     record_uncaught()
     end_with_launcher(os.environ)
-    seat = detect(os.environ)
-    own_gpu = torch.cuda.device_count() >= seat.local_size
-    device = torch.device("cuda", seat.local_rank) if own_gpu else torch.device("cpu")
-    group = join(seat, device, shared_gpu=False, timeout=_TRIAL_TIMEOUT)
+    assignment = detect(os.environ)
+    own_gpu = torch.cuda.device_count() >= assignment.local_size
+    device = torch.device("cuda", assignment.local_rank) if own_gpu else torch.device("cpu")
+    group = join(assignment, device, shared_gpu=False, timeout=_TRIAL_TIMEOUT)
     numbers = torch.arange(2**20, dtype=torch.float32, device=device)
-    expected = numbers * (seat.size * (seat.size + 1) // 2)
+    expected = numbers * (assignment.size * (assignment.size + 1) // 2)
     seconds = []
     for _ in range(5):
-        mine = numbers * (seat.rank + 1)
+        mine = numbers * (assignment.rank + 1)
         begin = time.perf_counter()
         group.all_reduce(mine)
         # Comparing waits for the device, too.
         if not torch.equal(mine, expected):
-            raise CommError(f"rank {seat.rank} got a wrong sum from {seat.size} workers.")
+            raise CommError(
+                f"rank {assignment.rank} got a wrong sum from {assignment.size} workers."
+            )
         seconds.append(time.perf_counter() - begin)
     transports = {"gloo": c10d_world(_TRIAL_TIMEOUT), group.transport.name: group.transport}
     links = {
         name: measure(transport, 0, 1) for name, transport in transports.items() if name != "c10d"
     }
-    if seat.rank == 0:
+    if assignment.rank == 0:
         found = {
             "bytes": numbers.nbytes,
             "backend": "NCCL" if own_gpu else group.transport.name,

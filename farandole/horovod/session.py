@@ -29,13 +29,13 @@ from farandole.horovod.engine.timeline import HorovodTimeline
 from farandole.horovod.engine.work import Work
 from farandole.horovod.logs import LOGGER, set_level
 from farandole.horovod.settings import Settings
-from farandole.horovod.world import Meeting
+from farandole.horovod.world import JobConnection
 from farandole.system.orphans import end_with_launcher
 from farandole.topology import Topology
 from farandole.trace.clock import Offset, offset_over_group
-from farandole.worker.environment import Seat
+from farandole.worker.environment import RankAssignment
 from farandole.worker.failure import record_leaving, record_uncaught
-from farandole.worker.joined import record_joined
+from farandole.worker.marker_files import record_joined
 from farandole.worker.threads import share_cores
 
 
@@ -44,7 +44,7 @@ class Session:
 
     def __init__(
         self,
-        seat: Seat,
+        assignment: RankAssignment,
         group: Group,
         topology: Topology,
         settings: Settings,
@@ -52,7 +52,7 @@ class Session:
         gpus: GpuLinks | None = None,
     ) -> None:
         """`clock` is what this host's differs from rank 0's by."""
-        self.seat = seat
+        self.assignment = assignment
         self.rank = group.rank
         self.size = group.size
         self.transport = group.transport.name
@@ -231,26 +231,26 @@ class Holder:
 
     def __init__(self) -> None:
         self.session: Session | None = None
-        self._meeting = Meeting()
+        self._connection = JobConnection()
         self._pid: int | None = None  # of the process that has begun
 
     def begin(self, process_sets: Sequence[ProcessSet | Sequence[int]]) -> None:
         settings = Settings.from_environ(os.environ)
         set_level(os.environ)
-        seat, group, gpus = self._meeting.group(settings.timeout)
+        assignment, group, gpus = self._connection.group(settings.timeout)
         if self._pid is None:
             self._pid = os.getpid()
-            if seat.launcher == "farandole":
+            if assignment.launcher == "farandole":
                 record_joined()
                 record_uncaught()
                 end_with_launcher(os.environ)
-            share_cores(seat, os.environ)
+            share_cores(assignment, os.environ)
             atexit.register(self._leave)
         name = os.environ.get("HOROVOD_HOSTNAME") or group.topology.host(group.rank).name
         topology = Topology.from_names(group.transport.share(name))
         several = len(group.topology.hosts) > 1
         clock = offset_over_group(group) if several else None
-        self.start(Session(seat, group, topology, settings, clock, gpus), process_sets)
+        self.start(Session(assignment, group, topology, settings, clock, gpus), process_sets)
 
     def start(
         self, session: Session, process_sets: Sequence[ProcessSet | Sequence[int]] = ()

@@ -19,14 +19,19 @@ from farandole.errors import UserError
 from farandole.horovod.engine.carriers import carrier
 from farandole.horovod.engine.gpus import GpuLinks
 from farandole.worker import elastic as rejoining
-from farandole.worker.environment import Seat, detect
+from farandole.worker.environment import RankAssignment, detect
 from farandole.worker.loopback import stay_on_loopback
-from farandole.worker.rendezvous import find_store, forget_announcement, roll_call, store_for_nccl
+from farandole.worker.rendezvous import (
+    find_store,
+    forget_announcement,
+    require_all_ranks,
+    store_for_nccl,
+)
 
 _MORE_TIME = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 
 
-class Meeting:
+class JobConnection:
     """Where this process meets its job, kept from one `hvd.init()` to the next."""
 
     def __init__(self) -> None:
@@ -34,50 +39,50 @@ class Meeting:
         self._store: Store | None = None
         self._times: Counter[str] = Counter()  # that a job's ranks have met
 
-    def group(self, timeout: timedelta) -> tuple[Seat, Group, GpuLinks | None]:
+    def group(self, timeout: timedelta) -> tuple[RankAssignment, Group, GpuLinks | None]:
         """Joins all other ranks. Raises `JoinError` naming those that did not come in time."""
         if rejoining.is_elastic(os.environ):
-            seat = rejoining.next_seat(os.environ, self._generation, timeout)
-            self._generation = seat.attempt
+            assignment = rejoining.next_assignment(os.environ, self._generation, timeout)
+            self._generation = assignment.attempt
         else:
-            seat = detect(os.environ)
-        _require_first(seat)
-        if seat.size == 1:
-            return seat, Group(InProcess(Exchange(1, timeout), 0)), None
-        if seat.one_host:
+            assignment = detect(os.environ)
+        _require_first(assignment)
+        if assignment.size == 1:
+            return assignment, Group(InProcess(Exchange(1, timeout), 0)), None
+        if assignment.one_host:
             stay_on_loopback()
-        job = f"{seat.job}/{seat.attempt}"
+        job = f"{assignment.job}/{assignment.attempt}"
         try:
             if self._store is None:
-                self._store = find_store(seat, timeout)
+                self._store = find_store(assignment, timeout)
             # Counted only when all have come: a rank that gave up, and comes again, must not look
             # for the others where they will be the next time.
             name = f"horovod/{job}/{self._times[job] + 1}"
             store = PrefixStore(name, self._store)
-            roll_call(PrefixStore("roll", store), seat, timeout, "hvd.init()")
+            require_all_ranks(PrefixStore("arrived", store), assignment, timeout, "hvd.init()")
             self._times[job] += 1
         finally:
-            forget_announcement(seat)
-        group = Group(carrier(seat, store, timeout), more_time=_MORE_TIME)
+            forget_announcement(assignment)
+        group = Group(carrier(assignment, store, timeout), more_time=_MORE_TIME)
         if torch.cuda.is_available():
-            store = PrefixStore(name, store_for_nccl(seat, self._store, timeout))
-        return seat, group, GpuLinks(store, seat.local_size)
+            store = PrefixStore(name, store_for_nccl(assignment, self._store, timeout))
+        return assignment, group, GpuLinks(store, assignment.local_size)
 
 
-def _require_first(seat: Seat) -> None:
-    """A process that a worker starts inherits its variables, but not its seat.
+def _require_first(assignment: RankAssignment) -> None:
+    """A process that a worker starts inherits its variables, but not its rank.
 
     That is what becomes of a script that calls `hvd.init()` at its top level, and has a DataLoader
     whose workers are spawned: they import the script.
     """
-    seated = f"{seat.job}/{seat.rank}/{os.getpid()}"
-    before = os.environ.get(HOROVOD_RANK_OWNER, seated)
+    owner = f"{assignment.job}/{assignment.rank}/{os.getpid()}"
+    before = os.environ.get(HOROVOD_RANK_OWNER, owner)
     job, rank, pid = before.rsplit("/", 2)
     is_another = int(pid) != os.getpid() and psutil.pid_exists(int(pid))
-    if seat.size > 1 and job == seat.job and is_another:
+    if assignment.size > 1 and job == assignment.job and is_another:
         raise UserError(
-            f"hvd.init(): process {pid} has this seat (rank {rank}), and process {os.getpid()} was "
+            f"hvd.init(): process {pid} has this rank ({rank}), and process {os.getpid()} was "
             "started by it, perhaps to load data. Put what only the script itself shall do under "
             "if __name__ == '__main__'."
         )
-    os.environ[HOROVOD_RANK_OWNER] = seated
+    os.environ[HOROVOD_RANK_OWNER] = owner

@@ -41,6 +41,8 @@ class Forked:
     def poll(self) -> int | None:
         if self.returncode is None:
             try:
+                # By its own id, never -1: another part of this process may wait for children of its
+                # own.
                 ended, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:  # whoever killed it has seen its end
                 self.returncode = -signal.SIGKILL
@@ -153,6 +155,8 @@ class Forks:
             serves,
         ).encoded()
         try:
+            # The streams go with the header, in one message: descriptors that travelled alone could
+            # be lost between two reads of the other end.
             socket.send_fds(self._connection, [LENGTH.pack(len(request))], list(streams))
             self._connection.sendall(request)
             answer = self._connection.recv(STARTED.size, socket.MSG_WAITALL)
@@ -166,6 +170,7 @@ class Forks:
 
     def close(self) -> None:
         """Ends the server; workers live on."""
+        # The server ends when it reads the end of its connection.
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._server.wait(_POLL_SECONDS)

@@ -81,11 +81,11 @@ def place_workers(hosts: Mapping[str, int], workers: int) -> Topology:
             f"{workers} workers on {there} slots ({listed}): ask for 1 to {there}, or give the "
             "hosts more slots."
         )
-    seated: list[Host] = []
+    placed: list[Host] = []
     first = 0
     for host, slots in hosts.items():
         end = min(first + slots, workers)
         if end > first:
-            seated.append(Host(host, tuple(range(first, end))))
+            placed.append(Host(host, tuple(range(first, end))))
         first = end
-    return Topology(tuple(seated))
+    return Topology(tuple(placed))

@@ -29,8 +29,8 @@ from farandole.system.owned_folders import OwnedFolder
 from farandole.system.watchdog import Watchdog
 from farandole.worker.failure import Failure, read_failure
 from farandole.worker.forking.forked import is_script
-from farandole.worker.joined import any_joined
 from farandole.worker.loopback import stay_on_loopback
+from farandole.worker.marker_files import any_joined
 
 _PATIENCE_SECONDS = 5
 _WORKERS_TO_FORK = 3  # so many import torch sooner together: see benchmarks/startup_workers.py
@@ -90,7 +90,7 @@ class JobDirectory:
         return self._logs.path
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What a worker starts with, beside its seat and our own variables."""
+        """What a worker starts with, beside its rank and our own variables."""
         return {
             **worker_defaults(self._here or self._job.workers, alone=self._here is None),
             **self._job.environment,

@@ -51,6 +51,9 @@ def _explain(failure: Failure, workers: int, who: str) -> None:
     click.secho(f"\nfarandole: {who} {failure.rank} {how}{rest}", fg="red", err=True)
     if failure.error:
         click.echo(failure.error.rstrip(), err=True)
+    # The text is all there is: a worker is the user's own `python script.py`, and what fails at its
+    # imports has not called `fd.init()`, which would record the exception. So the error is the end
+    # of its standard error. Nothing but this hint depends on it.
     if "No module named 'horovod'" in failure.error:
         click.echo(
             "(a script written for Horovod: farandole run --horovod, or farandole horovodrun)",

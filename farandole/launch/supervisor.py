@@ -42,6 +42,9 @@ def supervise(pool: WorkerPool, policy: Policy) -> Outcome:
                 policy.settle()
             else:
                 pool.announce_grace(stopped_by)
+            # Stopped before the outcome is made: the exit codes of all workers belong to it. The
+            # `finally` below does it again for the case of an exception, and finds nothing to do
+            # otherwise.
             pool.stop(received)
             outcome = replace(policy.outcome(stopped_by), joined=pool.has_joined())
             kept = outcome.stopped_by is None and bool(outcome.failure or outcome.lost)
@@ -58,6 +61,8 @@ def step(pool: WorkerPool, policy: Policy) -> None:
         policy.on_exits(ended)
     if policy.is_finished():
         return
+    # Ends are taken in before anyone is called overdue, so that a worker that has just ended is not
+    # named.
     overdue = [*policy.exit_watch.look(pool.locations(), policy.done), *pool.stalled()]
     if overdue:
         # A worker may be overdue in both ways; the last word holds.

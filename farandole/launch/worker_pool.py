@@ -20,7 +20,7 @@ from farandole.launch.output import Relay
 from farandole.launch.watches.exit_watch import Location, Overdue
 from farandole.launch.watches.stall_watch import StallWatch
 from farandole.worker.failure import Failure
-from farandole.worker.saving import any_saves
+from farandole.worker.marker_files import any_saves
 
 
 class WorkerPool:
@@ -105,6 +105,9 @@ class WorkerPool:
         """Ends all that run. Does not wait any longer when one more signal is `received`."""
         for number, worker in self.running.items():
             if worker.poll() is None:
+                # The time is noted before the signal is sent: a worker that fails after it may have
+                # failed because of it. `setdefault` keeps the first time, because `stop` runs
+                # twice.
                 self.told_to_stop_ns.setdefault(number, time.time_ns())
         stop_workers(self.running.values(), self._grace_seconds, received)
 

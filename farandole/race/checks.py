@@ -28,22 +28,24 @@ def check_entries(
     `device` is the kind of device that workers get here. What the user has set in the environment
     holds for every lane, unless the lane says otherwise.
     """
-    told = Settings.from_environ(environ)
-    if told.transport == "mpi":
+    settings = Settings.from_environ(environ)
+    if settings.transport == "mpi":
         raise UserError(
             f"{TRANSPORT}=mpi needs ranks that mpirun has started, and a race starts its own. "
             f"Unset {TRANSPORT}."
         )
     for entry in entries:
         try:
-            _check_entry(entry, told, told.hosts if entry.serial else hosts or told.hosts, device)
+            _check_entry(
+                entry, settings, settings.hosts if entry.serial else hosts or settings.hosts, device
+            )
         except UserError as error:
             raise UserError(f"lane {entry.name}: {error}") from None
 
 
-def _check_entry(entry: Entry, told: Settings, hosts: str | None, device: str) -> None:
-    layout = read_layout(entry.place) if entry.place else told.layout
-    strategy = parse(entry.sync) if entry.sync else told.sync
+def _check_entry(entry: Entry, settings: Settings, hosts: str | None, device: str) -> None:
+    layout = read_layout(entry.place) if entry.place else settings.layout
+    strategy = parse(entry.sync) if entry.sync else settings.sync
     if hosts is None:
         topology = Topology.single(entry.workers)
     else:

@@ -57,9 +57,9 @@ def _tell(lane: Lane, target: Target | None) -> None:
         click.echo(f"  {lane.outcome}: {lane.problem}")
         return
     reached = target.reached(lane.history) if target else None
-    told = "" if target is None else ", target not reached"
+    target_text = "" if target is None else ", target not reached"
     if reached is not None:
-        told = f", {target} after {reached:.1f} s"
+        target_text = f", {target} after {reached:.1f} s"
     startup = lane.startup_seconds
     before = "" if startup is None else f", after {startup:.1f} s until fd.init() was done"
-    click.echo(f"  {lane.total_seconds:.1f} s in all{told}{before}")
+    click.echo(f"  {lane.total_seconds:.1f} s in all{target_text}{before}")

@@ -25,6 +25,7 @@ from farandole.report.page import write_report
 from farandole.sync import parse
 from farandole.train.claim import claim
 from farandole.train.settings import default_name
+from farandole.worker.grace import DEFAULT_SECONDS
 from farandole.worker.signals import exit_code_of, signals_raised
 
 
@@ -41,6 +42,8 @@ def run_race(
     hosts: str | None,
     servers: int | None,
     replicas: int | None,
+    stall: float | None = None,
+    grace: float = DEFAULT_SECONDS,
 ) -> int:
     """Runs every lane, writes the report, and returns the exit code.
 
@@ -58,7 +61,16 @@ def run_race(
         )
     check_entries(entries, hosts, "cuda" if torch.cuda.device_count() else "cpu", os.environ)
     folder = claim(runs, f"race-{default_name(command[0])}")
-    config = RaceConfig(command, folder.parent / folder.name, seed, hosts, servers, replicas)
+    config = RaceConfig(
+        command,
+        folder.parent / folder.name,
+        seed,
+        hosts,
+        servers,
+        replicas,
+        stall_seconds=stall,
+        grace_seconds=grace,
+    )
     with signals_raised():
         try:
             lanes, stopped_by = run_all(config, entries, goal)

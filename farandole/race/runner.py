@@ -26,11 +26,12 @@ from farandole.launch.outcome_file import OutcomeRecord, read_outcome
 from farandole.report import Follower, History, Lane, outcome_of
 from farandole.report.metrics import FILE_NAME
 from farandole.system.orphans import tied_to_this_process
+from farandole.worker.grace import DEFAULT_SECONDS
 
 LaneProcess = Forked | subprocess.Popen[bytes]
 
 _POLL_SECONDS = 0.25
-_PATIENCE_SECONDS = 40.0  # how long a lane that was told to stop may take
+_PATIENCE_SECONDS = 10.0  # beyond its grace: how long a lane that was told to stop may take
 _KILLED_SECONDS = 5.0
 _LONGEST_NAME = 100  # of a folder: a file system takes 255 bytes, and a list of cuts may be longer
 
@@ -71,6 +72,8 @@ class RaceConfig:
     hosts: str | None = None  # as the workers are said to sit
     servers: int | None = None  # for the entries that need them
     replicas: int | None = None
+    stall_seconds: float | None = None
+    grace_seconds: float = DEFAULT_SECONDS
     warm: WarmProcesses = field(default_factory=lambda: WarmProcesses(), compare=False)
 
     def arguments(self, entry: Entry) -> list[str]:
@@ -83,8 +86,14 @@ class RaceConfig:
             given = {"--servers": self.servers, "--replicas": self.replicas}
             for option, value in given.items():
                 servers += [option, str(value)] if value is not None else []
-        run = ["run", "-n", str(entry.workers), *hosts, *layout, *sync, *servers]
+        run = ["run", "-n", str(entry.workers), *hosts, *layout, *sync, *servers, *self._limits]
         return [*run, "--seed", str(self.seed), *self.command]
+
+    @property
+    def _limits(self) -> list[str]:
+        stall = [] if self.stall_seconds is None else ["--stall", f"{self.stall_seconds:g}"]
+        is_usual = self.grace_seconds == DEFAULT_SECONDS
+        return [*stall, *([] if is_usual else ["--grace", f"{self.grace_seconds:g}"])]
 
     def lane(self, entry: Entry) -> Lane:
         """The lane before it has started."""
@@ -178,7 +187,7 @@ def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
     finally:
         ended.unlink(missing_ok=True)
         if process.poll() is None:
-            _stop(process)
+            _stop(process, config.grace_seconds + _PATIENCE_SECONDS)
 
 
 def folder_name(number: int, lane: Lane) -> str:
@@ -196,10 +205,10 @@ def output_of(config: RaceConfig, number: int) -> Path | None:
     return next(config.folder.glob(f"{number}-*/output.log"), None)
 
 
-def _stop(process: LaneProcess) -> None:
+def _stop(process: LaneProcess, seconds: float) -> None:
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(_PATIENCE_SECONDS)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):  # the system itself holds it (state D)

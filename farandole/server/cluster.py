@@ -158,6 +158,8 @@ class Cluster:
             how = member.ended()
             if how is not None:
                 del self._servers_running[mark]
+                # The registrar hears it before the next server is started, so that the chains are
+                # closed without waiting for the dead one's silence.
                 self._service.lose_server(mark)
                 what = (
                     "its successor takes over" if self._replicas else "there was no replica of it"

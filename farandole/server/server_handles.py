@@ -37,6 +37,8 @@ class ServerProcess:
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            # The kernel ends the server when this process dies, also by SIGKILL: no server is left
+            # behind.
             preexec_fn=tied_to_this_process(),
         )
 

@@ -153,6 +153,9 @@ class Table:
             return
         size = self.block_rows
         first, last = start // size, (stop - 1) // size
+        # Every R-th block lies in the same range, and there side by side. So the first R blocks
+        # stand for all ranges, and the blocks that follow each of them continue its run without a
+        # gap.
         for block in range(first, min(last + 1, first + self.ranges)):
             blocks = range(block, last + 1, self.ranges)
             spans = tuple(Span(max(start, b * size), min(stop, (b + 1) * size)) for b in blocks)
@@ -171,6 +174,7 @@ class Table:
         block = rows // self.block_rows
         home = (block + self._offset) % self.ranges
         local = block // self.ranges * self.block_rows + rows % self.block_rows
+        # Stable, so that sorted rows stay sorted within each range. Servers rely on that order.
         order = torch.argsort(home, stable=True)
         counts = torch.bincount(home, minlength=self.ranges).tolist()
         begin = 0

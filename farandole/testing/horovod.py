@@ -12,7 +12,7 @@ from farandole.comm import Exchange, Group, InProcess
 from farandole.horovod.session import Holder, Session, hold_here
 from farandole.horovod.settings import Settings
 from farandole.topology import Topology
-from farandole.worker.environment import Seat
+from farandole.worker.environment import RankAssignment
 
 T = TypeVar("T")
 
@@ -40,8 +40,12 @@ def run_horovod(
         hold_here(own)
         try:
             group = Group(InProcess(exchange, rank, where))
-            seat = Seat("alone", rank, size, where.local_rank(rank), where.local_size(rank))
-            own.start(Session(seat, group, where, settings or Settings.from_environ(os.environ)))
+            assignment = RankAssignment(
+                "alone", rank, size, where.local_rank(rank), where.local_size(rank)
+            )
+            own.start(
+                Session(assignment, group, where, settings or Settings.from_environ(os.environ))
+            )
             results[rank] = body()
         except BaseException as error:
             failures.append(error)

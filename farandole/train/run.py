@@ -41,9 +41,9 @@ from farandole.train.settings import Settings, check_name, default_name, read_la
 from farandole.train.spans import Watch
 from farandole.train.stopping.preemption import Preemption
 from farandole.train.trainer import Trainer
-from farandole.worker.environment import hide_seat
+from farandole.worker.environment import hide_rank_variables
 from farandole.worker.grace import grace_seconds
-from farandole.worker.saving import record_saving
+from farandole.worker.marker_files import record_saving
 
 
 class Run:
@@ -184,7 +184,7 @@ class Run:
         Libraries that would start a distributed scheme of their own where they find them, such as
         Accelerate and Hugging Face's Trainer, then take this process for one that is alone.
         """
-        hide_seat(os.environ)
+        hide_rank_variables(os.environ)
 
     # Models
 

@@ -23,10 +23,10 @@ from farandole.train.run import Run
 from farandole.train.settings import Settings, declared_hosts
 from farandole.train.stopping.ending import Ending
 from farandole.train.tracing import Tracing, start_tracing
-from farandole.worker.environment import Seat, detect
+from farandole.worker.environment import RankAssignment, detect
 from farandole.worker.failure import record_uncaught
 from farandole.worker.join import join, leave
-from farandole.worker.joined import record_joined
+from farandole.worker.marker_files import record_joined
 from farandole.worker.threads import share_cores
 
 
@@ -59,12 +59,12 @@ def init(
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     if limit <= timedelta(0):
         raise UserError(f"timeout={timeout} must be above 0 seconds.")
-    seat = detect(os.environ)
-    _follow_launcher(seat)
+    assignment = detect(os.environ)
+    _follow_launcher(assignment)
     settings = Settings.from_environ(os.environ)
     if settings.script is None:
         settings = replace(settings, script=sys.argv[0] or "run")
-    group, device = _join_job(seat, settings, limit, settings.transport or transport)
+    group, device = _join_job(assignment, settings, limit, settings.transport or transport)
     chosen = settings.seed if settings.seed is not None else seed
     if chosen is not None:
         seed_everything(chosen)
@@ -89,25 +89,25 @@ def init(
     return run
 
 
-def _follow_launcher(seat: Seat) -> None:
+def _follow_launcher(assignment: RankAssignment) -> None:
     """Reports to the launcher from now on, and ends when it does."""
     # Before anything that can fail or wait, also before a setting that cannot be read: the launcher
     # must learn of it, and must not be outlived.
-    if seat.launcher == "farandole":
+    if assignment.launcher == "farandole":
         record_joined()
         record_uncaught()
         end_with_launcher(os.environ)
 
 
 def _join_job(
-    seat: Seat, settings: Settings, limit: timedelta, transport: str
+    assignment: RankAssignment, settings: Settings, limit: timedelta, transport: str
 ) -> tuple[Group, torch.device]:
     """Chooses this worker's cores and device, and connects it to the others."""
-    share_cores(seat, os.environ)
-    device, shared_gpu = pick_device(seat)
+    share_cores(assignment, os.environ)
+    device, shared_gpu = pick_device(assignment)
     activity = show_activity(os.environ)
     activity.begin_wait()
-    group = join(seat, device, shared_gpu=shared_gpu, timeout=limit, transport=transport)
+    group = join(assignment, device, shared_gpu=shared_gpu, timeout=limit, transport=transport)
     activity.end_wait()
     group.meter.activity = activity
     if settings.hosts is not None:
@@ -128,18 +128,18 @@ def _register_exit(run: Run, group: Group, tracing: Tracing | None) -> None:
     atexit.register(ending.close)
 
 
-def pick_device(seat: Seat) -> tuple[torch.device, bool]:
+def pick_device(assignment: RankAssignment) -> tuple[torch.device, bool]:
     """One GPU per rank when there are any; says whether several ranks must share one."""
     count = torch.cuda.device_count()
     if count == 0:
         return torch.device("cpu"), False
-    shared = seat.local_size > count
-    if shared and seat.local_rank == 0:
+    shared = assignment.local_size > count
+    if shared and assignment.local_rank == 0:
         warnings.warn(
-            f"{seat.local_size} workers share {count} GPU(s) on this host; they communicate "
+            f"{assignment.local_size} workers share {count} GPU(s) on this host; they communicate "
             "through gloo, because NCCL wants one GPU each.",
             stacklevel=3,
         )
-    device = torch.device("cuda", seat.local_rank % count)
+    device = torch.device("cuda", assignment.local_rank % count)
     torch.cuda.set_device(device)
     return device, shared

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from farandole.errors import JoinError
-from farandole.worker.environment import Seat
+from farandole.worker.environment import RankAssignment
 from farandole.worker.store.unix_path import short_path
 
 _POLL_SECONDS = 0.01
@@ -30,11 +30,12 @@ _POLL_SECONDS = 0.01
 class Announcement:
     """Of one job. Raises `JoinError` where the folder is not private."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._rank = seat.rank
+    def __init__(self, assignment: RankAssignment) -> None:
+        self._rank = assignment.rank
         self._folder = _private_folder()
         # Ranks set by hand have no job but their port in common.
-        job = f"{seat.launcher}/{seat.job}/{seat.port if seat.launcher == 'torchrun' else ''}"
+        port = assignment.port if assignment.launcher == "torchrun" else ""
+        job = f"{assignment.launcher}/{assignment.job}/{port}"
         self._file = self._folder / f"{hashlib.sha256(job.encode()).hexdigest()[:16]}.json"
 
     def new_socket(self) -> Path:
@@ -50,6 +51,7 @@ class Announcement:
         own = psutil.Process()
         content = {"socket": path.name, "pid": own.pid, "started": own.create_time()}
         temporary.write_text(json.dumps(content))
+        # In one step: a reader sees no file or all of it.
         temporary.replace(self._file)
 
     def read(self, timeout: timedelta) -> Path:
@@ -73,6 +75,8 @@ class Announcement:
 def _private_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"farandole-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    # Looked at after it was made, and without following a link: in /tmp somebody else may have made
+    # the folder first, or a link of that name to a folder of his own.
     status = folder.lstat()
     private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
     if status.st_uid != os.getuid() or not private:

@@ -1,14 +1,14 @@
-"""A worker's side of an elastic job: its seat in the next generation, and news of hosts.
+"""A worker's side of an elastic job: its rank in the next generation, and changes of hosts.
 
     worker 3                          the launcher's store                       launcher
     asks/3 = "4 state" ─────────▶     (it was in generation 4)   ◀─────   looks some 10 × a second
-    waits for answer/3/4              answer/3/4 = its seat      ◀─────   when all have asked
+    waits for answer/3/4              answer/3/4 = its rank      ◀─────   when all have asked
     change/5?     ──────────────▶     change/5 = "added"         ◀─────   when hosts came or went
     committed/5   ──────────────▶     generation 5 got somewhere
 
 Rank 0 of a generation must have the state of the training, so a worker says whether it has.
 
-A worker waits for its seat as long as the launcher lives, because new ones wait for the others'
+A worker waits for its rank as long as the launcher lives, because new ones wait for the others'
 next commit, which may be an hour away. That the launcher lives is seen from `pulse`, which it
 counts up.
 """
@@ -25,8 +25,8 @@ from torch.distributed import Store
 
 from farandole.environment import ELASTIC_GENERATION, ELASTIC_STATE, ELASTIC_WORKER, JOB, STORE
 from farandole.errors import JoinError
-from farandole.worker.environment import Seat
-from farandole.worker.store.address import told
+from farandole.worker.environment import RankAssignment
+from farandole.worker.store.address import launcher_store
 from farandole.worker.store.client import Prefixed, StoreClient
 
 LEAVE: Final = "leave"
@@ -39,7 +39,7 @@ _STORE_TIMEOUT = timedelta(seconds=60)
 
 
 class LauncherLostError(JoinError):
-    """There is nobody to ask for a seat any more; other failures to join are worth another try."""
+    """There is nobody to ask for a rank any more; other failures to join are worth another try."""
 
 
 def is_elastic(environ: Mapping[str, str]) -> bool:
@@ -48,15 +48,17 @@ def is_elastic(environ: Mapping[str, str]) -> bool:
 
 
 def generation(environ: Mapping[str, str]) -> int:
-    """The generation that this process is seated in; -1 before the first."""
+    """The generation that this process is part of; -1 before the first."""
     return int(environ.get(ELASTIC_GENERATION, -1))
 
 
-def next_seat(environ: MutableMapping[str, str], after: int, timeout: timedelta) -> Seat:
-    """This worker's seat in the first generation later than `after` that it is part of.
+def next_assignment(
+    environ: MutableMapping[str, str], after: int, timeout: timedelta
+) -> RankAssignment:
+    """This worker's rank in the first generation later than `after` that it is part of.
 
     Writes it to `environ` too, for whoever reads RANK there. Ends the process, with 0, if there is
-    no seat for it any more. Raises `LauncherLostError` when the launcher gives no sign of life
+    no rank for it any more. Raises `LauncherLostError` when the launcher gives no sign of life
     within `timeout`.
     """
     worker, after = environ[ELASTIC_WORKER], max(after, generation(environ))
@@ -66,9 +68,9 @@ def next_seat(environ: MutableMapping[str, str], after: int, timeout: timedelta)
         answer = _ask(store, worker, question, timeout)
     except (RuntimeError, dist.DistError) as error:
         raise LauncherLostError(
-            f"worker {worker} waits for its seat after generation {after}, and the launcher at "
-            f"{told(environ)} has given no sign of life for {timeout.total_seconds():g} s. "
-            "See the launcher's own output."
+            f"worker {worker} waits for its rank after generation {after}, and the launcher at "
+            f"{launcher_store(environ)} has given no sign of life for "
+            f"{timeout.total_seconds():g} s. See the launcher's own output."
         ) from error
     if answer == LEAVE:
         raise SystemExit(0)
@@ -83,7 +85,7 @@ def next_seat(environ: MutableMapping[str, str], after: int, timeout: timedelta)
             "TORCHELASTIC_RESTART_COUNT": str(found["generation"]),
         }
     )
-    return Seat(
+    return RankAssignment(
         launcher="farandole",
         rank=found["rank"],
         size=found["size"],
@@ -92,7 +94,7 @@ def next_seat(environ: MutableMapping[str, str], after: int, timeout: timedelta)
         address=environ["MASTER_ADDR"],
         port=int(environ["MASTER_PORT"]),
         agent_store=True,
-        store=told(environ),
+        store=launcher_store(environ),
         job=f"{environ.get(JOB, '')}-{found['generation']}",
         attempt=found["generation"],
     )
@@ -104,7 +106,7 @@ def note_state(environ: MutableMapping[str, str]) -> None:
 
 
 class HostChanges:
-    """A running worker's ear to the launcher: have hosts come or gone?"""
+    """Asks the launcher, from a running worker, whether hosts have come or gone."""
 
     def __init__(self, environ: Mapping[str, str], timeout: timedelta = _STORE_TIMEOUT) -> None:
         """Raises `JoinError` where no launcher answers."""
@@ -113,9 +115,9 @@ class HostChanges:
         except (RuntimeError, dist.DistError) as error:
             raise JoinError(
                 f"worker {environ[ELASTIC_WORKER]} asks for changed hosts, and no launcher answers "
-                f"at {told(environ)}."
+                f"at {launcher_store(environ)}."
             ) from error
-        self._told = -1
+        self._committed = -1
 
     def since(self, generation: int) -> Change | None:
         """What is to change for those of `generation`; None: nothing, they can go on.
@@ -123,9 +125,11 @@ class HostChanges:
         "removed" means that nobody new will come. Also tells the launcher that this generation has
         reached a commit. Takes one question to the store when nothing has changed.
         """
-        if self._told != generation:
+        if self._committed != generation:
+            # Once a generation. The launcher counts a generation that has committed as progress,
+            # and forgets the failures of hosts before it.
             self._store.set(f"committed/{generation}", "1")
-            self._told = generation
+            self._committed = generation
         if not self._store.check([f"change/{generation}"]):
             return None
         return "removed" if self._store.get(f"change/{generation}") == b"removed" else "added"
@@ -137,7 +141,7 @@ def hosts_changed(environ: Mapping[str, str], since: int) -> Change | None:
 
 
 def _connect(environ: Mapping[str, str], timeout: timedelta) -> Store:
-    address = told(environ)
+    address = launcher_store(environ)
     if address is None:
         raise JoinError(f"{STORE} says nowhere where the launcher of this elastic job is.")
     return Prefixed(PREFIX, StoreClient(address, timeout))
@@ -146,8 +150,12 @@ def _connect(environ: Mapping[str, str], timeout: timedelta) -> Store:
 def _ask(store: Store, worker: str, question: str, timeout: timedelta) -> str:
     """Raises what the store raises: when the launcher is gone, or its pulse stands still."""
     store.set(f"asks/{worker}", question)
+    # The generation is part of the key, so an answer to an earlier question cannot be taken for
+    # this one.
     key = f"answer/{worker}/{question.split()[0]}"
     while not store.check([key]):
+        # Read before the wait: a launcher that dies during the wait leaves the same number behind.
+        # One that is only slow has counted on, and the worker waits again.
         pulse = store.get("pulse")
         try:
             store.wait([key], timeout)

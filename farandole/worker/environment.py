@@ -1,4 +1,4 @@
-"""Which seat does this process have? Read from the variables that its launcher set.
+"""Which rank does this process have? Read from the variables that its launcher set.
 
 Four families of launcher are known. They are asked from the most to the least specific, because
 they nest: `farandole run` inside a Slurm step sees both sets of variables, and its own must win.
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from farandole.environment import JOB
 from farandole.errors import JoinError
-from farandole.worker.store.address import StoreAddress, told
+from farandole.worker.store.address import StoreAddress, launcher_store
 
-_SEAT = re.compile(
+_RANK_VARIABLES = re.compile(
     r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
     r"|(OMPI|MV2)_COMM_WORLD_\w+|PMI_(LOCAL_)?(RANK|SIZE)|MPI_LOCAL(RANKID|NRANKS)"
     r"|SLURM_(PROCID|LOCALID|NTASKS|STEP_NUM_TASKS))"
@@ -23,7 +23,7 @@ _SEAT = re.compile(
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankAssignment:
     """One process's place in its job, before anyone has talked to anyone."""
 
     launcher: str  # "farandole", "torchrun", "openmpi", "mpich", "mvapich", "slurm" or "alone"
@@ -43,40 +43,44 @@ class Seat:
         return self.local_size == self.size
 
 
-def detect(environ: Mapping[str, str], parent_pid: int | None = None) -> Seat:
-    """The seat that `environ` describes; rank 0 of 1 when no launcher is recognised.
+def detect(environ: Mapping[str, str], parent_pid: int | None = None) -> RankAssignment:
+    """The rank that `environ` describes; rank 0 of 1 when no launcher is recognised.
 
     Raises `JoinError` when a launcher is recognised but its variables contradict one another.
     """
     parent = os.getppid() if parent_pid is None else parent_pid
     for reader in (_elastic, _open_mpi, _mvapich, _pmi, _slurm):
-        seat = reader(environ, parent)
-        if seat is not None:
-            return _checked(seat)
-    return Seat("alone")
+        assignment = reader(environ, parent)
+        if assignment is not None:
+            return _checked(assignment)
+    return RankAssignment("alone")
 
 
-def hide_seat(environ: MutableMapping[str, str]) -> None:
+def hide_rank_variables(environ: MutableMapping[str, str]) -> None:
     """Removes what tells a process which rank it is, whichever launcher has said so."""
-    for name in [name for name in environ if _SEAT.fullmatch(name)]:
+    for name in [name for name in environ if _RANK_VARIABLES.fullmatch(name)]:
         del environ[name]
 
 
-def _checked(seat: Seat) -> Seat:
-    if not (0 <= seat.rank < seat.size and 0 <= seat.local_rank < seat.local_size <= seat.size):
+def _checked(assignment: RankAssignment) -> RankAssignment:
+    if not (
+        0 <= assignment.rank < assignment.size
+        and 0 <= assignment.local_rank < assignment.local_size <= assignment.size
+    ):
         raise JoinError(
-            f"{seat.launcher} says rank {seat.rank} of {seat.size}, local rank {seat.local_rank} "
-            f"of {seat.local_size}: that cannot be. Check the variables it sets."
+            f"{assignment.launcher} says rank {assignment.rank} of {assignment.size}, local rank "
+            f"{assignment.local_rank} "
+            f"of {assignment.local_size}: that cannot be. Check the variables it sets."
         )
-    return seat
+    return assignment
 
 
-def _elastic(env: Mapping[str, str], parent: int) -> Seat | None:
+def _elastic(env: Mapping[str, str], parent: int) -> RankAssignment | None:
     """`farandole run` and torchrun: both run TorchElastic's agent. Also a hand-set RANK."""
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return None
     size = _int(env, "WORLD_SIZE")
-    seat = Seat(
+    assignment = RankAssignment(
         launcher="farandole" if JOB in env else "torchrun",
         rank=_int(env, "RANK"),
         size=size,
@@ -89,49 +93,54 @@ def _elastic(env: Mapping[str, str], parent: int) -> Seat | None:
         job=env.get(JOB) or env.get("TORCHELASTIC_RUN_ID", "torchrun"),
         attempt=_int(env, "TORCHELASTIC_RESTART_COUNT", 0),
     )
-    return seat if "LOCAL_WORLD_SIZE" in env or size == 1 else _hand_set(seat, env, parent)
+    return (
+        assignment if "LOCAL_WORLD_SIZE" in env or size == 1 else _hand_set(assignment, env, parent)
+    )
 
 
 def _own_store(env: Mapping[str, str]) -> StoreAddress | None:
     """That of our launcher, unless somebody below it, such as torchrun, has set another place."""
-    store = told(env) if JOB in env else None
+    store = launcher_store(env) if JOB in env else None
     return store if store is not None and store.port == _port(env) else None
 
 
-def _hand_set(seat: Seat, env: Mapping[str, str], parent: int) -> Seat:
+def _hand_set(assignment: RankAssignment, env: Mapping[str, str], parent: int) -> RankAssignment:
     """RANK and WORLD_SIZE, but not who shares a host, as many recipes for srun and mpirun have it.
 
     The launcher below knows. Without one, a MASTER_ADDR on loopback says that it is one host.
     """
     for reader in (_open_mpi, _mvapich, _pmi, _slurm):
         below = reader(env, parent)
-        if below is not None and (below.rank, below.size) == (seat.rank, seat.size):
-            return replace(seat, local_rank=below.local_rank, local_size=below.local_size)
-    if seat.address is None or is_loopback(seat.address):
-        return seat
+        if below is not None and (below.rank, below.size) == (assignment.rank, assignment.size):
+            return replace(assignment, local_rank=below.local_rank, local_size=below.local_size)
+    if assignment.address is None or is_loopback(assignment.address):
+        return assignment
     raise JoinError(
-        f"RANK={seat.rank}, WORLD_SIZE={seat.size} and MASTER_ADDR={seat.address} are set, but not "
+        f"RANK={assignment.rank}, WORLD_SIZE={assignment.size} and "
+        f"MASTER_ADDR={assignment.address} are set, but not "
         "which ranks share a host. Set LOCAL_RANK and LOCAL_WORLD_SIZE too."
     )
 
 
-def _open_mpi(env: Mapping[str, str], parent: int) -> Seat | None:
+def _open_mpi(env: Mapping[str, str], parent: int) -> RankAssignment | None:
     if "OMPI_COMM_WORLD_RANK" not in env:
         return None
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or str(parent)
-    return _mpi_seat(env, "openmpi", "OMPI_COMM_WORLD_{}", job)
+    return _mpi_assignment(env, "openmpi", "OMPI_COMM_WORLD_{}", job)
 
 
-def _mvapich(env: Mapping[str, str], parent: int) -> Seat | None:
+def _mvapich(env: Mapping[str, str], parent: int) -> RankAssignment | None:
     if "MV2_COMM_WORLD_RANK" not in env:
         return None
-    return _mpi_seat(env, "mvapich", "MV2_COMM_WORLD_{}", str(parent))
+    return _mpi_assignment(env, "mvapich", "MV2_COMM_WORLD_{}", str(parent))
 
 
-def _mpi_seat(env: Mapping[str, str], launcher: str, pattern: str, job: str) -> Seat:
+def _mpi_assignment(
+    env: Mapping[str, str], launcher: str, pattern: str, job: str
+) -> RankAssignment:
     size = _int(env, pattern.format("SIZE"))
     rank = _int(env, pattern.format("RANK"))
-    return Seat(
+    return RankAssignment(
         launcher,
         rank=rank,
         size=size,
@@ -143,7 +152,7 @@ def _mpi_seat(env: Mapping[str, str], launcher: str, pattern: str, job: str) -> 
     )
 
 
-def _pmi(env: Mapping[str, str], parent: int) -> Seat | None:
+def _pmi(env: Mapping[str, str], parent: int) -> RankAssignment | None:
     """MPICH, Intel MPI, Cray MPICH and MVAPICH on Hydra: all speak PMI.
 
     Hydra (and mpirun_rsh) gives its ranks no job id, but all ranks of a host are children of one
@@ -154,7 +163,7 @@ def _pmi(env: Mapping[str, str], parent: int) -> Seat | None:
     if "SLURM_STEP_ID" in env and not {"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"} & env.keys():
         return None  # `srun --mpi=pmi2`: Slurm's own variables also say who shares a host
     size, rank = _int(env, "PMI_SIZE"), _int(env, "PMI_RANK")
-    return Seat(
+    return RankAssignment(
         "mpich",
         rank=rank,
         size=size,
@@ -166,7 +175,7 @@ def _pmi(env: Mapping[str, str], parent: int) -> Seat | None:
     )
 
 
-def _slurm(env: Mapping[str, str], parent: int) -> Seat | None:
+def _slurm(env: Mapping[str, str], parent: int) -> RankAssignment | None:
     """A task of `srun`. A batch script itself has SLURM_PROCID too, but no step: it is alone."""
     if "SLURM_PROCID" not in env or "SLURM_STEP_ID" not in env:
         return None
@@ -176,7 +185,7 @@ def _slurm(env: Mapping[str, str], parent: int) -> Seat | None:
     per_node = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", str(size))
     counts = tasks_per_node(per_node)
     node = _int(env, "SLURM_NODEID", 0)
-    return Seat(
+    return RankAssignment(
         "slurm",
         rank=_int(env, "SLURM_PROCID"),
         size=size,

@@ -41,7 +41,7 @@ class Kind(IntEnum):
     OWN = 0  # by itself: it raised, exited, or a signal that the launcher did not send killed it
     HELD_UP = 1  # the launcher ended it, because the others waited for it in vain
     FOLLOWED = 2  # it raised because a peer was lost or did not answer
-    TOLD = 3  # the launcher told it to stop, because of another
+    STOPPED = 3  # the launcher told it to stop, because of another
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Failure:
         """The launcher told this worker to stop at that time. One that was leaving before it, and
         said so, has ended by itself all the same."""
         was_leaving = self.is_dated and self.time_ns < when_ns
-        return self if was_leaving else replace(self, kind=max(self.kind, Kind.TOLD))
+        return self if was_leaving else replace(self, kind=max(self.kind, Kind.STOPPED))
 
     def held_up_others(self, how: str) -> Failure:
         """The launcher ended this worker, because others waited for it in vain."""
@@ -116,6 +116,7 @@ def record_leaving(environ: Mapping[str, str] = os.environ) -> None:
     target = environ.get(_FILE_VARIABLE)
     if target and JOB in environ:
         if threading.current_thread() is threading.main_thread():
+            # Python allows signal handlers to be set in the main thread only.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if not Path(target).exists():
             _write(Path(target), "")
@@ -169,6 +170,8 @@ def read_failure(
         leaving_with = int(found.get("leaving_with", leaving_with))  # others write no such thing
     if error:
         # It raised, and was on its way out when the launcher sent a signal to hurry it.
+        # The exit code that the worker was about to return counts, not the signal that came in
+        # between.
         exit_code = exit_code if exit_code > 0 else leaving_with
     else:
         with contextlib.suppress(OSError):

@@ -28,6 +28,8 @@ class Grace:
 
     def is_over(self) -> bool:
         passed = time.monotonic() - self._began
+        # The count begins anew until the first seconds are over, so that copies of the first signal
+        # are not taken for a second request.
         if passed < APART_SECONDS:
             self._before = None
         elif self._before is None:

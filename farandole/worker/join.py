@@ -1,4 +1,4 @@
-"""From a seat to a group: find the other ranks and form the process group with them.
+"""From a rank to a group: find the other ranks and form the process group with them.
 
 `rendezvous` finds them; here they become PyTorch's default process group, or use one that is
 there, and the fastest transport between them is chosen.
@@ -28,16 +28,21 @@ from farandole.comm import (
 from farandole.comm.calibration import calibrate
 from farandole.comm.transports.messages import PeerLost
 from farandole.environment import SERVER_KEY, SERVERS
-from farandole.errors import JoinError
+from farandole.errors import JoinError, UserError
 from farandole.topology import Topology
-from farandole.worker.environment import Seat
+from farandole.worker.environment import RankAssignment
 from farandole.worker.failure import record_leaving
 from farandole.worker.loopback import stay_on_loopback
-from farandole.worker.rendezvous import find_store, forget_announcement, roll_call, store_for_nccl
+from farandole.worker.rendezvous import (
+    find_store,
+    forget_announcement,
+    require_all_ranks,
+    store_for_nccl,
+)
 
 
 def join(
-    seat: Seat,
+    assignment: RankAssignment,
     device: torch.device,
     *,
     shared_gpu: bool,
@@ -49,25 +54,27 @@ def join(
     Raises `JoinError` naming the ranks that did not arrive within `timeout`.
     """
     if os.environ.get(SERVERS):
-        return _join_servers(seat, os.environ[SERVERS], timeout)
-    if seat.size == 1:
+        return _join_servers(assignment, os.environ[SERVERS], timeout)
+    if assignment.size == 1:
         return Group(InProcess(Exchange(1, timeout), 0))
     if transport == "mpi":
-        return _join_mpi(seat, device, timeout)
+        return _join_mpi(assignment, device, timeout)
     nccl = device.type == "cuda" and not shared_gpu and dist.is_nccl_available()
     if dist.is_initialized():
-        _adopt(seat)
+        _adopt(assignment)
     else:
-        _form(seat, device if nccl else None, timeout)
+        _form(assignment, device if nccl else None, timeout)
     world = c10d_world(timeout)
     try:
         return Group(choose_transport(world, device, transport))
     except PeerLost as waited_for:
         lost = world.blame(waited_for)
-        raise JoinError(f"rank {seat.rank} of {seat.size} connects, but {lost}.") from lost
+        raise JoinError(
+            f"rank {assignment.rank} of {assignment.size} connects, but {lost}."
+        ) from lost
 
 
-def _join_servers(seat: Seat, address: str, timeout: timedelta) -> Group:
+def _join_servers(assignment: RankAssignment, address: str, timeout: timedelta) -> Group:
     """By way of the parameter servers' registrar, which knows who lives: a dead rank is missed."""
     from farandole.server.client.store import Store as Servers
     from farandole.server.registrar.transport import RegistrarTransport  # few jobs need pyzmq
@@ -75,24 +82,29 @@ def _join_servers(seat: Seat, address: str, timeout: timedelta) -> Group:
     key_file = os.environ.get(SERVER_KEY)
     if not key_file:
         raise JoinError(f"{SERVERS}={address} is set, and {SERVER_KEY} (a file) is not.")
-    late = seat.attempt > 0
+    late = assignment.attempt > 0
     seconds = timeout.total_seconds()
     store = Servers(
         address,
         key_file,
-        rank=seat.rank,
+        rank=assignment.rank,
         timeout=seconds,
         late=late,
-        job=seat.job,
-        workers=seat.size,
+        job=assignment.job,
+        workers=assignment.size,
     )
-    roll = RegistrarTransport(store, seat.rank, seat.size, timeout, late=late)
-    roll.topology = Topology.from_names(roll.share(platform.node() or "localhost"))
-    return Group(roll)
+    transport = RegistrarTransport(store, assignment.rank, assignment.size, timeout, late=late)
+    transport.topology = Topology.from_names(transport.share(platform.node() or "localhost"))
+    return Group(transport)
 
 
 def choose_transport(world: C10d, device: torch.device, transport: str) -> Transport:
-    """What carries the bytes between these ranks fastest, or what was asked for."""
+    """What carries the bytes between these ranks fastest, or what was asked for.
+
+    Raises `UserError` where shared memory was asked for, and there is none.
+    """
+    # All ranks learn all names, so all of them build the same topology and choose the same
+    # transports.
     world.topology = Topology.from_names(world.share(platform.node() or "localhost"))
     found: Transport
     if transport in TRANSPORTS:
@@ -100,7 +112,7 @@ def choose_transport(world: C10d, device: torch.device, transport: str) -> Trans
     else:
         found = world if transport == "c10d" else over_hosts(world, world.topology)
     if transport == "shm" and isinstance(found, C10d):
-        raise JoinError(
+        raise UserError(
             f"transport='shm' was asked for, and ranks on {world.topology} cannot share memory."
         )
     if found.name != "shm":  # there auto has nothing to choose
@@ -110,20 +122,21 @@ def choose_transport(world: C10d, device: torch.device, transport: str) -> Trans
     return found
 
 
-def _join_mpi(seat: Seat, device: torch.device, timeout: timedelta) -> Group:
+def _join_mpi(assignment: RankAssignment, device: torch.device, timeout: timedelta) -> Group:
     """MPI throughout: no store, no sockets of ours."""
-    if seat.launcher in ("farandole", "torchrun") or device.type == "cuda":
+    if assignment.launcher in ("farandole", "torchrun") or device.type == "cuda":
         raise JoinError(
             f"transport='mpi' is for ranks on CPUs that mpirun or srun started; these were started "
-            f"by {seat.launcher} and compute on {device.type}. Leave the transport to 'auto'."
+            f"by {assignment.launcher} and compute on {device.type}. Leave the transport to 'auto'."
         )
     from farandole.comm.transports.mpi_world import mpi_world  # few jobs need it
 
     world = mpi_world(timeout)
-    if (world.rank, world.size) != (seat.rank, seat.size):
+    if (world.rank, world.size) != (assignment.rank, assignment.size):
         raise JoinError(
-            f"MPI says rank {world.rank} of {world.size}, {seat.launcher} says {seat.rank} of "
-            f"{seat.size}. Is mpi4py built for the MPI whose mpirun started this?"
+            f"MPI says rank {world.rank} of {world.size}, {assignment.launcher} says "
+            f"{assignment.rank} of "
+            f"{assignment.size}. Is mpi4py built for the MPI whose mpirun started this?"
         )
     return Group(world)
 
@@ -136,27 +149,29 @@ def c10d_world(timeout: timedelta) -> C10d:
     return C10d(group, rank=group.rank(), size=group.size(), timeout=timeout, store=store)
 
 
-def _form(seat: Seat, device: torch.device | None, timeout: timedelta) -> None:
+def _form(assignment: RankAssignment, device: torch.device | None, timeout: timedelta) -> None:
     """Finds the others and forms PyTorch's process group with them; on GPUs with NCCL too."""
-    if seat.one_host:
+    if assignment.one_host:
         stay_on_loopback()
     try:
-        store = find_store(seat, timeout)
-        roll_call(PrefixStore(f"roll-{seat.attempt}", store), seat, timeout)
+        store = find_store(assignment, timeout)
+        # The attempt is part of the keys: a worker that was started again must not find those of
+        # its predecessor, and take a dead rank for one that is here.
+        require_all_ranks(PrefixStore(f"arrived-{assignment.attempt}", store), assignment, timeout)
         if device is not None:
-            store = store_for_nccl(seat, store, timeout)
+            store = store_for_nccl(assignment, store, timeout)
         show_error = sys.excepthook
         dist.init_process_group(
             "gloo" if device is None else "cpu:gloo,cuda:nccl",
-            store=PrefixStore(f"world-{seat.attempt}", store),
-            rank=seat.rank,
-            world_size=seat.size,
+            store=PrefixStore(f"world-{assignment.attempt}", store),
+            rank=assignment.rank,
+            world_size=assignment.size,
             timeout=timeout,
             device_id=device,
         )
     finally:
-        forget_announcement(seat)
-    if seat.launcher == "farandole":
+        forget_announcement(assignment)
+    if assignment.launcher == "farandole":
         # torch now prefixes tracebacks with the rank; our launcher prefixes every line already.
         sys.excepthook = show_error
 
@@ -169,11 +184,12 @@ def leave(group: Group) -> None:
         dist.destroy_process_group()
 
 
-def _adopt(seat: Seat) -> None:
+def _adopt(assignment: RankAssignment) -> None:
     """The script called `init_process_group` itself: use that group if it is the same job's."""
-    if (dist.get_rank(), dist.get_world_size()) != (seat.rank, seat.size):
+    if (dist.get_rank(), dist.get_world_size()) != (assignment.rank, assignment.size):
         raise JoinError(
             f"torch.distributed is already initialised as rank {dist.get_rank()} of "
-            f"{dist.get_world_size()}, but {seat.launcher} says rank {seat.rank} of {seat.size}. "
+            f"{dist.get_world_size()}, but {assignment.launcher} says rank {assignment.rank} of "
+            f"{assignment.size}. "
             "Call fd.init() instead of init_process_group()."
         )

@@ -126,6 +126,8 @@ def test_that_the_target_is_not_logged_is_said_while_the_lane_runs(script, monke
         (("-n", "2", "--sync", "alreduce", "tiny.py"), "Did you mean 'allreduce'?"),
         (("-n", "2", "--sync", "allreduce:buckets=1", "tiny.py"), "Did you mean 'bucket_mib'?"),
         (("-n", "2", "--serial", "--target", "accuracy", "tiny.py"), "METRIC=VALUE"),
+        (("-n", "2", "--serial", "--stall", "0", "tiny.py"), "--stall 0"),
+        (("-n", "2", "--serial", "--grace", "-1", "tiny.py"), "--grace -1"),
     ],
 )
 def test_bad_input(script, arguments, complaint, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """Parameter servers on the command line: `run --servers`, `race --servers` and `server`.
 
-The servers are stand-ins; what the launcher does with workers is in tests/launch/test_tolerant*.py.
+The servers are stand-ins. What the launcher does with workers is in
+tests/launch/policies/test_tolerant*.py.
 """
 
 from __future__ import annotations

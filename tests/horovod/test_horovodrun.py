@@ -76,7 +76,7 @@ def test_the_usual_line(command: Command, started: list[Any]) -> None:
     ((job, topology, ssh, interfaces),) = started
     assert (job.program, job.command) == (sys.executable, ("train.py", "-np", "9"))
     assert (str(topology), ssh, interfaces) == ("localhost: 0-3", Ssh(), ())
-    assert [seat["HOROVOD_RANK"] for seat in job.per_rank] == ["0", "1", "2", "3"]
+    assert [assignment["HOROVOD_RANK"] for assignment in job.per_rank] == ["0", "1", "2", "3"]
     assert variables(job) == {}
     assert job.environment["PYTHONPATH"].split(":")[0].endswith("farandole/horovod/shim")
 

@@ -151,13 +151,13 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_that_a_rank_starts_have_no_seat(
+def test_processes_that_a_rank_starts_have_no_rank(
     sandbox: Sandbox, two_ranks: list[dict[str, str]]
 ) -> None:
     for rank, end in enumerate(sandbox.by_hand(two_ranks, sandbox.script("forked.py", FORKED))):
         assert end.returncode == 0, end.stderr
         assert "which was forked off: a DataLoader's worker, say." in end.stdout
-        assert f"has this seat (rank {rank})" in end.stderr
+        assert f"has this rank ({rank})" in end.stderr
         assert "if __name__ == '__main__'" in end.stderr
 
 

@@ -1,4 +1,6 @@
-"""Workers on other hosts: started by ssh, seated right, ended with the job. Nothing stays there.
+"""Workers on other hosts: started by ssh, with the right ranks, ended with the job.
+
+Nothing stays there.
 
 The `ssh` of these tests runs its command on this machine, away from whoever started it, as a real
 one does; in the last test in the network of another, emulated host.

@@ -53,7 +53,7 @@ class Run:
 
     def seats(self, generation: int, size: int) -> list[list[int]]:
         """For each rank its rank, size, local rank, local size, worker and process."""
-        files = [self.sandbox.folder / f"seat-{generation}-{rank}" for rank in range(size)]
+        files = [self.sandbox.folder / f"assignment-{generation}-{rank}" for rank in range(size)]
         self.sandbox.wait_until(
             lambda: self.process.poll() is not None or all(file.exists() for file in files),
             f"{size} workers sit in generation {generation}",
@@ -65,20 +65,24 @@ class Run:
 def test_the_life_of_a_job(sandbox: Sandbox) -> None:
     run = Run(sandbox, "localhost:2")
     first = run.seats(0, 2)
-    assert [seat[:5] for seat in first] == [[0, 2, 0, 2, 0], [1, 2, 1, 2, 1]]
+    assert [assignment[:5] for assignment in first] == [[0, 2, 0, 2, 0], [1, 2, 1, 2, 1]]
 
     os.kill(first[0][-1], signal.SIGKILL)
     (sandbox.folder / "again-0").touch()
     second = run.seats(1, 2)
-    assert [seat[:5] for seat in second] == [[0, 2, 0, 2, 1], [1, 2, 1, 2, 2]]
+    assert [assignment[:5] for assignment in second] == [[0, 2, 0, 2, 1], [1, 2, 1, 2, 2]]
     assert second[0][-1] == first[1][-1]  # the same process
 
     run.say_hosts("localhost:2", "127.0.0.1:1")
     third = run.seats(2, 3)
-    assert [seat[:5] for seat in third] == [[0, 3, 0, 2, 1], [1, 3, 1, 2, 2], [2, 3, 0, 1, 3]]
+    assert [assignment[:5] for assignment in third] == [
+        [0, 3, 0, 2, 1],
+        [1, 3, 1, 2, 2],
+        [2, 3, 0, 1, 3],
+    ]
 
     run.say_hosts("127.0.0.1:1")
-    assert [seat[:5] for seat in run.seats(3, 1)] == [[0, 1, 0, 1, 3]]
+    assert [assignment[:5] for assignment in run.seats(3, 1)] == [[0, 1, 0, 1, 3]]
 
     (sandbox.folder / "finish").touch()
     done = sandbox.finish(run.process)
@@ -114,7 +118,7 @@ def test_a_stopped_worker_is_replaced(sandbox: Sandbox) -> None:
     os.kill(first[1][-1], signal.SIGSTOP)
     (sandbox.folder / "again-0").touch()  # rank 0's collective breaks
     second = run.seats(1, 2)
-    assert [seat[:5] for seat in second] == [[0, 2, 0, 2, 0], [1, 2, 1, 2, 2]]
+    assert [assignment[:5] for assignment in second] == [[0, 2, 0, 2, 0], [1, 2, 1, 2, 2]]
     os.kill(second[1][-1], signal.SIGSTOP)
     begin = time.monotonic()
     os.killpg(run.process.pid, signal.SIGINT)

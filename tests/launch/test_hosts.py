@@ -65,8 +65,16 @@ def test_seats_in_horovods_words_agree_on_all_ranks(slots: list[int], data: st.D
     topology = place_workers({f"h{index}": count for index, count in enumerate(slots)}, workers)
     seats = [horovod_rank_variables(topology, rank) for rank in range(workers)]
     for this in seats:
-        host = [seat for seat in seats if seat["HOROVOD_HOSTNAME"] == this["HOROVOD_HOSTNAME"]]
-        like = [seat for seat in seats if seat["HOROVOD_LOCAL_RANK"] == this["HOROVOD_LOCAL_RANK"]]
+        host = [
+            assignment
+            for assignment in seats
+            if assignment["HOROVOD_HOSTNAME"] == this["HOROVOD_HOSTNAME"]
+        ]
+        like = [
+            assignment
+            for assignment in seats
+            if assignment["HOROVOD_LOCAL_RANK"] == this["HOROVOD_LOCAL_RANK"]
+        ]
         assert int(this["HOROVOD_LOCAL_SIZE"]) == len(host)
         assert int(this["HOROVOD_LOCAL_RANK"]) == host.index(this)
         assert int(this["HOROVOD_CROSS_SIZE"]) == len(like)

@@ -11,14 +11,14 @@ from farandole.layout.tile_groups import TileGroups, describe_grid
 
 @settings(max_examples=50, derandomize=True)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_every_rank_has_one_seat(sizes: list[int]) -> None:
+def test_every_rank_has_one_place(sizes: list[int]) -> None:
     tile_groups = TileGroups(sizes)
     assert tile_groups.ranks == sum(sizes)
-    seats = [
+    places = [
         (tile_groups.place(rank), tile_groups.shard(rank)) for rank in range(tile_groups.ranks)
     ]
-    assert seats == [(place, shard) for place, size in enumerate(sizes) for shard in range(size)]
-    for rank, (place, shard) in enumerate(seats):
+    assert places == [(place, shard) for place, size in enumerate(sizes) for shard in range(size)]
+    for rank, (place, shard) in enumerate(places):
         assert tile_groups.rank(place, shard) == rank
         assert rank in tile_groups.members(place)
     for place, size in enumerate(sizes):

@@ -81,6 +81,14 @@ def test_servers_are_for_the_lanes_that_need_them(race: Race) -> None:
     ]
 
 
+def test_every_lane_has_the_limits_of_the_race(race: Race) -> None:
+    limits = ("--stall", "60", "--grace", "90")
+    assert race("-n", "2", "--sync", "allreduce", "--serial", *limits) == [
+        "run -n 1 --layout whole --stall 60 --grace 90 --seed 0 train.py",
+        "run -n 2 --sync allreduce --stall 60 --grace 90 --seed 0 train.py",
+    ]
+
+
 @pytest.mark.parametrize(
     "typed",
     ["local:every=8", "server:async", "server:staleness=async", "allreduce:algorithm=auto"],

@@ -9,7 +9,7 @@ import torch
 
 from farandole.system import cores
 from farandole.worker import threads
-from farandole.worker.environment import Seat
+from farandole.worker.environment import RankAssignment
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_threads(
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(usable)), raising=False)
-    seat = Seat("openmpi", size=ranks, local_size=ranks)
-    threads.share_cores(seat, environ)
+    assignment = RankAssignment("openmpi", size=ranks, local_size=ranks)
+    threads.share_cores(assignment, environ)
     assert chosen == expected
 
 

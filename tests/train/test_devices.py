@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from farandole.train.start import pick_device
-from farandole.worker.environment import Seat
+from farandole.worker.environment import RankAssignment
 
 
 @pytest.fixture
@@ -20,19 +20,19 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 
 def test_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert pick_device(Seat("alone")) == (torch.device("cpu"), False)
+    assert pick_device(RankAssignment("alone")) == (torch.device("cpu"), False)
 
 
 def test_each_worker_has_its_own(chosen: list[torch.device]) -> None:
     # Ranks 2 and 3 of four, on the second of two hosts.
-    found = [pick_device(Seat("slurm", 2 + local, 4, local, 2)) for local in (0, 1)]
+    found = [pick_device(RankAssignment("slurm", 2 + local, 4, local, 2)) for local in (0, 1)]
     assert found == [(torch.device("cuda", 0), False), (torch.device("cuda", 1), False)]
     assert chosen == [device for device, _ in found]
 
 
 def test_more_workers_than_gpus_share_and_are_told_once(chosen: list[torch.device]) -> None:
     with pytest.warns(UserWarning, match=r"3 workers share 2 GPU\(s\)"):
-        first = pick_device(Seat("farandole", 0, 3, 0, 3))
-    last = pick_device(Seat("farandole", 2, 3, 2, 3))  # a warning would be an error here
+        first = pick_device(RankAssignment("farandole", 0, 3, 0, 3))
+    last = pick_device(RankAssignment("farandole", 2, 3, 2, 3))  # a warning would be an error here
     assert first == last == (torch.device("cuda", 0), True)
     assert chosen == [torch.device("cuda", 0)] * 2

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from farandole.errors import JoinError
-from farandole.worker.environment import Seat
+from farandole.worker.environment import RankAssignment
 from farandole.worker.join import join
 
-RANK_1 = Seat("openmpi", rank=1, size=2, local_rank=1, local_size=2, job="17")
+RANK_1 = RankAssignment("openmpi", rank=1, size=2, local_rank=1, local_size=2, job="17")
 STALE = "stale.socket"  # nobody listens there
 
 
@@ -32,8 +32,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / f"farandole-{os.getuid()}"
 
 
-def join_as(seat: Seat, seconds: float = 0.2) -> None:
-    join(seat, torch.device("cpu"), shared_gpu=False, timeout=timedelta(seconds=seconds))
+def join_as(assignment: RankAssignment, seconds: float = 0.2) -> None:
+    join(assignment, torch.device("cpu"), shared_gpu=False, timeout=timedelta(seconds=seconds))
 
 
 def announcement(folder: Path) -> Path:
@@ -86,7 +86,7 @@ def test_a_living_rank_0_is_believed(folder: Path) -> None:
 
 
 def test_rank_0_takes_its_file_away_also_when_nobody_comes(folder: Path) -> None:
-    rank_0 = Seat("openmpi", rank=0, size=2, local_rank=0, local_size=2, job="17")
+    rank_0 = RankAssignment("openmpi", rank=0, size=2, local_rank=0, local_size=2, job="17")
     folder.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(folder / STALE))
@@ -100,9 +100,9 @@ def test_rank_0_takes_its_file_away_also_when_nobody_comes(folder: Path) -> None
 
 def test_two_jobs_have_two_files(folder: Path) -> None:
     names = set()
-    for seat in (RANK_1, replace(RANK_1, job="18"), replace(RANK_1, launcher="mpich")):
+    for assignment in (RANK_1, replace(RANK_1, job="18"), replace(RANK_1, launcher="mpich")):
         with pytest.raises(JoinError) as error:
-            join_as(seat, seconds=0.01)
+            join_as(assignment, seconds=0.01)
         names.add(str(error.value))
     assert len(names) == 3
 
@@ -132,7 +132,7 @@ def test_a_folder_of_somebody_else_is_refused(folder: Path) -> None:
 
 def test_without_a_port_several_hosts_cannot_meet() -> None:
     with pytest.raises(JoinError, match="Set MASTER_ADDR and MASTER_PORT"):
-        join_as(Seat("openmpi", rank=1, size=2, local_rank=0, local_size=1, job="17"))
+        join_as(RankAssignment("openmpi", rank=1, size=2, local_rank=0, local_size=1, job="17"))
 
 
 def test_a_port_that_is_taken_is_named(folder: Path) -> None:
@@ -140,6 +140,6 @@ def test_a_port_that_is_taken_is_named(folder: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        seat = Seat("torchrun", 0, 2, 0, 1, address="localhost", port=port)
+        assignment = RankAssignment("torchrun", 0, 2, 0, 1, address="localhost", port=port)
         with pytest.raises(JoinError, match=f"rank 0 cannot listen at localhost:{port}"):
-            join_as(seat)
+            join_as(assignment)

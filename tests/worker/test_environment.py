@@ -1,4 +1,4 @@
-"""Which seat a process has, from the variables that launchers set.
+"""Which rank a process has, from the variables that launchers set.
 
 The sets of torchrun and Open MPI are what `env` printed under them, cut to the families that could
 mislead; those of MPICH, MVAPICH2 and Slurm are put together from their documentation.
@@ -13,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.errors import JoinError
-from farandole.worker.environment import Seat, detect, first_host, is_loopback, tasks_per_node
+from farandole.worker.environment import (
+    RankAssignment,
+    detect,
+    first_host,
+    is_loopback,
+    tasks_per_node,
+)
 
 PARENT = 4711
 
@@ -109,44 +115,44 @@ INTERACTIVE_STEP = BATCH_SCRIPT | {
 }
 
 
-def seat_in(variables: dict[str, str]) -> Seat:
+def assignment_in(variables: dict[str, str]) -> RankAssignment:
     return detect(variables, parent_pid=PARENT)
 
 
-def place(seat: Seat) -> tuple[int, int, int, int]:
-    return seat.rank, seat.size, seat.local_rank, seat.local_size
+def place(assignment: RankAssignment) -> tuple[int, int, int, int]:
+    return assignment.rank, assignment.size, assignment.local_rank, assignment.local_size
 
 
 def test_torchrun() -> None:
-    assert seat_in(TORCHRUN) == Seat(
+    assert assignment_in(TORCHRUN) == RankAssignment(
         "torchrun", 1, 2, 1, 2, "127.0.0.1", 29500, agent_store=True, job="b3c0", attempt=2
     )
 
 
 def test_ours_is_torchrun_with_a_job_of_our_own() -> None:
-    ours = seat_in(TORCHRUN | {"FARANDOLE_JOB": "c0de"})
-    assert ours == replace(seat_in(TORCHRUN), launcher="farandole", job="c0de")
+    ours = assignment_in(TORCHRUN | {"FARANDOLE_JOB": "c0de"})
+    assert ours == replace(assignment_in(TORCHRUN), launcher="farandole", job="c0de")
     assert ours.one_host
 
 
 def test_torchrun_on_several_hosts() -> None:
-    seat = seat_in(TORCHRUN | {"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "node03"})
-    assert place(seat) == (3, 4, 1, 2)
-    assert not seat.one_host
+    assignment = assignment_in(TORCHRUN | {"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "node03"})
+    assert place(assignment) == (3, 4, 1, 2)
+    assert not assignment.one_host
 
 
 def test_open_mpi() -> None:
-    seat = seat_in(OPEN_MPI_4)
-    assert seat == Seat("openmpi", 1, 2, 1, 2, job="1191968769")
-    assert seat.one_host
+    assignment = assignment_in(OPEN_MPI_4)
+    assert assignment == RankAssignment("openmpi", 1, 2, 1, 2, job="1191968769")
+    assert assignment.one_host
     older = {key: value for key, value in OPEN_MPI_4.items() if not key.startswith("PMIX")}
-    assert seat_in(older) == seat
+    assert assignment_in(older) == assignment
 
 
 def test_mpich_on_hydra_takes_its_parent_for_the_job() -> None:
-    seat = seat_in(HYDRA)
-    assert seat == Seat("mpich", 3, 4, 1, 2, job=str(PARENT))
-    assert not seat.one_host
+    assignment = assignment_in(HYDRA)
+    assert assignment == RankAssignment("mpich", 3, 4, 1, 2, job=str(PARENT))
+    assert not assignment.one_host
 
 
 def test_the_parent_is_asked_for_when_it_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,81 +161,87 @@ def test_the_parent_is_asked_for_when_it_is_not_given(monkeypatch: pytest.Monkey
 
 
 def test_mvapich() -> None:
-    assert seat_in(MVAPICH2) == Seat("mvapich", 2, 4, 0, 2, job=str(PARENT))
+    assert assignment_in(MVAPICH2) == RankAssignment("mvapich", 2, 4, 0, 2, job=str(PARENT))
 
 
 def test_srun_on_several_hosts() -> None:
-    seat = seat_in(SRUN)
-    assert place(seat) == (3, 5, 1, 2)
-    assert (seat.launcher, seat.job, seat.address) == ("slurm", "slurm-134-7", "node03")
-    assert not seat.one_host
-    last = seat_in(SRUN | {"SLURM_PROCID": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"})
+    assignment = assignment_in(SRUN)
+    assert place(assignment) == (3, 5, 1, 2)
+    assert (assignment.launcher, assignment.job, assignment.address) == (
+        "slurm",
+        "slurm-134-7",
+        "node03",
+    )
+    assert not assignment.one_host
+    last = assignment_in(SRUN | {"SLURM_PROCID": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"})
     assert place(last) == (4, 5, 0, 1)
-    assert (last.address, last.port) == (seat.address, seat.port)
+    assert (last.address, last.port) == (assignment.address, assignment.port)
 
 
 def test_srun_on_one_host() -> None:
-    seat = seat_in(SRUN_ONE_HOST)
-    assert place(seat) == (1, 2, 1, 2)
-    assert seat.one_host
+    assignment = assignment_in(SRUN_ONE_HOST)
+    assert place(assignment) == (1, 2, 1, 2)
+    assert assignment.one_host
 
 
 def test_two_steps_of_one_job_do_not_meet() -> None:
-    one, other = seat_in(SRUN), seat_in(SRUN | {"SLURM_STEP_ID": "8"})
+    one, other = assignment_in(SRUN), assignment_in(SRUN | {"SLURM_STEP_ID": "8"})
     assert one.job != other.job
     assert one.port != other.port
     assert 1024 < (one.port or 0) < 65536
 
 
 def test_a_chosen_master_wins_over_slurms_first_host() -> None:
-    seat = seat_in(SRUN | {"MASTER_ADDR": "node04", "MASTER_PORT": "1234"})
-    assert (seat.address, seat.port) == ("node04", 1234)
+    assignment = assignment_in(SRUN | {"MASTER_ADDR": "node04", "MASTER_PORT": "1234"})
+    assert (assignment.address, assignment.port) == ("node04", 1234)
 
 
 @pytest.mark.parametrize("variables", [{}, BATCH_SCRIPT, {"SLURM_JOB_ID": "134"}, {"RANK": "1"}])
 def test_alone(variables: dict[str, str]) -> None:
-    assert seat_in(variables) == Seat("alone")
+    assert assignment_in(variables) == RankAssignment("alone")
 
 
 def test_the_shell_of_an_interactive_allocation_is_one_task() -> None:
-    assert place(seat_in(INTERACTIVE_STEP)) == (0, 1, 0, 1)
+    assert place(assignment_in(INTERACTIVE_STEP)) == (0, 1, 0, 1)
 
 
 @pytest.mark.parametrize("outside", [SRUN, SRUN_ONE_HOST, OPEN_MPI_4, HYDRA, MVAPICH2])
 def test_ours_inside_another_launcher_wins(outside: dict[str, str]) -> None:
     ours = TORCHRUN | {"FARANDOLE_JOB": "c0de"}
-    assert seat_in(outside | ours) == seat_in(ours)
+    assert assignment_in(outside | ours) == assignment_in(ours)
 
 
 @pytest.mark.parametrize("inside", [OPEN_MPI_4, MVAPICH2, HYDRA])
 def test_mpirun_inside_a_slurm_step_wins(inside: dict[str, str]) -> None:
     # mpirun starts its own daemons with srun, one task a host, and the ranks inherit the step.
     daemon = SRUN | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"}
-    assert seat_in(daemon | inside) == seat_in(inside)
+    assert assignment_in(daemon | inside) == assignment_in(inside)
 
 
 def test_srun_with_pmi2_still_knows_who_shares_a_host() -> None:
     # Slurm's PMI2 gives rank and size, but not the local ones; its own variables do.
-    assert seat_in(SRUN | PMI2) == seat_in(SRUN)
+    assert assignment_in(SRUN | PMI2) == assignment_in(SRUN)
 
 
 def test_a_hand_set_rank_on_one_host() -> None:
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    seat = seat_in(variables)
-    assert place(seat) == (1, 2, 1, 2)
-    assert not seat.agent_store
+    assignment = assignment_in(variables)
+    assert place(assignment) == (1, 2, 1, 2)
+    assert not assignment.agent_store
 
 
 def test_a_hand_set_rank_under_srun_borrows_the_local_rank() -> None:
     recipe = {"RANK": "3", "WORLD_SIZE": "5", "MASTER_ADDR": "node03", "MASTER_PORT": "29500"}
-    seat = seat_in(SRUN | recipe)
-    assert place(seat) == (3, 5, 1, 2)
-    assert (seat.address, seat.port) == ("node03", 29500)
+    assignment = assignment_in(SRUN | recipe)
+    assert place(assignment) == (3, 5, 1, 2)
+    assert (assignment.address, assignment.port) == ("node03", 29500)
 
 
 def test_a_hand_set_rank_with_another_host_must_say_who_shares_one() -> None:
     with pytest.raises(JoinError, match=r"MASTER_ADDR=node03.*LOCAL_WORLD_SIZE"):
-        seat_in({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node03", "MASTER_PORT": "29500"})
+        assignment_in(
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node03", "MASTER_PORT": "29500"}
+        )
 
 
 @pytest.mark.parametrize(
@@ -253,7 +265,7 @@ def test_contradictions_are_refused_with_their_values(
     variables: dict[str, str], message: str
 ) -> None:
     with pytest.raises(JoinError, match=message):
-        seat_in(variables)
+        assignment_in(variables)
 
 
 def slurm_text(counts: list[int]) -> str:
@@ -311,8 +323,10 @@ def test_not_loopback(address: str) -> None:
 
 def test_the_store_of_our_launcher_unless_another_is_nearer() -> None:
     ours = TORCHRUN | {"FARANDOLE_JOB": "j", "FARANDOLE_STORE": "unix:29500:/tmp/a/store.socket"}
-    store = seat_in(ours).store
+    store = assignment_in(ours).store
     assert store is not None
     assert str(store) == "/tmp/a/store.socket"
-    assert seat_in(ours | {"MASTER_PORT": "29501"}).store is None  # torchrun inside of a worker
-    assert seat_in(TORCHRUN).store is None
+    assert (
+        assignment_in(ours | {"MASTER_PORT": "29501"}).store is None
+    )  # torchrun inside of a worker
+    assert assignment_in(TORCHRUN).store is None

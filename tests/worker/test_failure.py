@@ -66,7 +66,7 @@ def test_who_was_killed_is_the_cause_unless_the_launcher_did_it(tmp_path: Path) 
 def test_who_was_leaving_before_it_was_told_to_stop_has_left_by_itself() -> None:
     left = Failure(2, 3, "", 99 * SECOND, is_dated=True)
     assert left.told_to_stop(100 * SECOND) == left
-    assert left.told_to_stop(98 * SECOND).kind is Kind.TOLD
+    assert left.told_to_stop(98 * SECOND).kind is Kind.STOPPED
 
 
 def test_who_held_up_the_others_is_the_cause_unless_one_failed_by_itself() -> None:

@@ -12,10 +12,9 @@ from farandole.comm.codecs.powersgd import PowerSgd
 from farandole.comm.codecs.randk import RandK
 from farandole.comm.codecs.sign import Sign
 from farandole.comm.codecs.topk import TopK
-from farandole.errors import UserError, nearest
-from farandole.options import parse_options
+from farandole.options import parse_named
 
-CODECS = MappingProxyType(
+CODECS: MappingProxyType[str, type[Codec]] = MappingProxyType(
     {kind.name: kind for kind in (Fp16, Bf16, Int8, TopK, RandK, Sign, PowerSgd)}
 )
 
@@ -39,7 +38,4 @@ def parse(text: str) -> Codec:
 
     Raises `UserError` with the nearest name for an unknown codec or key.
     """
-    name, _, options = text.strip().partition(":")
-    if name not in CODECS:
-        raise UserError(f"there is no codec {name!r}. {nearest(name, CODECS)}")
-    return parse_options(CODECS[name], options.replace("/", ","), what=f"codec {name!r}")
+    return parse_named(CODECS, text, what="codec")

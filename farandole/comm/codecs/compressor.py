@@ -90,6 +90,8 @@ class Compressor(ABC):
                 raw.append(tensor)
         flats = [_flat(tensor).mul(1 / group.size) for tensor in raw]
         if self._algorithm == "auto":
+            # The order of the two collectives depends on options alone, so it is the same on all
+            # ranks.
             outcomes, totals = self._sum(parts, flats, group)
         else:
             totals = self._sum_raw(flats, group)
@@ -97,6 +99,8 @@ class Compressor(ABC):
         for tensor, total in zip(raw, totals, strict=True):
             tensor.detach().copy_(total.view(tensor.shape))
         for name, outcome in outcomes.items():
+            # The sum is the same on all ranks, so all of them see that it is not finite, and none
+            # of them keeps a memory that NaN has spoilt.
             if not is_finite(outcome.total):
                 outcome.total.fill_(math.nan)
             elif outcome.memory:

@@ -92,6 +92,8 @@ def largest_places(sizes: torch.Tensor, count: int) -> torch.Tensor:
         return sizes.topk(count, sorted=False).indices
     # Most numbers are far too small. A sample tells about where the line is; a low guess, and only
     # what is not below it is looked at. That takes a tenth of the time.
+    # The guess may be wrong. If fewer than `count` are above it, the search is done in full, so a
+    # guess costs time and never changes which elements are found.
     sample = sizes[:: sizes.numel() // _SAMPLE | 1]  # an odd step, not to follow rows
     guess = min(len(sample), math.ceil(1.2 * count * len(sample) / sizes.numel()) + 20)
     line = float(sample.topk(guess, sorted=False).values.amin())

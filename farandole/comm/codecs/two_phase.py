@@ -133,6 +133,8 @@ class TwoPhase(Compressor):
             if self._feedback:
                 left = stream.rows.sub_(stream.decode(sent[index]))
                 memory[LEFT] = left.view(-1)[: stream.count]
+                # Decoded from the bytes that were sent, not from the numbers behind them: the
+                # memory must be what the other ranks really did not get.
                 memory[_OWNED_LEFT] = owned[index].sub_(stream.decode(answers[index]))[0]
             outcomes[name] = Outcome(totals[index], memory)
         return outcomes, split(dict(zip(as_it_is, totals[len(parts) :], strict=True)), raw)

@@ -43,7 +43,7 @@ class Sender(ABC):
         self.queue = Queue(group.meter)
         self._group = group
         self._numbers: dict[Hashable, tuple[int, bytes]] = {}
-        self._told = 0  # descriptions that the other end knows
+        self._descriptions_sent = 0  # descriptions that the other end knows
 
     def number(self, description: Description) -> tuple[int, bytes]:
         known = self._numbers.get(description)
@@ -55,8 +55,11 @@ class Sender(ABC):
     def send(self, label: Label, number: int, text: bytes, flats: list[torch.Tensor]) -> None:
         """May wait for the other end. `number` and `text` are what `number` returned; flat tensors,
         of any kind."""
-        news = text if number == self._told else b""
-        self._told += bool(news)
+        # Messages leave in the order in which `number` was called for them. So description n is
+        # first used when the other end knows exactly n, and its text goes with that message and no
+        # other.
+        news = text if number == self._descriptions_sent else b""
+        self._descriptions_sent += bool(news)
         sent_bytes = sum(flat.nbytes for flat in flats)
         with self._group.trace.span("send", "comm", bytes=sent_bytes, by=self.transport.name):
             self._put(number, label, news, [flat for flat in flats if flat.numel()])
@@ -164,6 +167,8 @@ class FrameSender(Sender):
         if not self.queue.idle:
             return False
         fits = _frame_bytes(_MOST_TEXT_BYTES, flats) <= self._frames.slot_bytes
+        # The text is counted at its limit, because whether it goes along is decided when the
+        # message leaves.
         return self._frames.has_room([] if fits else [_MOST_TEXT_BYTES, *_sizes(flats)])
 
     def _put(self, number: int, label: Label, text: bytes, flats: list[torch.Tensor]) -> None:
@@ -206,6 +211,7 @@ class FrameReceiver(Receiver):
         if whole:
             for flat, (begin, _) in zip(flats, _places(text_bytes, flats), strict=True):
                 flat.view(torch.uint8).copy_(frame.tensor[begin : begin + flat.nbytes])
+            # The slot is freed before the rest is fetched: the sender's `exchange` may need it.
             self._frames.done()
         else:
             self._exchange(flats)

@@ -56,7 +56,10 @@ class Mail:
         self._changed = threading.Condition()
         self._arrived: dict[Label, Any] = {}
         self._failure: str | None = None
-        self._told = False
+        self._failure_sent = False
+        # Only one thread at a time may read from a link, because a message is several reads in a
+        # row. That is the queue's thread while `_coming` is above 0 for its source, and the caller
+        # of `fetch` otherwise.
         self._coming: Counter[int] = Counter()  # messages that a thread is to receive, by source
         self._ahead: Counter[int] = Counter()  # messages that came before they were expected
         self._outgoing: dict[int, Sender] = {}
@@ -97,6 +100,8 @@ class Mail:
         if receiver.lies_ready:
             return
         for _ in range(count):
+            # `fetch` has received messages that were not expected yet. Each of them cancels one
+            # expectation. Otherwise the thread would wait for a message more than the peer sends.
             if self._ahead[source]:  # it has come already
                 self._ahead[source] -= 1
                 continue
@@ -122,6 +127,7 @@ class Mail:
             else:
                 with self._changed:
                     self._changed.wait_for(over)
+        # What has arrived is returned even after a failure: the peer sent it before.
         if label in self._arrived:
             return self._arrived.pop(label)
         raise CommError(self._failure)
@@ -154,10 +160,12 @@ class Mail:
         """Tells all peers, once, that nothing more will come from here, and why."""
         with self._changed:
             self._failure = self._failure or reason
-            if self._told:
+            if self._failure_sent:
                 return
-            self._told = True
+            self._failure_sent = True
             self._changed.notify_all()
+        # Through the queue, behind everything posted before: the peer still gets what it can use,
+        # and the header of the failure does not cut into a message.
         for to, sender in self._outgoing.items():
             sender.queue.start(partial(self._guarded, to, partial(sender.fail, reason)))
 
@@ -187,6 +195,8 @@ class Mail:
                 self._changed.notify_all()
 
     def _receive(self, receiver: Receiver) -> None:
+        # The messages that were still expected will not come. Their turns in the queue pass at
+        # once.
         if self._failure is not None:
             return
         label, value = receiver.receive()

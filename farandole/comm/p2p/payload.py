@@ -6,6 +6,10 @@ values. It goes as a description, once, and the tensors' bytes.
 
 Messages of one kind are described alike, so a link sends each description once and then its number.
 Nothing is unpickled: a description is JSON, and names only containers that torch itself knows.
+
+`farandole.serialization` is not used here. It writes whole values, with their numbers, for files
+that other versions read. A message needs the opposite: a description that can be hashed, so that it
+travels once, and tensors whose memory goes out as it is.
 """
 
 from __future__ import annotations

@@ -134,6 +134,7 @@ class Transport(ABC):
             self.exchange([(to, rows[:count].reshape(-1))], [(source, incoming)])
             rows[known : known + count] = incoming.view(count, CLAIM_BYTES)
             known += count
+        # Row i is that of rank + i. Rolled, row r is that of rank r, on all ranks.
         rows = rows.roll(self.rank, 0)
         return [decode_claim(row.numpy().tobytes()) for row in rows]
 
@@ -186,6 +187,8 @@ class Transport(ABC):
                 if not target.numel():
                     continue
                 if what == "add":
+                    # What is added arrives beside its target: the same chunk may also be on its way
+                    # out in this round, with the value that it had before.
                     addend = torch.empty_like(target)
                     additions.append((target, addend))
                     target = addend
@@ -226,6 +229,7 @@ class Transport(ABC):
         """Overwrites `flat` with that of rank `source`, down a binomial tree."""
         if not flat.numel():
             return
+        # In round k, places below 2**k have the data, and each sends it 2**k places on.
         place = (self.rank - source) % self.size  # in the tree, whose root is place 0
         reach = 1
         while reach < self.size:

@@ -123,6 +123,8 @@ class ByDevice(Transport):
 
     def register(self, tensor: torch.Tensor) -> AbstractContextManager[object]:
         here = not self.is_on_device(tensor)
+        # All ranks must take the same way: a rank that registers waits for the registrations of the
+        # others.
         if any(text != str(here) for text in self._host.share(str(here))):
             return nullcontext()  # on devices here, not there: the host's memory is no use
         return self._host.register(tensor) if here else nullcontext()

@@ -31,6 +31,9 @@ class ByStore(Transport):
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         for peer, data in sends:
+            # Both ends count the messages between them, so each message has a key of its own and
+            # none is read twice. Nothing is deleted: a transport like this lives for a few
+            # messages.
             key = f"{self.rank}-{peer}/{self._sent[peer]}"
             self._sent[peer] += 1
             self._store.set(key, data.view(torch.uint8).numpy().tobytes())  # type: ignore[arg-type]

@@ -89,6 +89,7 @@ class C10d(Transport):
         if self._nccl and any(data.is_cuda for _, data in [*sends, *receives]):
             # NCCL carries out what it is given in order, so all of it must be given as one.
             device = torch.device("cuda", torch.cuda.current_device())
+            # Outside a group of calls, two ranks that both send first would wait for each other.
             self._process_group._start_coalescing(device)
             self.begin(sends, receives)
             self._process_group._end_coalescing(device).wait()
@@ -101,6 +102,7 @@ class C10d(Transport):
         under_way: list[Underway] = []
         for messages, start in ((receives, group.recv), (sends, group.send)):
             for peer, data in messages:
+                # Receives are posted first, so that no peer's message waits for its buffer.
                 raw = data.view(torch.uint8)
                 try:
                     under_way.append((peer, start([raw], peer, self._tag), raw))
@@ -159,6 +161,8 @@ class C10d(Transport):
 
     def subgroup(self, ranks: Sequence[int]) -> C10d:
         # Named by what its ranks have done together, for they may know of different other groups.
+        # The count tells apart subgroups of the same ranks: they would otherwise find each other's
+        # keys.
         self._subgroups[tuple(ranks)] += 1
         name = f"{'-'.join(map(str, ranks))}/{self._subgroups[tuple(ranks)]}"
         store = dist.PrefixStore(name, self._store)
@@ -188,6 +192,9 @@ class C10d(Transport):
     def _lost(self, ranks: Sequence[int], error: RuntimeError) -> PeerLost:
         # Gloo's own words begin with a source file and end with advice; the middle is the fact.
         said = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()).split(". ")[0]
+        # Gloo raises RuntimeError for everything, and only its text tells a timeout from a closed
+        # connection. Nothing depends on this but the words of the error: either way the peer is
+        # lost.
         late = "imed out" in said or "imeout" in said
         if late:
             return PeerLost.late(ranks, self.timeout.total_seconds())

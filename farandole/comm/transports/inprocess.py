@@ -81,6 +81,8 @@ class Exchange:
             if self._broken is None:
                 self._broken = PeerLost([rank], reason)
             self._lock.notify_all()
+            # Outside the lock: each inner exchange takes its own, and a rank that waits there may
+            # hold it.
             inner = list(self._inner.items())
         for (ranks, _), exchange in inner:
             if rank in ranks:
@@ -113,6 +115,8 @@ class InProcess(Transport):
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         for peer, data in sends:
+            # The sender may change its tensor as soon as this returns, and the receiver may come
+            # much later.
             self._exchange.post(self.rank, peer, data.detach().clone())
         for peer, into in receives:
             into.copy_(self._exchange.fetch(peer, self.rank))

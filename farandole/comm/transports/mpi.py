@@ -136,6 +136,8 @@ class Mpi(Transport):
         """Returns when all requests are done. Raises `PeerLost`."""
         begin = time.monotonic()
         try:
+            # Testall also makes MPI move bytes. There is no thread in MPI that would do so
+            # meanwhile.
             while not self._mpi.Request.Testall(waits.requests):
                 seconds = time.monotonic() - begin
                 if seconds < waits.spin_seconds:
@@ -154,9 +156,9 @@ class Mpi(Transport):
         return self._communicator.Iprobe(self._mpi.ANY_SOURCE, _GAVE_UP)
 
     def blame(self, lost: PeerLost) -> PeerLost:
-        letters = _Letters(self._communicator)
-        missing = who_is_missing(letters, self.rank, lost.ranks)
-        self._give_up(letters)
+        board = _MessageBoard(self._communicator)
+        missing = who_is_missing(board, self.rank, lost.ranks)
+        self._give_up(board)
         return lost.naming(missing)
 
     def _give_up(self, kept: object = None) -> None:
@@ -196,30 +198,34 @@ class Waits:
         return sorted({peer for request, peers in waits if not request.Test() for peer in peers})
 
 
-class _Letters:
+class _MessageBoard:
     """A `Board` of messages: every rank writes to every other."""
 
     def __init__(self, communicator: MPI.Intracomm) -> None:
         self._communicator = communicator
         self._statements: dict[int, list[int]] = {}
         self._others = [rank for rank in range(communicator.size) if rank != communicator.rank]
-        self._letters = {rank: np.zeros(communicator.size, np.uint8) for rank in self._others}
+        self._received = {rank: np.zeros(communicator.size, np.uint8) for rank in self._others}
+        # The receives are posted before this rank sends its own statement: a large world's messages
+        # must find their buffers.
         self._coming = {
-            rank: communicator.Irecv(letter, rank, _GAVE_UP)
-            for rank, letter in self._letters.items()
+            rank: communicator.Irecv(statement, rank, _GAVE_UP)
+            for rank, statement in self._received.items()
         }
         self._going: list[MPI.Request] = []
 
     def write(self, waited_for: Sequence[int]) -> None:
         self._statements[self._communicator.rank] = list(waited_for)
-        letter = np.zeros(self._communicator.size, np.uint8)
-        letter[list(waited_for)] = 1
-        self._going += [self._communicator.Isend(letter, rank, _GAVE_UP) for rank in self._others]
+        statement = np.zeros(self._communicator.size, np.uint8)
+        statement[list(waited_for)] = 1
+        self._going += [
+            self._communicator.Isend(statement, rank, _GAVE_UP) for rank in self._others
+        ]
 
     def read(self) -> dict[int, list[int]]:
         for rank in [rank for rank, request in self._coming.items() if request.Test()]:
             del self._coming[rank]
-            self._statements[rank] = np.flatnonzero(self._letters[rank]).tolist()
+            self._statements[rank] = np.flatnonzero(self._received[rank]).tolist()
         return self._statements
 
 

@@ -63,11 +63,16 @@ class Hosts(Transport):
         self._local = local
         self._here = topology.host(self.rank).ranks
         self._pieces = max(len(host.ranks) for host in topology.hosts)
+        # Block i takes stream i modulo 2 on all ranks, and each stream is one thread. So within a
+        # stream all ranks exchange blocks in the same order, and the tag of `beside` keeps the two
+        # streams apart.
         self._streams = [
             (Queue(Meter()), _lanes(carrier, topology)) for carrier in (world, world.beside())
         ]  # the meters are for show: whoever waits for us is metered
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        # The messages to other hosts are started first and awaited last, so that the network works
+        # while this thread copies through shared memory.
         away = self._world.begin(
             [message for message in sends if message[0] not in self._here],
             [message for message in receives if message[0] not in self._here],
@@ -145,6 +150,8 @@ class Hosts(Transport):
         for lane in lanes.values():  # each of them has one rank of every host
             for peer in lane.ranks:
                 count = len(self.topology.host(peer).ranks) * CLAIM_BYTES
+                # Every lane has one rank of each host, and a rank knows the claims of its whole
+                # host. So to hear this rank's counterparts is to hear all ranks.
                 heard.setdefault(peer, torch.empty(count, dtype=torch.uint8))
         others = [peer for peer in heard if peer != self.rank]
         under_way = self._world.begin(
@@ -168,6 +175,8 @@ class Hosts(Transport):
         if self.rank in heads:
             lane = Subset(self._world, heads)
             with numbered(heads):
+                # The source stands for its own host, so that its copy need not travel inside the
+                # host first.
                 lane.broadcast(flat, heads.index(source))
         head = next(head for head in heads if head in self._here)
         with numbered(self._here):

@@ -11,10 +11,10 @@ import os
 import platform
 from datetime import timedelta
 
+import torch
 from torch.distributed import PrefixStore, Store
 
-from farandole.comm import C10d, Transport, check_transport, over_hosts
-from farandole.comm.calibration import calibrate
+from farandole.comm import C10d, Transport, check_transport
 from farandole.comm.transports.by_store import ByStore
 from farandole.comm.transports.c10d import new_process_group
 from farandole.comm.transports.messages import PeerLost
@@ -22,50 +22,53 @@ from farandole.comm.transports.shm.transport import SharedMemory
 from farandole.environment import TRANSPORT
 from farandole.errors import JoinError, UserError
 from farandole.topology import Topology
-from farandole.worker.environment import Seat
+from farandole.worker.environment import RankAssignment
+from farandole.worker.join import choose_transport
 
 
-def carrier(seat: Seat, store: Store, timeout: timedelta) -> Transport:
+def carrier(assignment: RankAssignment, store: Store, timeout: timedelta) -> Transport:
     """The fastest there is, or what was asked for. All ranks call it."""
     wanted = check_transport(os.environ.get(TRANSPORT) or "auto")
     if wanted == "mpi":
         raise UserError(f"transport mpi is not for hvd. Leave {TRANSPORT} out.")
     try:
-        if seat.one_host and wanted != "c10d":
-            memory = _shared_memory(seat, store, timeout)
+        if assignment.one_host and wanted != "c10d":
+            memory = _shared_memory(assignment, store, timeout)
             if memory is not None:
                 return memory
-        return _sockets(seat, PrefixStore("sockets", store), timeout, wanted)
+        return _sockets(assignment, PrefixStore("sockets", store), timeout, wanted)
     except PeerLost as lost:
-        raise JoinError(f"rank {seat.rank} of {seat.size} connects, but {lost}.") from lost
+        raise JoinError(
+            f"rank {assignment.rank} of {assignment.size} connects, but {lost}."
+        ) from lost
     except RuntimeError as error:
         raise JoinError(
-            f"rank {seat.rank} of {seat.size} cannot connect to the others: {error}"
+            f"rank {assignment.rank} of {assignment.size} cannot connect to the others: {error}"
         ) from error
 
 
-def _shared_memory(seat: Seat, store: Store, timeout: timedelta) -> Transport | None:
+def _shared_memory(
+    assignment: RankAssignment, store: Store, timeout: timedelta
+) -> Transport | None:
     """None on all ranks where there is none; those by sockets then say why."""
-    meeting = ByStore(PrefixStore("memory", store), seat.rank, seat.size, timeout)
+    meeting = ByStore(PrefixStore("memory", store), assignment.rank, assignment.size, timeout)
     try:
         found = SharedMemory.connect(meeting)
     except OSError:
         return None
-    found.topology = Topology.single(seat.size, _host())
+    found.topology = Topology.single(assignment.size, _host())
     return found
 
 
-def _sockets(seat: Seat, store: Store, timeout: timedelta, wanted: str) -> Transport:
+def _sockets(
+    assignment: RankAssignment, store: Store, timeout: timedelta, wanted: str
+) -> Transport:
     """Between hosts; inside each it is memory if it can be."""
-    process_group = new_process_group(store, seat.rank, seat.size, timeout)
-    world = C10d(process_group, rank=seat.rank, size=seat.size, timeout=timeout, store=store)
-    world.topology = Topology.from_names(world.share(_host()))
-    found = world if wanted == "c10d" else over_hosts(world, world.topology)
-    if wanted == "shm" and isinstance(found, C10d):
-        raise UserError(f"transport shm: ranks on {world.topology} cannot share memory.")
-    if found.name != "shm":
-        calibrate(found)
-    return found
+    rank, size = assignment.rank, assignment.size
+    process_group = new_process_group(store, rank, size, timeout)
+    world = C10d(process_group, rank=rank, size=size, timeout=timeout, store=store)
+    # GPUs have links of their own here (`GpuLinks`), so this carries CPU tensors alone.
+    return choose_transport(world, torch.device("cpu"), wanted)
 
 
 def _host() -> str:

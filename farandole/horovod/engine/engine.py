@@ -67,7 +67,7 @@ class Engine:
         self._news: list[Work] = []  # those of them that the others have not been told of
         self._quiet_bytes = 0
         self._joining: Work | None = None
-        self._join_is_told = False
+        self._join_is_announced = False
         self._leaving = ""
         self._tuner = (
             Tuner(settings.autotune_log) if settings.autotune and group.rank == 0 else None
@@ -138,7 +138,7 @@ class Engine:
             if self._joining is not None:
                 raise UserError("hvd.join() is under way on this rank already. Wait for it.")
             self._joining = work
-            self._join_is_told = False
+            self._join_is_announced = False
             self._call()
 
     def record(self, trace: Trace, mark_cycles: bool) -> None:
@@ -172,6 +172,9 @@ class Engine:
         with self._changed:
             if self._ended is not None:
                 return True
+            # Only a work that is alone may be offered: others in flight would have to keep their
+            # order with it, and the table, which decides that order, does not hear of an offer that
+            # was taken.
             alone = len(self._works) == 1 and self._news == [awaited]
             said = self._next_announcement()
         offered = awaited if alone and said.is_plain else None
@@ -203,8 +206,8 @@ class Engine:
         if decision.last_joined is not None:
             self._end_join(decision.last_joined)
         if decision.leaving:
-            told = "; ".join(f"rank {rank} {why}" for rank, why in decision.leaving)
-            self._end(told)
+            reasons = "; ".join(f"rank {rank} {why}" for rank, why in decision.leaving)
+            self._end(reasons)
         self._fruitless = 0 if decision.is_news else self._fruitless + 1
         if not decision.is_news and self.group.rank == 0:
             fatal = self._rounds.look_for_stalls()
@@ -212,11 +215,11 @@ class Engine:
                 self._leaving = f"ended the job: {fatal}"
 
     def _next_announcement(self) -> Announcement:
-        joins = self._joining is not None and not self._join_is_told
+        joins = self._joining is not None and not self._join_is_announced
         requests = tuple(work.request for work in self._news)
         said = Announcement(requests, joins, self._leaving, self._to_be_tuned)
         self._to_be_tuned = ()
-        self._join_is_told |= joins
+        self._join_is_announced |= joins
         self._news = []
         self._quiet_bytes = 0
         self._called = False
@@ -233,6 +236,8 @@ class Engine:
 
     def _carry_out(self, response: Response) -> None:
         with self._changed:
+            # Taken out of flight before it is performed. A caller who is woken by its end may ask
+            # for the same name at once.
             works = [self._works.pop(item.name, None) for item in response.items]
         for work in works:
             if work is not None:

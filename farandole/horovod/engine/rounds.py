@@ -61,7 +61,10 @@ class Rounds:
         offer = self._executor.offer(offered) if offered is not None else None
         with self._cycles.span("CYCLE", "comm"), self._telling(offered if offer else None):
             texts = exchange(self._group.transport, text, offer)
+        # Every rank reads everything that was said, also its own and also when an offer was taken:
+        # listeners number requests by what they have read, and must stay alike on all ranks.
         heard = [listener.read(text) for listener, text in zip(self._listeners, texts, strict=True)]
+        # All ranks compare the same texts, so all of them take the offer as done, or none does.
         if offer is not None and texts[0].startswith(OFFER) and texts.count(texts[0]) == len(texts):
             return None
         decision = self._table.hear(heard, time.monotonic())

@@ -95,6 +95,8 @@ class Table:
         if all(one.is_empty for one in said):
             return Decision()
         touched: dict[str, None] = {}  # a set that keeps the order
+        # The invariant: what follows depends only on what was heard, in rank order, and never on
+        # this rank or the time. Otherwise two ranks would carry out different collectives.
         for rank, one in enumerate(said):
             for request in one.requests:
                 wanted = self._wanted.setdefault(request.name, _Wanted(since=now))
@@ -153,6 +155,8 @@ class Table:
             if error or like.kind != ALLREDUCE:
                 done.append(Response((item,), error))
                 continue
+            # Only what is reduced in the same way can share a buffer. Batches are filled in the
+            # order of `taken`, which is the same on all ranks.
             key = (like.op, like.dtypes[0], like.device, like.prescale, like.postscale)
             batch, filled = open_batches.get(key, (None, 0))
             nbytes = like.nbytes

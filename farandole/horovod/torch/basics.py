@@ -152,7 +152,7 @@ def mpi_threads_supported() -> bool:
 
 def mpi_enabled() -> bool:
     """Whether an MPI launcher has started this job."""
-    return session.current().seat.launcher in _MPI_LAUNCHERS
+    return session.current().assignment.launcher in _MPI_LAUNCHERS
 
 
 def gloo_enabled() -> bool:

@@ -53,6 +53,7 @@ class LocalWorker:
         """To its children too, except those in sessions of their own: see `JobDirectory.reap`."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
+                # The worker leads its group (`setsid`), so its id is the group's.
                 os.killpg(self.pid, number)
 
 

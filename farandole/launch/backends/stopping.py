@@ -26,6 +26,7 @@ def stop_workers(workers: Iterable[Worker], seconds: float, received: Sequence[s
     grace = Grace(seconds, received)
     while running and not grace.is_over():
         for worker in running:
+            # In the loop, not once: somebody may suspend a worker while it saves.
             if worker.pid is not None and is_stopped(worker.pid):
                 worker.kill()
         time.sleep(_POLL_SECONDS)

@@ -56,6 +56,8 @@ class StopAll(Policy):
         there are only such failures, that rank is given a moment to end.
         """
         if any(self._codes.values()):
+            # Before anybody is told to stop: `stop_workers` kills suspended processes, and then it
+            # could not be seen any more who held up the others.
             self._note_suspended()
         deadline = time.monotonic() + _COLLECT_SECONDS
         while self._have_only_followed() and not self._held_up and time.monotonic() < deadline:

@@ -111,6 +111,8 @@ class Tolerant(Policy):
             rest = goes_on.get(len(self._pool.running), "; the others go on")
         tell(f"{failure}{rest if self._failure is None else ''}")
         self._pool.kill_children(rank)
+        # The servers give up the old process before the new one starts. The other way round, the
+        # newcomer could be taken for the one that died.
         if self._on_lost is not None:
             self._on_lost(rank)
         if again:

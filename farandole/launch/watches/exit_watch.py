@@ -132,6 +132,8 @@ class ExitWatch:
             return None
         since, limit = now - self._done_since, self.limit_seconds
         after = f"{self.who} {done} was done"
+        # Measured from the moment when the first worker was done: what a worker computed before
+        # that says nothing about its end.
         use = self._use.setdefault(worker, _CpuUse(self._done_since, self._done_since))
         if location.pid is not None:
             use.measure(location.pid, now)

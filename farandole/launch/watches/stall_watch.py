@@ -8,7 +8,7 @@ does not:
     rank 1   no step for 60 s, does not wait            ◀── its stack is shown, or it is ended
     rank 2   no step for 60 s, waits for other ranks
 
-Location all wait, all stacks are shown, and nobody is overdue: each wait has a timeout of its own.
+Where all wait, all stacks are shown, and nobody is overdue: each wait has a timeout of its own.
 """
 
 from __future__ import annotations
@@ -71,9 +71,14 @@ class StallWatch:
         since = {rank: now - max(each.stepped, self._resumed) for rank, each in known.items()}
         self._name_resumed(since)
         fresh = {rank: seconds for rank, seconds in since.items() if rank not in self._stalled}
+        # Looked at a second late, and then at all of them: the ranks that wait for a stuck one made
+        # their last step shortly after it. Named at once, they would be found stuck one by one,
+        # without the culprit.
         if not any(seconds > self._seconds + _TOGETHER_SECONDS for seconds in fresh.values()):
             return []
         stalled = [rank for rank, seconds in since.items() if seconds >= self._seconds]
+        # The invariant: a rank that waits for others is never ended, because the cause is
+        # elsewhere.
         stuck = [rank for rank in stalled if _is_stuck(known[rank], running[rank])]
         self._name([rank for rank in stalled if rank not in self._stalled], stuck, known, running)
         self._stalled.update(stalled)
@@ -119,6 +124,8 @@ class StallWatch:
 
     def _show_stacks(self, ranks: Mapping[int, Location]) -> None:
         files = {rank: stack_file(self._path(rank)) for rank in ranks}
+        # The file grows with every stack that is asked for. Only what is written from here on
+        # belongs to this one.
         before = {rank: _size(file) for rank, file in files.items()}
         for location in ranks.values():
             with contextlib.suppress(ProcessLookupError):  # it has just ended

@@ -85,6 +85,8 @@ class Calls:
                 if problem is None:
                     return finish(answers)
             finally:
+                # Also after a refusal: every answer is here, so no server reads or writes these
+                # areas any more.
                 self._requests.give_back(areas)
             raise _ERRORS[problem.cause](f"the parameter server refused: {problem.text}")
 

@@ -101,6 +101,7 @@ class Connections:
     def _progress(self, seconds: float) -> None:
         self._take_view()
         if self._lines:
+            # One poll for all lines; what has come is then taken from each without waiting.
             self._poller.poll(int(seconds * 1000))
         else:
             time.sleep(seconds)
@@ -114,9 +115,15 @@ class Connections:
                 self._heard = time.monotonic()
             if line.sessions > before and line.unshared:
                 keep_freed_memory()  # all that is read comes in frames
+            # The first Welcome of a line loses nothing: `Line` keeps what it is given until then.
+            # Each later one means that the server has forgotten the connection, and with it what
+            # was under way.
             if line.sessions > max(before, 1):
                 self._pending.send_again(number)
         now = time.monotonic()
+        # A message can get lost without a new session: a server that dies takes what it has read
+        # with it. To send everything again is always safe, because a server drops a command that it
+        # has had.
         if self._pending.open_tickets and now - self._heard > _PATIENCE_SECONDS:
             self._heard = now
             self._pending.send_again()
@@ -126,6 +133,8 @@ class Connections:
         view = self._registrar_client.view
         if view is not None and view.number > self._pending.view.number:
             self._pending.take_view(view)
+            # A number is never given to another server, so a line that is closed here is not needed
+            # again.
             for number in [number for number in self._lines if number not in view.addresses]:
                 line = self._lines.pop(number)
                 self._saved_before += line.keys.saved_bytes
@@ -133,6 +142,8 @@ class Connections:
                 line.close()
 
     def _send_out(self) -> None:
+        # Batches keep the order between this client and each server. There is none between two
+        # servers: ranges do not depend on each other.
         batches: defaultdict[int, list[Message]] = defaultdict(list)
         for server, message in self._pending.take_outbox():
             batches[server].append(message)

@@ -87,6 +87,8 @@ class Filtered:
         for sieve in self._sieves:
             left, values = sieve.sift(rows, values, seen)
             if seen is not None:
+                # The next filter compares the same rows, so what was seen of them is cut down to
+                # those that are left.
                 seen = seen[left if rows is None else torch.searchsorted(rows, left)]
             rows = left
         return self._send(rows, values, rate=rate, ticks=ticks)

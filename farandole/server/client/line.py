@@ -149,6 +149,8 @@ class Line:
         self.unshared = welcome.unshared
         self.refused = None
         self.sessions += 1
+        # The server has begun a new session and knows no list of rows. A digest that it cannot
+        # resolve would end this session too.
         self.keys.forget()
         queue, self._queue = self._queue, []
         for messages in queue:

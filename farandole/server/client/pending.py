@@ -61,6 +61,9 @@ class PendingRequests:
         self._ticket += 1
         number = self._numbers.get(message.range, 0) + isinstance(message, Command)
         self._numbers[message.range] = number
+        # A command's number counts this sender's commands to the range. A read carries the number
+        # of the last one, so that a server answers it only after this client's own writes. Both
+        # survive a change of head, because replicas copy the numbers with the commands.
         message.sender, message.number, message.ticket = self.sender, number, self._ticket
         if isinstance(message, Read):
             message.view = self.view.number
@@ -90,6 +93,8 @@ class PendingRequests:
         before, self.view = self.view.chains, view
         for entry in self._open.values():
             range_ = entry.message.range
+            # A new tail or a new replica also counts as a change. The head may then be the same and
+            # have the command already; it answers again without doing it again.
             if not before or before[range_] != view.chains[range_]:
                 self._send_anew(entry)
 
@@ -126,6 +131,8 @@ class PendingRequests:
         self, ticket: int, answer: Answer, kind: type[Command | Read] | tuple[type, ...]
     ) -> None:
         entry = self._open.get(ticket)
+        # A second answer to the same ticket finds nothing open and is dropped. Answers can come
+        # twice after anything was sent again.
         if entry is not None and isinstance(entry.message, kind):
             del self._open[ticket]
             if entry.wanted:

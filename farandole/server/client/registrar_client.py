@@ -43,6 +43,8 @@ class RegistrarClient:
         self._busy: str | None = None
         self._mark = ""
         self._control = ControlLine(context, key, address)
+        # A socket of ZeroMQ belongs to one thread. So the script's thread never touches the control
+        # socket: it puts messages into a deque and wakes the other thread through this pair.
         self._wake_in = context.socket(zmq.PAIR)
         self._wake_in.bind(f"inproc://registrar-client-{id(self)}")
         self._wake_out = context.socket(zmq.PAIR)
@@ -144,6 +146,8 @@ class RegistrarClient:
         """For one who comes late: waits until the next epoch begins, however long that takes, and
         counts from there. Returns its mark; None when the job ends before that."""
         with self._changed:
+            # The mark that was sent at the beginning is that of an epoch under way. Only a later
+            # one has a beginning at which this worker can enter.
             known = self._mark
             while self._mark == known and not (
                 self._job_is_over or self._others_are_done or self._given_up
@@ -191,6 +195,8 @@ class RegistrarClient:
                 self._wake_in.recv()
             while self._outgoing:
                 self._control.send(*self._outgoing.popleft())
+            # No beats before the registrar has given a number: it would answer a stranger's beat
+            # with "unknown", which means that this worker was given up.
             if self._number is not None and time.monotonic() - beat >= BEAT_SECONDS:
                 beat = time.monotonic()
                 self._control.send({"facts": {}})
@@ -222,6 +228,7 @@ class RegistrarClient:
                 self._others_are_done = True
             elif "closed" in message:
                 self._job_is_over = True
+            # After a goodbye the registrar knows this worker no longer, and that is no loss.
             elif "unknown" in message and not self._closing:
                 self._given_up = True
             self._changed.notify_all()

@@ -69,6 +69,9 @@ class Requests:
             if self.arena is not None and not self._is_shared(part):
                 area = self.arena.take(part.nbytes)
                 if area is not None:
+                    # Into shared memory: a server on this host reads the values there, and they
+                    # need not be sent. The area stays taken until the answer, because the command
+                    # may have to be sent again.
                     area.view(part.dtype).copy_(part)
                     areas.append(area)
                     part = area.view(part.dtype)

@@ -44,6 +44,8 @@ class Session:
             self._connections = Connections(
                 self._context, key, self._registrar_client, number, self._requests.arena, timeout
             )
+        # The context cannot be terminated while it has open sockets, so the registrar's client goes
+        # first.
         except BaseException:
             self._registrar_client.close()
             self._requests.close()

@@ -256,6 +256,9 @@ class Store(Session):
         )
         self._clock.note_ticks(commands)
         reads, got, get_areas = self._requests.reads(table, 0, None, None, needs, rounds, 0, out)
+        # The read of a range directly follows its push, so the server answers it as soon as it has
+        # applied that push. All pushes first would hold up every answer until the last range has
+        # been sent.
         both = [message for pair in zip(commands, reads, strict=True) for message in pair]
         tickets = self._calls.ask(both)
         return (

@@ -93,6 +93,8 @@ class Tasks:
             return False
         if self._delay is None:
             return True
+        # Tasks that wait count as well as those that run. So task n never starts before task n -
+        # delay - 1 has ended, whatever the tasks between them wait for.
         oldest = min([*self._waiting, *self._started])
         return oldest >= number - self._delay
 

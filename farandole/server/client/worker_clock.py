@@ -29,6 +29,8 @@ class WorkerClock:
 
         Returns at once; the servers hear of it after everything that was pushed before.
         """
+        # A range in which this worker has pushed nothing must hear of the tick too: others who read
+        # there wait for the slowest clock.
         ranges = self._tables.used_ranges - self._ticked
         self._calls.send([Command(Kind.TICK, number, clock=self.now) for number in sorted(ranges)])
         self.now += 1

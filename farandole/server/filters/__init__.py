@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from farandole.comm.codecs import CODECS
-from farandole.errors import UserError, nearest
-from farandole.options import parse_options
+from farandole.errors import UserError
+from farandole.options import parse_named
 from farandole.server.filters.coding import Coding, coded_bytes, decode, encode, parse_codec
 from farandole.server.filters.filter import Filter, Sieve
 from farandole.server.filters.key_cache import KeyReceiver, KeySender
@@ -43,9 +43,7 @@ def parse_filter(text: str) -> Filter:
 
     Raises `UserError` with the nearest name for an unknown filter or key.
     """
-    name, _, options = text.strip().partition(":")
+    name = text.strip().partition(":")[0]
     if name in CODECS:
         raise UserError(f"{name!r} is a codec, not a filter. Write codec={text.strip()}.")
-    if name not in FILTERS:
-        raise UserError(f"there is no filter {name!r}. {nearest(name, FILTERS)}")
-    return parse_options(FILTERS[name], options.replace("/", ","), what=f"filter {name!r}")
+    return parse_named(FILTERS, text, what="filter")

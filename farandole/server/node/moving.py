@@ -50,6 +50,8 @@ class Moving:
 
     def take_snapshot(self, sender: int, message: Snapshot) -> None:
         copy = self._state.copies.get(message.range)
+        # A server that is in a chain holds everything acknowledged. An old snapshot must not
+        # replace that.
         if copy is not None and copy.chain.servers and copy.chain.epoch >= message.epoch:
             return
         chains = self._state.view.chains
@@ -60,6 +62,8 @@ class Moving:
         range_ = Range.from_state(
             message.range, message.text, message.tensors, self._state.read_rule
         )
+        # Outside any chain until a view says otherwise: it must not answer clients or forward
+        # anything, for the head may still give the move up.
         newcomer = ServerCopy(range_, Chain(message.epoch, ()))
         newcomer.done = range_.version
         self._state.copies[message.range] = newcomer

@@ -102,6 +102,7 @@ class Node:
         if view.number <= self._state.view.number:
             return
         self._state.view = view
+        # Chains first, then members: the command MEMBERS must enter a log whose successor is known.
         for number, chain in enumerate(view.chains):
             self._take_chain(number, chain)
         for copy in list(self._state.copies.values()):
@@ -155,6 +156,8 @@ class Node:
 
     def _write_members(self, copy: ServerCopy) -> None:
         members = frozenset(self._state.view.members)
+        # Membership is a command in the log like any other. So all replicas change it at the same
+        # place in the order, and end rounds with the same pushes in them.
         writes = copy.chain.head == self._state.me and copy.order is None
         if writes and members != copy.range.clocks.members:
             text = json.dumps(sorted(members))

@@ -56,7 +56,7 @@ class Port:
         self._context: zmq.Context[Any] = zmq.Context()
         self._admission = Admission(self._context, key)
         self._sessions: dict[bytes, _Session] = {}
-        self._told: set[bytes] = set()
+        self._notified: set[bytes] = set()
         self.socket = open_socket(self._context, zmq.ROUTER)
         self.socket.plain_server = True
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # says when a peer has gone
@@ -151,9 +151,11 @@ class Port:
             self._tell(peer, trouble.answer)
             return
         known = self._sessions.get(peer)
+        # Other random bytes are another session of the same connection, with other keys. The old
+        # one's messages no longer have a valid seal.
         if known is None or known.hello.random != hello.random:
             self._sessions[peer] = known = self._begin(hello)
-            self._told.discard(peer)
+            self._notified.discard(peer)
         # The same Hello twice, from one who is impatient: the same Welcome, and the same keys.
         self._put(peer, known.welcome)
         # Now is as good a time as any to let go of those who have left, and of their memory.
@@ -175,10 +177,10 @@ class Port:
 
     def _tell(self, peer: bytes, notice: str) -> None:
         """Once is enough: else one who never reads could fill this server's memory with answers."""
-        if len(self._told) >= _KEPT_PEERS:
-            self._told.clear()
-        if peer not in self._told:
-            self._told.add(peer)
+        if len(self._notified) >= _KEPT_PEERS:
+            self._notified.clear()
+        if peer not in self._notified:
+            self._notified.add(peer)
             self._put(peer, PLAIN + notice.encode())
 
     def _put(self, peer: bytes, frame: bytes) -> None:

@@ -104,6 +104,8 @@ class Range:
 
     def apply(self, command: Command) -> None:
         """A command without problems, that it has not had before."""
+        # The version counts every command, void ones too: it is the index by which the chain
+        # forwards.
         self.version += 1
         if command.sender:
             self._had[command.sender] = command.number
@@ -123,6 +125,7 @@ class Range:
                 self._end_rounds()
         if command.ticks or command.kind == Kind.TICK:
             self.clocks.tick(command.sender, command.clock)
+            # A member that rests holds up no round. It may have been the last that one waited for.
             if command.clock >= RESTING - 1:
                 self._end_rounds()
 

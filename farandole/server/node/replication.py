@@ -39,6 +39,8 @@ class Replication:
         index = copy.range.version
         successor = copy.after(self._state.me)
         entry = Entry(index, command, asker)
+        # Into the log before it is forwarded: if the successor dies now, the next one gets it from
+        # the log.
         copy.log.append(entry)
         if successor is None:
             self.are_done(copy, index)
@@ -74,8 +76,11 @@ class Replication:
                 raise Malformed(f"a forwarded command cannot be: {problem}")
             copy.range.apply(message.command)
             self._pass_on(copy, message.command, None)
+        # A gap: messages got lost with a connection. The predecessor still has them in its log,
+        # because this server has not reported them as done.
         elif message.index > copy.range.version + 1:
             self._outbox.tell(sender, Behind(message.range, message.epoch, copy.range.version))
+        # A repeated command. The report that it is done may have been lost, so it is made again.
         elif copy.done >= message.index:
             self._outbox.tell(sender, Done(message.range, message.epoch, copy.done))
 

@@ -34,6 +34,9 @@ class ClientRequests:
         if copy is None:
             return
         if (
+            # While the range moves, nothing may enter the log: it would be in no snapshot. A push
+            # of a later round waits for its round. And a sender's commands stay in order, also
+            # among those held back.
             copy.order is not None
             or copy.range.is_early(command)
             or copy.waits_for_another(command)
@@ -63,6 +66,8 @@ class ClientRequests:
     def _answer_again(self, copy: ServerCopy, asker: Client, command: Command) -> None:
         for entry in copy.log:
             if (entry.command.sender, entry.command.number) == (command.sender, command.number):
+                # The command is on its way down the chain. Its sender has connected again, so the
+                # answer goes there.
                 entry.asker = asker
                 return
         problem = self._problem_with(copy, command)  # tables never change, so it is what it was
@@ -90,6 +95,8 @@ class ClientRequests:
         problem = copy.range.problem_with(read) if copy.range.has_had(read) else None
         if problem is not None:
             self._outbox.refuse(asker, read.ticket, problem)
+        # A read that waits for "all members" must not be answered by a server that knows fewer
+        # members than the reader does.
         elif read.view <= self._state.view.number and copy.range.is_far_enough(read):
             self._answer(copy, asker, read)
         else:
@@ -144,6 +151,8 @@ class ClientRequests:
             read.into.view(flat.dtype).copy_(flat)
             self._outbox.tell(asker, Data(read.ticket, None, clock))
             return
+        # The weights themselves are being sent, without a copy. The shard is told, and copies them
+        # before the next change if they are still being read.
         lender = shard if read.rows is None else None  # a list of rows is a copy already
         self._outbox.tell(asker, Data(read.ticket, flat, clock), lender)
 

@@ -51,7 +51,7 @@ class Service:
         self._node: Node | None = None
         self._over = False
         self._heard = time.monotonic()
-        self._told = 0.0
+        self._last_beat = 0.0
         self._handled = 0
         self._process = psutil.Process()
         self._control.send({"hello": "server", "address": self._port.address, "mark": mark})
@@ -63,6 +63,7 @@ class Service:
         try:
             while not self._over and not stop():
                 self._poller.poll(int(BEAT_SECONDS * 1000 / 2))
+                # The registrar first: with a newer view, fewer messages are answered with "moved".
                 self._hear_registrar()
                 self._hear_servers()
                 self._hear_port()
@@ -120,6 +121,8 @@ class Service:
             before = line.sessions
             line.receive()
             if line.sessions > max(before, 1) and self._node is not None:
+                # As with clients: the first session loses nothing, each later one may have lost
+                # what was sent.
                 self._node.reconnected(number)
                 self._send_out()
 
@@ -134,8 +137,8 @@ class Service:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        if now - self._told >= BEAT_SECONDS:
-            self._told = now
+        if now - self._last_beat >= BEAT_SECONDS:
+            self._last_beat = now
             self._control.send({"facts": self._facts()})
             if now - self._heard > REGISTRAR_PATIENCE:
                 raise JoinError(

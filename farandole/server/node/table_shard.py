@@ -148,6 +148,8 @@ class TableShard:
 
     def _give(self, command: Command) -> bool:
         """To the mean of this round. One that is late is only missed."""
+        # All replicas judge this alike, because the round is part of the replicated state. A push
+        # that is late still counts as had: its sender must not send it again.
         if command.clock != self.round or command.sender in self._given:
             self.late += 1
             return False
@@ -170,6 +172,7 @@ class TableShard:
         if not self._given or self._sum is None or missing > self.table.backups:
             return False
         mean = self._sum.div_(len(self._given)).to(self.table.torch_dtype)
+        # The largest rate, not that of the last push: which one came last differs from run to run.
         self._update(slice(0, self.rows), mean, max(self._given.values()))
         self._sum.zero_()
         self._given.clear()
@@ -204,6 +207,7 @@ class TableShard:
         """Before a change: there is memory, and nobody is reading it any more."""
         self._take_memory()
         if any(reads() for reads in self._lent):
+            # Copy on write: zmq may still read the old weights. They live as long as its frames do.
             self._tensors = [self._tensors[0].clone(), *self._tensors[1:]]
         self._lent = []
 

@@ -50,6 +50,7 @@ class Spans:
         begin, end = offset, offset + self._taken.pop(offset)
         place = bisect.bisect(self._free, (offset,))
         first, last = place, place
+        # Free neighbours become one, so that large requests still find room after many small ones.
         if place > 0 and sum(self._free[place - 1]) == begin:
             first, begin = place - 1, self._free[place - 1][0]
         if place < len(self._free) and self._free[place][0] == end:
@@ -73,6 +74,7 @@ class Arena:
         """`length` bytes, set aside at once. Raises `OSError` when there is no room."""
         assert length > 0
         rounded = _round_up(length)
+        # Only the head is set aside; pages of the rest are taken when they are first written.
         segment = Segment.make(_HEAD_BYTES + rounded, committed=_HEAD_BYTES)
         token = secrets.token_bytes(_TOKEN_BYTES)
         segment.memory[:_TOKEN_BYTES] = token

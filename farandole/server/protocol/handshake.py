@@ -103,6 +103,9 @@ def server_seal(key: bytes, hello: Hello, welcome: Welcome) -> Seal:
 
 def _session_keys(key: bytes, hello: Hello, welcome: Welcome) -> tuple[bytes, bytes]:
     randoms = hello.random + welcome.random
+    # A key for each direction: with one key, a message could be sent back to its sender as if it
+    # came from the other end. Both random numbers go in, so neither end alone can bring back an old
+    # session's keys.
     to_server = hmac.digest(key, b"farandole to server" + randoms, "sha256")
     to_client = hmac.digest(key, b"farandole to client" + randoms, "sha256")
     return to_server, to_client

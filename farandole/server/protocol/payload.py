@@ -79,6 +79,8 @@ class Outgoing:
             self.entries.append(ENTRY.pack(code, _ARENA, offset, length))
         elif length <= _SMALL_BYTES:
             self.entries.append(ENTRY.pack(code, _SMALL, 0, length))
+            # `string_at` copies without building a NumPy view, which takes longer than to copy so
+            # few bytes.
             self.small.append(ctypes.string_at(tensor.data_ptr(), length) + bytes(-length % 8))
         elif length <= MAX_FRAME_BYTES:
             self.entries.append(ENTRY.pack(code, _FRAME, 0, length))

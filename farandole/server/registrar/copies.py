@@ -49,6 +49,8 @@ class Confirmations:
 
     def take(self, question: int, server: int, held: ConfirmedRanges) -> None:
         with self._changed:
+            # A late answer describes a state from before this question. To count it could report a
+            # copy that is gone.
             if question == self._question:
                 self._answers[server] = held
                 self._changed.notify_all()

@@ -45,6 +45,8 @@ class Job:
         if not self._is_for(peer, message):
             return
         if message.get("late"):
+            # A guest at first: were it a member, all others would wait for its clock while it reads
+            # the data that they have trained on without it.
             self._admit(Participant(peer, "late", self._registrar.add_guest(), rank))
             self._socket.send(peer, {"mark": self._mark})
             self.tell_the_late()
@@ -73,6 +75,8 @@ class Job:
 
     def begin_if_complete(self) -> None:
         """When all that were expected are here, or dead."""
+        # Together, so that all have the same members from the first clock on. A worker that began
+        # alone would be the slowest and the fastest at once, and would wait for nobody.
         if self._early and self._early.keys() >= self._expected:
             early, self._early, self._expected = self._early, {}, set()
             for rank, peer in sorted(early.items()):
@@ -117,6 +121,7 @@ class Job:
 
     def end_meetings(self) -> None:
         """Of those who are at work; when they have all left, of whoever is there."""
+        # While workers are still to come, those who are here must not meet without them.
         if self._expected:
             return
         for name, given in self._meetings.complete(self._participants.ranks):

@@ -33,6 +33,8 @@ class Meetings:
         present = set(ranks)
         over = [name for name, given in self._open.items() if present <= given.keys()]
         found = [(name, self._open.pop(name)) for name in over]
+        # Kept, because a worker that died after giving may be started again and give once more: it
+        # must get the same outcome as the others did.
         self._over.update(found)
         return found
 

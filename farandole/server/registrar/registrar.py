@@ -70,6 +70,8 @@ class Registrar:
         for range_, chain in enumerate(self.view.chains):
             order = self._moving.get(range_)
             if number in chain.servers or (order is not None and number in order.servers):
+                # The move is given up, with a new epoch. Whatever the old head or the newcomers
+                # still say about it belongs to an older epoch and is not heeded.
                 self._moving.pop(range_, None)
                 servers = tuple(server for server in chain.servers if server != number)
                 chain = Chain(chain.epoch + 1, servers)
@@ -97,6 +99,8 @@ class Registrar:
         order = self._moving.get(message.range)
         if order is None or order.epoch != message.epoch:
             return
+        # Only the head of the current chain may end a move: one that was replaced meanwhile may
+        # have a snapshot that lacks acknowledged commands.
         if self.view.chains[message.range].head != sender:
             return
         del self._moving[message.range]
@@ -111,6 +115,7 @@ class Registrar:
             return
         wanted = place(list(self.view.addresses), self._ranges, self._replicas)
         for range_, (chain, servers) in enumerate(zip(self.view.chains, wanted, strict=True)):
+            # A range takes no commands while it moves, so few may move at a time.
             if len(self._moving) >= _MOVES_AT_ONCE:
                 return
             if chain.head is not None and chain.servers != servers and range_ not in self._moving:

@@ -37,6 +37,9 @@ def place(servers: Sequence[int], ranges: int, replicas: int) -> list[tuple[int,
         chain: list[int] = []
         for place in room:  # heads are shared out evenly, and so are the first successors, …
             free = [server for server in met if server not in chain]
+            # One count of room for each place in the chain. A server may be the head of its share
+            # only, and the successor in its share only, so that neither reads nor replication pile
+            # up on one.
             server = next((server for server in free if place[server] > 0), free[0])
             place[server] -= 1
             chain.append(server)

@@ -52,6 +52,8 @@ class RegistrarService:
         self._confirmations = Confirmations()
         self._sent_view = 0
         self._looked = time.monotonic()
+        # Other threads change nothing themselves. They put tasks here, and the registrar's thread
+        # runs them between two messages: `Registrar` and `Job` need no locks.
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lines: list[str] = []
         self._stopped = threading.Event()
@@ -117,6 +119,8 @@ class RegistrarService:
                     self._hear(*said)
                 except Malformed as error:
                     self._say(f"the registrar drops {str(said[1])[:200]}: {error}")
+            # After the messages: a goodbye that has arrived counts before the report that the
+            # process has ended.
             while not self._tasks.empty():
                 self._tasks.get()()
             self._miss_the_silent()
@@ -204,6 +208,8 @@ class RegistrarService:
         """Whoever had this rank then: another one may have come since."""
         self._job.lose(rank)
         for participant in self._participants:
+            # `when` was taken when the death was reported. A worker that was started again may have
+            # come before this task runs, and must not be lost for its predecessor's death.
             if participant.rank == rank and participant.since < when:
                 self._part_with(participant, lost=True)
         self._job.begin_if_complete()
@@ -222,6 +228,7 @@ class RegistrarService:
 
     def _send_out(self) -> None:
         view = self._registrar.view
+        # Views go out before orders: the head must know the chain that an order is about.
         if view.number > self._sent_view and self._registrar.has_begun:
             self._sent_view = view.number
             for participant in self._participants:

@@ -65,6 +65,8 @@ class RegistrarTransport(Transport):
             epoch = int(mark) if mark is not None else NEVER
         elif self.rank == 0:
             self.store.registrar_client.announce(str(epoch))
+        # Meetings are named by epoch and count. A worker that enters here counts from 0 like the
+        # others, and so its first meeting is theirs.
         self._mark, self._count = str(epoch), itertools.count()
         return epoch
 
@@ -84,6 +86,8 @@ class RegistrarTransport(Transport):
         if claim is not None:
             self.agree(claim)
         given = self._meet(_bytes(flat))
+        # In rank order, over those who gave: all ranks got the same contributions, and so the same
+        # bits. An average is over as many as gave.
         reduce_into(flat, [_tensor(given[rank], flat) for rank in sorted(given)], op)
 
     def all_gather(self, mine: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:

@@ -206,9 +206,9 @@ def agreement_of(group: Group) -> StopAgreement:
     if dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()
         return StoreAgreement(store, group.rank, group.size)
-    seat = detect(os.environ)
-    launchers = seat.store is not None or seat.agent_store
-    if launchers and seat.size == group.size:  # under parameter servers
-        store = find_store(seat, group.timeout)
+    assignment = detect(os.environ)
+    launchers = assignment.store is not None or assignment.agent_store
+    if launchers and assignment.size == group.size:  # under parameter servers
+        store = find_store(assignment, group.timeout)
         return StoreAgreement(store, group.rank, group.size, _LOST_SECONDS)
     return MeetingAgreement(group)

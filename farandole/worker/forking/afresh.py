@@ -66,6 +66,7 @@ class Beginning:
         self._ignored = _ignored_signals()
         self._written = _bytes_written()
         self._input = getattr(getattr(sys.stdin, "buffer", None), "raw", None)
+        # An audit hook cannot be removed; `end` makes it do nothing.
         sys.addaudithook(self._note)
 
     def end(self) -> None:
@@ -81,6 +82,7 @@ class Beginning:
             self._over
             or self._seen
             or getattr(self._input, "was_read", True)
+            # A thread may do anything later; what it has seen so far cannot be taken back.
             or threading.active_count() > 1
             or self._written is None
             or self._written != _bytes_written()
@@ -88,6 +90,8 @@ class Beginning:
 
     def start_again(self) -> None:
         """Does not return, unless the interpreter is gone."""
+        # What a process hands on through `execve`: the folder, ignored signals and open files. The
+        # first two are restored here; Python opens files so that they are closed.
         os.chdir(self._folder)
         for number in _ignored_signals() - self._ignored:
             signal.signal(number, signal.SIG_DFL)

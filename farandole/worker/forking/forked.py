@@ -59,6 +59,8 @@ class _Input(io.FileIO):
 def take_streams(descriptors: Sequence[int]) -> None:
     """Standard input, output and errors are these from now on, opened as the interpreter does."""
     for number, descriptor in enumerate(descriptors):
+        # `dup2` also makes the descriptor one that programs started from here inherit, as standard
+        # streams must be.
         os.dup2(descriptor, number)
         os.close(descriptor)
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
@@ -119,6 +121,9 @@ def show_variables(reserved: str, size: int, variables: Mapping[str, str]) -> bo
     rest = size + len(mark) - len(shown)
     if at < 0 or rest < len(mark):
         return False
+    # Nobody else reads or writes these bytes: `os.environ` and the C library have copies, and this
+    # process has one thread. What is left of the reserved room stays reserved, for a process forked
+    # from here.
     ctypes.memmove(start + at, shown + mark + b"." * (rest - len(mark)), size + len(mark))
     return True
 
@@ -197,6 +202,7 @@ def run(command: Sequence[str]) -> None:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
+        # Without the frames of this file: a traceback begins in the script, as in a fresh process.
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         if isinstance(error, KeyboardInterrupt) and arguments[0] != "-m":
             _end_by_interrupt()

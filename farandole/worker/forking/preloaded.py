@@ -38,7 +38,7 @@ class Preloaded:
         self._modules = modules
         self._started_with = started_with
         self._beginning = beginning
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     @classmethod
     def hide(
@@ -64,6 +64,8 @@ class Preloaded:
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        # Checked at the import: only now is it certain that the libraries are wanted, and the
+        # variables are what the libraries would have read at this moment.
         changed = self._changed()
         if changed and self._beginning.can_start_again():
             self._start_again(changed)
@@ -77,6 +79,8 @@ class Preloaded:
         module.__spec__, module.__loader__ = module.__spec__.loader_state
         package = _root(module.__name__)
         for name in [name for name in self._modules if package in ("torch", _root(name))]:
+            # All modules of the package at once. If its parts were imported one by one, some would
+            # be new objects and others old ones, and classes would exist twice.
             sys.modules[name] = self._modules.pop(name)  # torch has imported all others
         if package == "torch":
             self._beginning.end()
@@ -96,8 +100,8 @@ class Preloaded:
         self._beginning.start_again()
 
     def _tell(self) -> None:
-        changed = self._changed() - self._told
-        self._told |= changed
+        changed = self._changed() - self._reported
+        self._reported |= changed
         threads = [name for name in _THREADS if name in changed and _is_number(name)]
         if threads:
             sys.modules["torch"].set_num_threads(int(os.environ[threads[0]]))

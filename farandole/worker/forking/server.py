@@ -71,6 +71,8 @@ def main() -> None:
     before = frozenset(sys.modules)
     for name in PRELOADED:
         importlib.import_module(name)
+    # `fork` copies the calling thread alone. A lock that another thread held would stay locked for
+    # ever in the child, and a device's context does not survive in a copy.
     if threading.active_count() > 1 or sys.modules["torch"].cuda.is_initialized():
         sys.exit("with another thread, or a device in use, forking is not safe")
     gc.freeze()  # what is here stays: no process need look through it
@@ -109,6 +111,8 @@ def _serve(connection: socket.socket) -> Request | None:
             if not found:
                 return None
             content += found
+        # Two forks: the process in between ends, so that the worker becomes an orphan, and the
+        # kernel gives it to the nearest subreaper above, the launcher.
         between = os.fork()
         if not between:
             request = Request(**json.loads(content))
@@ -127,12 +131,16 @@ def _fork_worker(connection: socket.socket, request: Request, streams: Sequence[
     deadline = time.monotonic() + _ADOPTION_SECONDS
     while os.getppid() == between and time.monotonic() < deadline:
         time.sleep(0.0005)
+    # Only now is the launcher the parent, and the signal at a parent's death is tied to that one.
+    # If the launcher died before this line, `adopted` is false, and the worker ends by itself.
     end_with_parent()
     adopted = os.getppid() == request.launcher
     connection.sendall(STARTED.pack(os.getpid() if adopted else NOBODY))
     connection.close()
     if not adopted:  # the launcher is gone
         os._exit(1)
+    # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which ends its
+    # workers.
     os.setsid()
     forked.forget_the_server(request.folder, request.variables)
     forked.take_streams(streams)

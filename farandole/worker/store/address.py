@@ -44,13 +44,13 @@ class StoreAddress:
         return connect_to_host(self.host, self.port, self.token, seconds)
 
     def variables(self) -> dict[str, str]:
-        """What `told` reads."""
+        """What `launcher_store` reads."""
         if self.path is not None:
             return {STORE: f"unix:{self.port}:{self.path}"}
         return {STORE: f"tcp:{self.port}:{self.host}", TOKEN: self.token.decode()}
 
 
-def told(environ: Mapping[str, str]) -> StoreAddress | None:
+def launcher_store(environ: Mapping[str, str]) -> StoreAddress | None:
     """The store of this process's launcher; None where it has none of ours. Raises `JoinError`."""
     text = environ.get(STORE)
     if not text:

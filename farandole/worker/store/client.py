@@ -47,6 +47,8 @@ class StoreClient(Store):
         super().__init__()
         self.set_timeout(timeout)
         self._address = address
+        # Parent and child of a fork share the connections. If both used one, each could read the
+        # other's answers, so the child opens its own.
         self._process = os.getpid()
         self._idle = [self._connect_patiently(timeout.total_seconds())]
 
@@ -157,6 +159,7 @@ class StoreClient(Store):
             if isinstance(error, OSError | CommError):
                 raise DistNetworkError(f"the store at {self._address}: {error}") from None
             raise
+        # Only a connection whose answer has been read in full is used again.
         self._idle.append(link)
         if status == protocol.REFUSED:
             raise DistStoreError(answer[0].decode())

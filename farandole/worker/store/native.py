@@ -23,6 +23,8 @@ class Native:
         self._tags = tags
 
     def read(self, peer: Peer) -> bool:
+        # The next request stays in the inbox while the last one waits: answers carry no number, and
+        # must come in the order of the requests.
         if peer.waiter is not None:
             return False
         message = protocol.take_message(peer.inbox)

@@ -93,6 +93,8 @@ class Table:
         self._reserve(_ENTRY_BYTES + len(key) + len(value))
         self._queues.setdefault(key, deque()).append(value)
         for waiter in self._waiting.get(key, ()):  # one value is for one of them
+            # The waiter leaves all lists before it is called, because it may wait again for the
+            # same key.
             self.forget(waiter)
             waiter.ready()
             break
@@ -133,6 +135,8 @@ class Table:
         waiter.missing.clear()
 
     def _wake(self, key: bytes) -> None:
+        # The key is taken out first: `ready` may wait for it again, for instance when it was
+        # deleted.
         for waiter in self._waiting.pop(key):
             waiter.missing.discard(key)
             if not waiter.missing:

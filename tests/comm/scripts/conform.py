@@ -21,8 +21,14 @@ def body(transport: str, group: Group) -> None:
         mpi._MOST_BYTES = 100_000  # as if messages were too long for MPI
         failures += run_checks(group, movement.CHECKS)
     assert not failures, "\n".join(failures)
-    heard = [seat for seat in psutil.Process().net_connections() if seat.status == "LISTEN"]
-    assert all(is_loopback(seat.laddr.ip) for seat in heard), f"listens on the network: {heard}"
+    heard = [
+        assignment
+        for assignment in psutil.Process().net_connections()
+        if assignment.status == "LISTEN"
+    ]
+    assert all(is_loopback(assignment.laddr.ip) for assignment in heard), (
+        f"listens on the network: {heard}"
+    )
     group.close()
     if group.rank == 0:
         print(f"{transport} {group.size}: {len(CHECKS)} checks passed", flush=True)

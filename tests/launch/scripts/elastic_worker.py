@@ -14,21 +14,21 @@ from datetime import timedelta
 from pathlib import Path
 
 from farandole.environment import ELASTIC_WORKER
-from farandole.worker.elastic import hosts_changed, is_elastic, next_seat, note_state
+from farandole.worker.elastic import hosts_changed, is_elastic, next_assignment, note_state
 
 assert is_elastic(os.environ)
 child = subprocess.Popen(["sleep", "600"])  # as a data loader has them
 generation = -1
 while True:
-    seat = next_seat(os.environ, generation, timedelta(seconds=60))
+    assignment = next_assignment(os.environ, generation, timedelta(seconds=60))
     note_state(os.environ)
-    generation = seat.attempt
-    facts = (seat.rank, seat.size, seat.local_rank, seat.local_size)
+    generation = assignment.attempt
+    facts = (assignment.rank, assignment.size, assignment.local_rank, assignment.local_size)
     words = (*facts, os.environ[ELASTIC_WORKER], os.getpid())
-    note = Path(f"seat-{generation}-{seat.rank}")
+    note = Path(f"assignment-{generation}-{assignment.rank}")
     note.with_suffix(".half").write_text(" ".join(map(str, words)))
     note.with_suffix(".half").rename(note)
-    print(f"sits at {seat.rank} of {seat.size}")
+    print(f"sits at {assignment.rank} of {assignment.size}")
     while not Path(f"again-{generation}").exists() and not hosts_changed(os.environ, generation):
         if Path("finish").exists():
             sys.exit()

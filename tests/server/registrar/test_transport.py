@@ -37,8 +37,8 @@ def meet(
         try:
             store = Store(cluster.address, cluster.key_file, rank=rank, timeout=SECONDS)
             stores.append(store)
-            roll = RegistrarTransport(store, rank, size, timedelta(seconds=SECONDS))
-            ends[rank] = body(Group(roll), cluster)
+            transport = RegistrarTransport(store, rank, size, timedelta(seconds=SECONDS))
+            ends[rank] = body(Group(transport), cluster)
         except Exception as error:
             ends[rank] = error
 

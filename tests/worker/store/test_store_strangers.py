@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from farandole.errors import FarandoleError, JoinError, UserError
 from farandole.worker.store import peer_user, protocol
-from farandole.worker.store.address import StoreAddress, new_token, told, users_token
+from farandole.worker.store.address import StoreAddress, launcher_store, new_token, users_token
 from farandole.worker.store.client import StoreClient
 from farandole.worker.store.handshake import ClientGreeting, ServerGreeting, Tags
 from farandole.worker.store.hosted import JobStore
@@ -262,12 +262,12 @@ def test_nothing_but_our_errors_comes_out_of_our_language(
 
 def test_what_a_worker_is_told() -> None:
     for address in (StoreAddress(Path("/a:b"), port=7), StoreAddress(None, "h", 7, b"secret")):
-        assert told(address.variables()) == address
+        assert launcher_store(address.variables()) == address
         assert "secret" not in repr(address) + str(address)
-    assert told({}) is None
+    assert launcher_store({}) is None
     for text in ("unix:", "unix:/a", "tcp:7:h", "tcp:h:x", "file:7:/a"):
         with pytest.raises(JoinError, match=r"which is no place|and no FARANDOLE_TOKEN"):
-            told({"FARANDOLE_STORE": text})
+            launcher_store({"FARANDOLE_STORE": text})
 
 
 def test_the_users_token(tmp_path: Path) -> None:

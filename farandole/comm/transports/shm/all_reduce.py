@@ -57,6 +57,8 @@ class AllReduce:
             return
         pieces = self._registered.get(flat.untyped_storage().data_ptr())
         if pieces is not None:
+            # The claim names the registration, so that a rank whose tensor is not registered is
+            # found out. It would read slots while the others write into each other's tensors.
             row = rounds.claim(f"{claim} registered at {flat.storage_offset()}")
             self._in_place(flat, op, row, pieces)
         elif flat.nbytes <= self._small_bytes:
@@ -109,6 +111,8 @@ class AllReduce:
         rounds = self._rounds
         kernels, slots = self._parts_of(flat)
         parts, vector = slots[rounds.next_slot % SLOTS], kernels.of(flat)
+        # One meeting is enough. A rank that comes to the next meeting has read this slot to its
+        # end, and the next collective writes another slot.
         kernels.copy(parts[rounds.rank], vector)
         rounds.meet()
         rounds.require_same(row)
@@ -139,6 +143,8 @@ class AllReduce:
         try:
             rounds.meet()
             if rounds.all_same(row):
+                # The first meeting ends all writes of the scripts to their tensors, the second one
+                # all writes of owners. Between the two a byte is touched only by its owner.
                 mine.reduce(op)
                 rounds.signal(1)
                 rounds.wait(1)
@@ -158,6 +164,9 @@ class AllReduce:
         rounds.meet()
         rounds.require_same(row)  # before anything depends on the length
         rounds.take_slots(len(chunks))
+        # Two kinds of signal are needed: a fast rank posts 0 for chunk i + 1 before it posts 1 for
+        # chunk i. With one kind, a rank that waits for the second could take the first for it, and
+        # collect a chunk that is not reduced yet.
         for index in range(len(chunks)):
             if index + 1 < len(chunks):
                 chunks.publish(index + 1, first + index + 1)

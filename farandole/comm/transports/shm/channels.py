@@ -74,6 +74,8 @@ class Channels:
             chunk = chunks.popleft()
             slot[: len(chunk)].copy_(chunk)
             self.sent[peer] += 1
+            # The bell rings after `filled` is posted. A peer that the bell wakes must find the
+            # slot, because it will not look again before the next ring.
             self.semaphores.post(filled)
             self.semaphores.post(self.bell(peer))
             progress = True
@@ -115,6 +117,7 @@ class Channels:
         by_peer: dict[int, deque[torch.Tensor]] = {}
         for peer, data in messages:
             raw = data.view(torch.uint8)
+            # Both ends know all lengths and skip an empty message, so neither waits for it.
             if len(raw):
                 by_peer.setdefault(peer, deque()).extend(raw.split(self.slots.shape[-1]))
         return by_peer

@@ -45,6 +45,8 @@ class Frames:
     def has_room(self, more: Sequence[int]) -> bool:
         """Whether a frame, and messages of so many bytes after it, find free slots now."""
         wanted = 1 + sum(-(-size // self.slot_bytes) for size in more)
+        # Only this rank takes from the semaphore of its free slots. So the number that it reads
+        # here can grow until it sends, but not shrink.
         return wanted <= SLOTS and self._channels.semaphores.value(self._theirs_free) >= wanted
 
     def put(self, head: bytes, parts: Sequence[tuple[int, torch.Tensor]]) -> None:
@@ -56,6 +58,8 @@ class Frames:
         slot = self._tensors[self._out][index]
         for begin, flat in parts:
             slot[begin : begin + flat.nbytes].copy_(flat.view(torch.uint8))
+        # No bell is rung: the receiver of a frame waits for `filled` itself. It cannot be inside
+        # `exchange`, because a message that needs `exchange` begins with a frame.
         channels.sent[self._peer] += 1
         channels.semaphores.post(self._theirs_filled)
 

@@ -30,6 +30,9 @@ class Layout:
     slot_bytes: int = SLOT_BYTES
     messages_only: bool = False  # then what is for collectives is small, and channels are wide
 
+    # The parts follow each other: semaphores, claims, slots, channels, token, statements. All but
+    # the last two have lengths that are multiples of 64 bytes, so that slots can be read as numbers
+    # of any dtype and no two semaphores share a cache line.
     @property
     def semaphores(self) -> list[int]:
         """What each begins with: two kinds of signal between every two ranks, then the channels."""
@@ -74,6 +77,8 @@ class Layout:
 def make(layout: Layout, timeout: timedelta) -> tuple[Segment, str]:
     """A segment with everything in its first state, and the token that tells it from others."""
     segment = Segment.make(layout.length, committed=layout.channels)
+    # No other rank knows of the segment yet: `share_segment` tells them afterwards, over another
+    # transport. So these writes need no order among themselves.
     nobody = Peers([os.getpid()], 0)
     Semaphores(segment, 0, nobody, timeout, spin=False).initialise(layout.semaphores)
     token = secrets.token_bytes(_TOKEN_BYTES)

@@ -35,6 +35,8 @@ class Registered:
         Other ranks may still write to the shared memory; nobody sees it.
         """
         mine = torch.empty(0, dtype=torch.uint8).set_(self._storage)
+        # The address stays the same, so that all views of the tensor, PyTorch's and the script's,
+        # remain valid.
         numbers = mine.clone()
         replace_pages(self.address, self._storage.nbytes())
         mine.copy_(numbers)
@@ -46,6 +48,9 @@ def register(tensor: torch.Tensor, transport: Transport, pids: Sequence[int]) ->
     needed = 0 if storage.is_shared() else storage.nbytes()
     shared = [text.split() for text in transport.share(f"{needed} {_room_bytes()}")]
     wanted, room = sum(int(need) for need, _ in shared), min(int(room) for _, room in shared)
+    # The file system hands out pages when they are first written. Without this check a write would
+    # end the process with SIGBUS. All ranks compare the same numbers, so all of them raise, or
+    # none.
     if wanted > room:
         raise OSError(
             f"{_ROOM} has room for {room / 2**20:.0f} MiB, and {wanted / 2**20:.0f} MiB are wanted"

@@ -92,9 +92,13 @@ class Rounds:
         A step is published before the one before it is collected, so that waiting for the others
         overlaps with work.
         """
+        # Callers have compared claims before, so all ranks take the same number of slots here.
         first = self.take_slots(steps)
         for step in range(steps + 1):
             if step < steps:
+                # Slot s is written again SLOTS steps later. By then this rank has waited for
+                # everybody's signal of step s + 1 at least, which each rank sends after it has
+                # collected step s - 1.
                 publish(step, (first + step) % SLOTS)
                 self.signal(0)
             if step > 0:

@@ -48,9 +48,13 @@ class Segment:
 
         Raises `OSError` when there is no room, rather than being killed for it later.
         """
+        # A process that the script starts must not inherit the descriptor: it would keep the
+        # memory.
         descriptor = os.memfd_create("farandole", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, length)
+            # Without this, pages are handed out at the first write, and a lack of them ends in
+            # SIGBUS.
             os.posix_fallocate(descriptor, 0, committed)
             return cls(descriptor, length)
         except BaseException:
@@ -188,6 +192,9 @@ class Semaphores:
 
     def _wait_long(self, address: int, peer: int) -> None:
         begin = time.monotonic()
+        # A peer that has a core of its own usually arrives within microseconds, and to fall asleep
+        # and be woken takes longer. Where ranks share cores, the peer needs this one: `spin` is off
+        # there.
         while time.monotonic() - begin < self._spin_seconds:
             if not self._try(address):
                 return
@@ -223,6 +230,8 @@ class Semaphores:
         """Why `peer`, waited for since then, should not be waited for any longer."""
         if not self._peers.lives(peer):
             return PeerLost([peer], "has ended")
+        # When one rank has given up, the collective cannot end any more. The others give up as
+        # well, rather than each wait for its own time limit after the one before.
         gave_up = self._statements is not None and self._statements.any()
         if gave_up or time.monotonic() - since > self._timeout_seconds:
             return PeerLost.late([peer], self._timeout_seconds)
@@ -235,6 +244,7 @@ def _sleeper(library: ctypes.CDLL) -> Callable[[int, float], bool]:
     if hasattr(library, "sem_clockwait"):  # glibc from 2.30 on
         by_clock = library.sem_clockwait
         by_clock.argtypes = [ctypes.c_void_p, ctypes.c_int, limit]
+        # Against the wall clock, a correction of the time would lengthen or end the wait.
         clock = time.CLOCK_MONOTONIC
         return lambda address, seconds: not by_clock(address, clock, _moment(clock, seconds))
     by_date = library.sem_timedwait

@@ -64,7 +64,7 @@ def _reset() -> None:
         except rejoining.LauncherLostError:
             raise
         except (JoinError, HorovodInternalError):
-            # Another worker died between its seat and its place in the group. Under a launcher
+            # Another worker died between getting its rank and joining the group. Under a launcher
             # that replaces it there is a next generation.
             if not rejoining.is_elastic(os.environ):
                 raise

@@ -39,7 +39,7 @@ from farandole.system.process_state import is_stopped
 from farandole.system.watchdog import Watchdog
 from farandole.worker.grace import DEFAULT_SECONDS
 from farandole.worker.network import interface_towards
-from farandole.worker.store.address import told
+from farandole.worker.store.address import launcher_store
 from farandole.worker.store.protocol import COUNT
 
 OUTPUT, ERRORS, END = b"o", b"e", b"x"
@@ -80,6 +80,8 @@ def run_worker(order: Order) -> None:
         try:
             _pass_on_until_the_end(worker)
         finally:
+            # In a `finally`: SIGTERM and SIGHUP raise SystemExit in the loop, and the worker must
+            # not outlive it.
             _reap(worker, order)
         _pass_on_the_rest(worker)
         error_text = error_file.read_text() if error_file.exists() else None
@@ -122,7 +124,7 @@ def _start(order: Order, error_file: Path) -> subprocess.Popen[bytes]:
 def _introduce(environment: Mapping[str, str]) -> None:
     """Shows the job's token to the launcher's store, which then lets in PyTorch's own clients from
     this host: a script that forms its process group itself has no token to show."""
-    store = told(environment)
+    store = launcher_store(environment)
     if store is not None:
         with contextlib.suppress(OSError, CommError):  # the worker will say so
             link = store.connect(_INTRODUCTION_SECONDS)
@@ -139,6 +141,8 @@ def _pass_on_until_the_end(worker: subprocess.Popen[bytes]) -> None:
         for descriptor in select.select(list(streams), [], [], _POLL_SECONDS)[0]:
             found = os.read(descriptor, _CHUNK)
             kind = streams[descriptor]
+            # Two ways to learn that the launcher is gone: nobody reads what is sent, or standard
+            # input ends.
             if (kind and not _send(kind, found)) or (not kind and not found):
                 return
             if not kind and WARNING in found and worker.poll() is None:

@@ -111,6 +111,8 @@ class RemoteWorker:
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; `UNREACHABLE` when the host was lost."""
+        # The thread must have ended too: the frame with the exit code may still be in the pipe when
+        # ssh ends.
         if self._ssh.poll() is None or self._thread.is_alive():
             return None
         return UNREACHABLE if self._exit_code is None else self._exit_code

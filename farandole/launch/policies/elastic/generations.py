@@ -58,6 +58,8 @@ def plan_generation(
     room = dict(hosts)
     left = sum(hosts.values()) if max_workers is None else max_workers
     staying, leaving = [], []
+    # Whoever has the state comes first. So as long as there is room for one such worker, rank 0 of
+    # the next generation has the state.
     for member in sorted(members, key=_seniority):
         if left and room.get(member.host, 0):
             room[member.host] -= 1

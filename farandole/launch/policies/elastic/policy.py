@@ -108,6 +108,8 @@ class Elastic(Policy):
             self._dismiss(asking)
             self._end_newcomers()
             return
+        # Of those with a rank: one that asks again has left the current generation. Newcomers alone
+        # are no reason to end it at once; its members come when they commit.
         returning = any(
             self._is_first_time() or self._workers[number].rank is not None for number in asking
         )
@@ -126,6 +128,8 @@ class Elastic(Policy):
                 return  # the next tick finds them among the members
         self._dismiss(asking & {member.worker for member in plan.leaving})
         self._end_late(plan, asking, someone_waits=returning)
+        # All must ask before anyone is answered. Those who got a rank earlier would wait in a
+        # collective for a member that still trains in the old generation.
         if is_enough and all(member.worker in asking for member in plan.staying):
             self._form(plan)
         else:
@@ -288,6 +292,7 @@ class Elastic(Policy):
                 f"generation {self._generation}: {size} worker{'s' * (size > 1)} on "
                 f"{listed(hosts)}; rank 0 is worker {placements[0].worker}"
             )
+        # A generation that was formed has survived them: later failures have other causes.
         self._failures.clear()
         self._announced = None
         self.done = None
@@ -299,6 +304,8 @@ class Elastic(Policy):
         if self._is_first_time() or not (removed or (new and new <= asking)):
             return
         change: Change = "added" if new else "removed"
+        # Newcomers are announced only when all of them ask, so that a running job does not
+        # interrupt itself to wait for processes that still import torch.
         if change != self._announced:
             self._rendezvous.announce(self._generation, change)
             self._announced = change

@@ -77,6 +77,8 @@ class RendezvousServer:
     def _answer(self, worker: int, text: str) -> None:
         after, _ = _read(self._store.get(f"asks/{worker}"))
         self._store.set(f"answer/{worker}/{after}", text)
+        # Remembered, so that the same question, which stays in the store, is not taken for a new
+        # one.
         self._answered[worker] = after
 
 

@@ -33,10 +33,10 @@ from farandole.worker.elastic import (
     HostChanges,
     LauncherLostError,
     generation,
-    next_seat,
+    next_assignment,
     note_state,
 )
-from farandole.worker.environment import Seat
+from farandole.worker.environment import RankAssignment
 from farandole.worker.store.hosted import JobStore
 
 PATIENCE = timedelta(seconds=60)
@@ -93,7 +93,7 @@ class Rehearsal:
         for _ in range(5):
             step(self.pool, self.policy)
 
-    def ask(self, *workers: int) -> dict[int, Future[Seat]]:
+    def ask(self, *workers: int) -> dict[int, Future[RankAssignment]]:
         asked = {}
         for worker in workers:
             environ = self.environments.setdefault(
@@ -106,7 +106,9 @@ class Rehearsal:
                     "FARANDOLE_JOB": "j",
                 },
             )
-            asked[worker] = self.voices.submit(next_seat, environ, generation(environ), PATIENCE)
+            asked[worker] = self.voices.submit(
+                next_assignment, environ, generation(environ), PATIENCE
+            )
         self.look_until(lambda: set(workers) & self.heard() == set(workers) - self.told(asked))
         return asked
 
@@ -114,20 +116,22 @@ class Rehearsal:
         return set(self.rendezvous.asking(self.pool.running))
 
     @staticmethod
-    def told(asked: dict[int, Future[Seat]]) -> set[int]:
+    def told(asked: dict[int, Future[RankAssignment]]) -> set[int]:
         return {worker for worker, future in asked.items() if future.done()}
 
-    def seats(self, *workers: int) -> dict[int, tuple[int, int]]:
+    def ranks(self, *workers: int) -> dict[int, tuple[int, int]]:
         """All of them ask: the rank and the local rank that each gets, by worker."""
         return self.answers(self.ask(*workers))
 
-    def answers(self, asked: dict[int, Future[Seat]]) -> dict[int, tuple[int, int]]:
+    def answers(self, asked: dict[int, Future[RankAssignment]]) -> dict[int, tuple[int, int]]:
         self.look_until(lambda: all(future.done() for future in asked.values()))
         found = {worker: future.result() for worker, future in asked.items()}
-        assert {seat.size for seat in found.values()} == {len(found)}
-        return {worker: (seat.rank, seat.local_rank) for worker, seat in found.items()}
+        assert {assignment.size for assignment in found.values()} == {len(found)}
+        return {
+            worker: (assignment.rank, assignment.local_rank) for worker, assignment in found.items()
+        }
 
-    def leaves(self, asked: Future[Seat]) -> bool:
+    def leaves(self, asked: Future[RankAssignment]) -> bool:
         self.look_until(asked.done)
         with pytest.raises(SystemExit) as leaving:
             asked.result()
@@ -160,7 +164,7 @@ def test_a_killed_worker_is_replaced_and_a_survivor_becomes_rank_0(
     rehearse: Callable[..., Rehearsal], capfd: pytest.CaptureFixture[str]
 ) -> None:
     play = rehearse({"localhost": 2, "127.0.0.1": 1})
-    assert play.seats(0, 1, 2) == {0: (0, 0), 1: (1, 1), 2: (2, 0)}
+    assert play.ranks(0, 1, 2) == {0: (0, 0), 1: (1, 1), 2: (2, 0)}
     assert play.environments[2] | {"RANK": "2", "WORLD_SIZE": "3"} == play.environments[2]
     play.end(0)
     play.look()
@@ -180,7 +184,7 @@ def test_an_added_host_is_announced_when_its_workers_are_ready(
     rehearse: Callable[..., Rehearsal],
 ) -> None:
     play = rehearse({"a": 1}, max_workers=2)
-    play.seats(0)
+    play.ranks(0)
     play.discovery.hosts = {"a": 1, "b": 2}
     play.look()
     assert set(play.workers()) == {0, 1}  # not more than two
@@ -195,7 +199,7 @@ def test_an_added_host_is_announced_when_its_workers_are_ready(
 
 def test_the_workers_of_a_removed_host_leave_with_0(rehearse: Callable[..., Rehearsal]) -> None:
     play = rehearse({"a": 1, "b": 2})
-    play.seats(0, 1, 2)
+    play.ranks(0, 1, 2)
     play.discovery.hosts = {"b": 1}  # and one slot less there
     play.look()
     assert play.changed(0) == play.changed(1) == "removed"
@@ -212,7 +216,7 @@ def test_a_host_that_cannot_reach_the_launcher(
     rehearse: Callable[..., Rehearsal], capfd: pytest.CaptureFixture[str]
 ) -> None:
     play = rehearse({"a": 1})
-    play.seats(0)
+    play.ranks(0)
     play.discovery.hosts = {"a": 1, "far": 2}
     play.look()
     assert set(play.workers()) == {0}
@@ -226,7 +230,7 @@ def test_it_begins_with_as_many_as_are_wanted_and_goes_on_with_fewer(
     assert not play.workers()
     play.discovery.hosts = {"a": 2, "b": 1}
     play.look()
-    play.seats(0, 1, 2)
+    play.ranks(0, 1, 2)
     play.discovery.hosts = {"a": 2}
     play.look()
     asked = play.ask(0, 1, 2)
@@ -235,7 +239,7 @@ def test_it_begins_with_as_many_as_are_wanted_and_goes_on_with_fewer(
 
 def test_too_few_hosts(rehearse: Callable[..., Rehearsal]) -> None:
     play = rehearse({"a": 2}, min_workers=2, start_timeout_seconds=1.5)
-    play.seats(0, 1)
+    play.ranks(0, 1)
     play.discovery.hosts = {"a": 1}
     play.discovery.error = LaunchError("the script failed")
     with pytest.raises(
@@ -248,7 +252,7 @@ def test_too_few_hosts(rehearse: Callable[..., Rehearsal]) -> None:
 
 def test_hosts_that_come_in_time_are_taken(rehearse: Callable[..., Rehearsal]) -> None:
     play = rehearse({"a": 2}, min_workers=2)
-    play.seats(0, 1)
+    play.ranks(0, 1)
     play.discovery.hosts = {"a": 1}
     play.look()
     asked = play.ask(0, 1)
@@ -262,7 +266,7 @@ def test_hosts_that_come_in_time_are_taken(rehearse: Callable[..., Rehearsal]) -
 def test_the_state_does_not_go_with_the_hosts(rehearse: Callable[..., Rehearsal]) -> None:
     """Where all hosts are replaced at once nobody is let go, and nobody new begins from nothing."""
     play = rehearse({"a": 1}, start_timeout_seconds=1.5)
-    play.seats(0)
+    play.ranks(0)
     play.discovery.hosts = {"b": 1}
     with pytest.raises(LaunchError, match="all hosts of generation 0 were removed at once"):
         play.look_until(lambda: False)
@@ -271,15 +275,15 @@ def test_the_state_does_not_go_with_the_hosts(rehearse: Callable[..., Rehearsal]
 
 def test_the_limit_of_resets(rehearse: Callable[..., Rehearsal]) -> None:
     play = rehearse({"a": 1}, reset_limit=1)
-    play.seats(0)
-    play.seats(0)
+    play.ranks(0)
+    play.ranks(0)
     with pytest.raises(LaunchError, match=r"change for the 2\. time, and the limit is 1\."):
-        play.seats(0)
+        play.ranks(0)
 
 
 def test_when_nobody_has_the_state_the_job_has_failed(rehearse: Callable[..., Rehearsal]) -> None:
     play = rehearse({"a": 2})
-    play.seats(0, 1)
+    play.ranks(0, 1)
     play.end(0)
     play.look()
     assert set(play.workers()) == {1, 2}
@@ -309,36 +313,36 @@ def test_a_script_that_cannot_work_is_not_started_for_ever(
 
 def test_a_bad_host_is_left_out_and_the_others_go_on(rehearse: Callable[..., Rehearsal]) -> None:
     play = rehearse({"a": 1, "b": 1})
-    play.seats(0, 1)
+    play.ranks(0, 1)
     for new in (2, 3, 4):
-        play.changed(0)  # commits do not help those that fail before they have a seat
+        play.changed(0)  # commits do not help those that fail before they have a assignment
         play.end(new - 1)
         play.look()
         if new < 4:
             assert set(play.workers()) == {0, new}
     assert set(play.workers()) == {0}
-    assert play.seats(0) == {0: (0, 0)}
+    assert play.ranks(0) == {0: (0, 0)}
 
 
 def test_commits_forgive(rehearse: Callable[..., Rehearsal]) -> None:
     play = rehearse({"a": 2})
-    play.seats(0, 1)
+    play.ranks(0, 1)
     for new in range(2, 6):
         play.changed(0)
         play.end(new - 1)
         play.look()
-        assert play.seats(0, new) == {0: (0, 0), new: (1, 1)}
+        assert play.ranks(0, new) == {0: (0, 0), new: (1, 1)}
 
 
 def test_without_commits_failing_in_generation_after_generation_is_not_forgiven(
     rehearse: Callable[..., Rehearsal],
 ) -> None:
     play = rehearse({"a": 2})
-    play.seats(0, 1)
+    play.ranks(0, 1)
     for new in (2, 3):
         play.end(new - 1)
         play.look()
-        play.seats(0, new)
+        play.ranks(0, new)
     play.end(3)
     play.look()
     assert play.policy.failure is not None
@@ -346,7 +350,7 @@ def test_without_commits_failing_in_generation_after_generation_is_not_forgiven(
 
 def test_rank_0s_end_is_the_end(rehearse: Callable[..., Rehearsal]) -> None:
     play = rehearse({"a": 4}, "trap 'exit 0' USR1; sleep 600 & wait")
-    play.seats(0, 1, 2, 3)
+    play.ranks(0, 1, 2, 3)
     play.discovery.hosts = {"a": 4, "b": 1}
     play.look()
     assert set(play.workers()) == {0, 1, 2, 3, 4}
@@ -366,7 +370,7 @@ def test_rank_0s_end_is_the_end(rehearse: Callable[..., Rehearsal]) -> None:
 def test_another_rank_may_end_before_the_last_reset(rehearse: Callable[..., Rehearsal]) -> None:
     """Rank 0's last collective breaks: it goes back to its commit, with a new worker beside it."""
     play = rehearse({"a": 2}, "trap 'exit 0' USR1; sleep 600 & wait", min_workers=2)
-    play.seats(0, 1)
+    play.ranks(0, 1)
     play.end(1, signal.SIGUSR1)
     asked = play.ask(0)
     play.look()
@@ -385,7 +389,7 @@ def test_one_that_all_wait_for_is_ended(
     rehearse: Callable[..., Rehearsal], capfd: pytest.CaptureFixture[str]
 ) -> None:
     play = rehearse({"a": 2}, start_timeout_seconds=1.5)
-    play.seats(0, 1)
+    play.ranks(0, 1)
     play.ask(0)
     play.look_until(lambda: 1 not in play.workers())
     assert capfd.readouterr().err.startswith(
@@ -403,7 +407,7 @@ def test_one_that_is_stuck_is_ended_when_collectives_have_broken(
     monkeypatch.setattr(late_workers, "_STOPPED_SECONDS", 0.5)
     monkeypatch.setattr(late_workers, "_NAMED_SECONDS", 0.5)
     play = rehearse({"a": 3}, answer_seconds=2.0)
-    play.seats(0, 1, 2)
+    play.ranks(0, 1, 2)
     os.kill(play.workers()[1], signal.SIGSTOP)
     play.look()
     assert set(play.workers()) == {0, 1, 2}  # nobody waits for it yet
@@ -433,7 +437,7 @@ def test_one_that_runs_on_when_rank_0_is_done_is_ended(
 ) -> None:
     monkeypatch.setattr(exit_watch, "_STOPPED_SECONDS", 0.5)
     play = rehearse({"a": 2}, "trap 'exit 0' USR1; sleep 600 & wait")
-    play.seats(0, 1)
+    play.ranks(0, 1)
     os.kill(play.workers()[1], signal.SIGSTOP)
     play.end(0, signal.SIGUSR1)
     play.look_until(lambda: play.policy.is_finished())
@@ -447,12 +451,12 @@ def test_one_that_never_got_the_state_does_not_become_rank_0(
 ) -> None:
     """Worker 3 takes 0's place and is rank 1, when 1, which is to send it the state, dies too."""
     play = rehearse({"a": 2, "b": 1})
-    play.seats(0, 1, 2)
+    play.ranks(0, 1, 2)
     for worker in (1, 2):
         note_state(play.environments[worker])
     play.end(0)
     play.look()
-    assert play.seats(1, 2, 3) == {1: (0, 0), 3: (1, 1), 2: (2, 0)}
+    assert play.ranks(1, 2, 3) == {1: (0, 0), 3: (1, 1), 2: (2, 0)}
     play.end(1)
     play.look()
     asked = play.ask(3) | play.ask(2, 4)
@@ -471,7 +475,7 @@ def test_a_launcher_without_a_pulse(tmp_path: Path) -> None:
     rendezvous.expect(5)
     environ = {ELASTIC_WORKER: "5", **store.here().variables()}
     with pytest.raises(
-        LauncherLostError, match=r"worker 5 waits for its seat after generation -1, and the"
+        LauncherLostError, match=r"worker 5 waits for its rank after generation -1, and the"
     ):
-        next_seat(environ, -1, timedelta(seconds=0.1))
+        next_assignment(environ, -1, timedelta(seconds=0.1))
     store.close()

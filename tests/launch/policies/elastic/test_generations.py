@@ -38,9 +38,9 @@ def test_over_any_generations(
     for hosts, dying in steps:
         survivors = [member for member in members if member.rank is not None]
         members = grow(hosts, members, limit)
-        seats = assign_ranks(members)
-        assert [seat.rank for seat in seats] == list(range(len(members)))
-        assert {seat.size for seat in seats} <= {len(members)}
+        placements = assign_ranks(members)
+        assert [placement.rank for placement in placements] == list(range(len(members)))
+        assert {placement.size for placement in placements} <= {len(members)}
         assert len(members) == min(sum(hosts.values()), limit or 99)
         on_host = [member.host for member in members]
         for host in set(on_host):
@@ -48,8 +48,12 @@ def test_over_any_generations(
             there = on_host.count(host)
             assert there <= hosts[host]
             assert on_host[first : first + there] == [host] * there
-            assert [seat.local_rank for seat in seats[first : first + there]] == [*range(there)]
-            assert {seat.local_size for seat in seats[first : first + there]} == {there}
+            assert [placement.local_rank for placement in placements[first : first + there]] == [
+                *range(there)
+            ]
+            assert {placement.local_size for placement in placements[first : first + there]} == {
+                there
+            }
         kept = [member.rank for member in members if member.rank is not None]
         assert kept == sorted(kept)
         if kept:
@@ -66,9 +70,9 @@ def test_over_any_generations(
                     if member.host == survivor.host
                 )
         members = [
-            Member(seat.worker, member.host, seat.rank)
-            for seat, member in zip(seats, members, strict=True)
-            if seat.rank not in dying
+            Member(placement.worker, member.host, placement.rank)
+            for placement, member in zip(placements, members, strict=True)
+            if placement.rank not in dying
         ]
 
 

@@ -20,7 +20,7 @@ from farandole.launch.watches import exit_watch
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-FACTS = Path(__file__).parent / "scripts" / "facts.py"
+FACTS = Path(__file__).parents[1] / "scripts" / "facts.py"
 
 # What the workers below have in common: their number, and a way to wait for each other.
 PRELUDE = """

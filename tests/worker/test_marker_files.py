@@ -10,7 +10,7 @@ import pytest
 from farandole.launch.job import Outcome
 from farandole.launch.outcome_text import print_outcome
 from farandole.worker.failure import Failure
-from farandole.worker.joined import any_joined, record_joined
+from farandole.worker.marker_files import any_joined, record_joined
 
 if TYPE_CHECKING:
     from conftest import Sandbox
