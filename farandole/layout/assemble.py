@@ -93,6 +93,8 @@ def assemble(
     held = {stage: modules[stage] for stage in places.held(tile_groups.place(pipe.rank))}
     layers = {module: name for name, module in model.named_modules() if name}
     check_handoff(layout, layers)
+    # Names are looked up before `release` and moves: both find tensors by identity, and buffers
+    # become new tensors when they are moved.
     bridge = GradientBridge(held, unused(model, tensors) if pipe.rank == 0 else ())
     names = names_in(model, bridge)
     release(model, bridge)
@@ -273,6 +275,8 @@ def routes(places: Pipeline, tile_groups: TileGroups) -> set[tuple[int, int]]:
             for micro in range(math.lcm(len(homes[stage]), len(homes[stage + 1]))):
                 here = places.home(stage, micro, replica)
                 there = places.home(stage + 1, micro, replica)
+                # Where tiles end between two stages, only the first shard has a partner on the
+                # other side.
                 for shard in range(min(tile_groups.sizes[here], tile_groups.sizes[there])):
                     one, other = tile_groups.rank(here, shard), tile_groups.rank(there, shard)
                     assert one is not None
@@ -287,6 +291,7 @@ def _weights(layout: Layout, rank: int) -> Callable[[StageModule], Weights]:
         return Weights
     if not layout.stash:
         return Latest
+    # Long enough for the pipeline to be full: from then on a rank's lag does not grow any more.
     steady = layout.stream().unroll(4 * layout.ranks)
     if facts(steady).versions[rank] == 1:
         return Weights

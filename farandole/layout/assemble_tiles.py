@@ -42,6 +42,8 @@ def make_tilings(
     last_tiled = layout.tiled - 1 if layout.tiled and layout.tiled != layout.stages else None
     tilings = {}
     for stage, module in held.items():
+        # A tiling watches the layers of its own stage only. Two stages of one rank are at different
+        # layers, and each tiling keeps its own path for error messages.
         inside = set(module.modules())
         tilings[stage] = Tiling(
             shards,

@@ -253,6 +253,7 @@ def _memory(
     if layout.recompute:  # only what came in is kept
         saved = [0, *(blocks[-1].output_bytes for blocks in stages[:-1])]
     weights = [sum(block.parameter_bytes for block in blocks) for blocks in stages]
+    # Read off the schedule that will run. What is promised here is what the interpreter will hold.
     pipeline = _steady(layout)
     nothing = [0.0] * len(stages)
     versions = facts(pipeline).versions

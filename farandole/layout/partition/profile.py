@@ -107,6 +107,7 @@ def _measure(module: nn.Module, run: Callable[[Any], Any], value: Any, repeats: 
     saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
+        # Weights are kept in any case, and counted by themselves.
         if _storage(tensor) not in own:
             saved[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor

@@ -42,6 +42,8 @@ class Failures:
     def guarded(self, work: Callable[[], T]) -> T:
         """Whatever goes wrong here is told to all ranks, and they raise it too."""
         if self._mail.failure is not None:
+            # Messages of the failed step may still be under way, and would be taken for those of a
+            # new one. So a broken pipeline stays broken.
             raise StageError(f"the pipeline was broken by an earlier failure: {self._mail.failure}")
         try:
             return work()

@@ -64,6 +64,8 @@ class Interpreter:
 
     def run(self, actions: Sequence[Action]) -> None:
         """Does them in order. Everything in `feeds` that they need must be there."""
+        # Announced before the first action, so that messages are received while the rank computes.
+        # Each expected message is taken by exactly one action: the count is read off the same list.
         for source, count in self._senders(actions).items():
             self._mail.expect(source, count)
         for action in actions:
@@ -88,6 +90,8 @@ class Interpreter:
             with self._working(action):
                 whole = action.kind == "B"
                 result = (stage.backward if whole else stage.backward_input)(key, gradients)
+            # With a split backward the micro-batch counts as done after its first half. The second
+            # half is local, and the schedule has it before the update.
             self.done.append(action.micro)
             if action.stage > 0:
                 self._post(action, -1, _BACKWARD, (result, self.losses[action.micro]))
@@ -113,6 +117,8 @@ class Interpreter:
 
     def _gradients(self, action: Action) -> Gradients:
         if action.stage == self.places.stages - 1:
+            # The gradient of the batch's loss with respect to this micro-batch's: its weight. It
+            # makes the sum over micro-batches the gradient of the whole batch.
             weight = self.feeds[action.micro].micro.weight * self.loss_scale
             return [torch.full_like(self.losses[action.micro], weight)]
         if self._home(action, 1) is None:  # this shard ended here, and what it gave on is another's

@@ -36,6 +36,8 @@ class MaskedMeans:
         """Around the forward of a micro-batch. Raises `UserError` if it is unlike another."""
         with _Means() as means:
             yield
+        # Micro-batches of one step are compared with each other only: another batch may be masked
+        # otherwise.
         if self._step != step:
             self._step, self.first = step, None
         if self.first is None:

@@ -46,6 +46,8 @@ class ActivationMeter:
         self._kept.pop(key, None)
 
     def _held_bytes(self) -> int:
+        # By storage, since two micro-batches may keep the same tensor, such as a mask. It takes
+        # memory once.
         storages = {place: size for kept in self._kept.values() for place, size in kept.items()}
         return sum(storages.values())
 

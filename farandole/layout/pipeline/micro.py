@@ -36,6 +36,8 @@ def cut_batch(
     micros = []
     for index in range(count):
         part = piece(index, count, rows)
+        # Micro-batches differ by one sample at most, but they do differ: equal weights would be
+        # wrong for a batch that they do not divide.
         share = len(part) / rows if rows and reduction == "mean" else 1.0
         micros.append(
             Micro(_rows(inputs, part, rows), _rows(targets, part, rows), len(part), share)

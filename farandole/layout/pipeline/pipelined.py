@@ -125,6 +125,8 @@ class Pipelined:
         Gradients stay on the weights, and are this rank's own until `add_up_gradients`. Buffers
         change. Nothing else notices that there was a trial.
         """
+        # Invariant: training begins as if there had been no trial. Whatever counts or watches is
+        # set aside, and put back even if the trial fails.
         meters = {stage: stage.meter for stage in self.stages.values()}
         means, self._means = self._means, None
         for stage in self.stages.values():
@@ -152,6 +154,8 @@ class Pipelined:
         self._failures.guarded(self._update.add_up)
 
     def _whole_step(self, micros: Sequence[Micro]) -> torch.Tensor:
+        # A small last batch makes fewer micro-batches, and so another schedule. All ranks cut the
+        # same batch, so all of them find the same one.
         pipeline = self._pipeline(len(micros))
         self._interpreter.places = pipeline
         self._feed(micros, 0)
@@ -184,6 +188,8 @@ class Pipelined:
         """Where several ranks have computed losses of one batch: each has compared its own."""
         if self._means is None or not (self.layout.mirrored or self._takes_turns):
             return
+        # Each rank has compared the micro-batches that it has computed itself. One of each is
+        # enough to compare across ranks, since those of one rank are alike.
         own = list(self._means.first or ())
         told = self._failures.guarded(lambda: self.pipe.gather_json(own))
         known = [(micro, samples, divisors) for micro, samples, divisors in filter(None, told)]
@@ -207,6 +213,8 @@ class Pipelined:
         """Brings everything that is under way to its end."""
         if self._stream is None or not self.turns:
             return
+        # Afterwards versions and micro-batches are counted from 0 again, as the schedule counts
+        # them.
         actions = self._stream.drain(self._place, self.turns)
         self.turns = 0
         self._failures.guarded(lambda: self._perform(actions))
@@ -305,6 +313,8 @@ class Pipelined:
         if self._stream is None:
             self._update()
             return
+        # A strategy weighs uneven batches by the samples in them. In a stream, the batches of an
+        # update are not those of the step that is being made, so they are named.
         self.before_update(sorted({micro // self.layout.microbatches for micro in done}))
         self._update(whole_batches)
         for stage in self.stages.values():

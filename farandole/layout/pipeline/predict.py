@@ -38,6 +38,8 @@ def predict(
     for stage in stages.values():
         stage.module.eval()
     try:
+        # All ranks go through micro-batches and stages in the same order, so a rank only waits for
+        # what comes earlier in that order.
         with torch.no_grad():
             outputs = [
                 _through(index, micro, pipe, mail, places, tile_groups, stages)

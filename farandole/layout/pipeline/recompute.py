@@ -55,7 +55,13 @@ def recomputed(
     # that one, which computes them again too.
     with set_checkpoint_early_stop(not to_the_end):
         return checkpoint(
-            again, *tensors, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
+            # The random state need not be kept: `StageModule` seeds every block from the pass and
+            # not from what was drawn before it.
+            again,
+            *tensors,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=contexts,
         )
 
 

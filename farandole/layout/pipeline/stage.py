@@ -112,6 +112,8 @@ class Stage:
         with self._lowered(), self._metered(key, inputs, version), self._away(), watched, changes:
             result = self._recomputed(run, value) if self._recompute else run(value)
         outputs = _tensors(result)
+        # Keyed by direction and micro-batch: with two directions, one rank may hold the same stage
+        # for two copies of the model, with backwards in either order.
         self._pending[key] = PendingBackward(inputs, outputs, version)
         return result
 
@@ -248,6 +250,8 @@ def _roots(
 def _taken(inputs: Sequence[torch.Tensor]) -> Gradients:
     gradients: Gradients = []
     for tensor in inputs:
+        # Every input has an entry, in order: the stage before matches them with its outputs by
+        # position.
         gradients.append(tensor.grad if tensor.requires_grad else None)
         if tensor.requires_grad:
             tensor.grad = None

@@ -122,6 +122,8 @@ class Latest(Weights):
         }
 
         def keep(tensor: torch.Tensor) -> torch.Tensor | _Place:
+            # Views of a weight, such as its transpose, lie in its storage too. A cast copy does
+            # not, and is kept as it is.
             weight = weights.get(tensor.untyped_storage().data_ptr())
             if weight is None or tensor.dtype != weight.dtype:
                 return tensor

@@ -113,6 +113,8 @@ def _tried(model: nn.Module, training: bool, sample: Arguments) -> Any:
 def _recorded(model: nn.Module, cuts: Sequence[str], sample: Arguments) -> Recording:
     whole: dict[nn.Module, str] = {}
     while True:
+        # Ends, because `whole` grows in every round but the last and cannot hold more than all
+        # submodules.
         known = len(whole)
         recordings = []
         for training in (True, False):
@@ -139,6 +141,8 @@ def _recorded(model: nn.Module, cuts: Sequence[str], sample: Arguments) -> Recor
 def _difference(first: Recording, second: Recording, model: nn.Module) -> nn.Module | None:
     """The innermost module that does something else in the second recording; None: there is none,
     and the first one is now right for both modes."""
+    # The recordings agree node by node, or not at all: the first pair that differs tells where the
+    # code took another way. Lengths are compared last.
     pairs = list(zip(first.graph.nodes, second.graph.nodes, strict=False))
     same = {two: one for one, two in pairs}
     chosen: list[tuple[fx.Node, Any, Any]] = []
@@ -148,6 +152,8 @@ def _difference(first: Recording, second: Recording, model: nn.Module) -> nn.Mod
         )
         if not alike or not _same_nodes((one.args, one.kwargs), (two.args, two.kwargs), same):
             return _innermost(one, two, model)
+        # Noted, and not changed yet: the graph must stay as it is while nodes are still being
+        # compared.
         chosen.append((one, two.args, two.kwargs))
     if len(first.graph.nodes) != len(second.graph.nodes):
         return _innermost(*pairs[-1], model)

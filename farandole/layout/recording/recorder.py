@@ -172,6 +172,9 @@ class Recorder(TorchFunctionMode):
                 result = self._opened(module, run, args, kwargs)
             except Exception as error:
                 self.whole[module] = short(error)
+                # The attempt leaves nothing behind: its nodes are erased here, and `_opened` has
+                # put attributes back. Tensors that it has made are unreachable, so their erased
+                # nodes are never asked for.
                 self._take_back(before)
                 result = self._closed(module, run, args, kwargs)
         self.starts.setdefault(module, before.next)

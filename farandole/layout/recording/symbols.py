@@ -78,6 +78,8 @@ class Symbol:
 
     def fixed(self) -> Any:
         """The value itself: the recording is then of batches with this value only."""
+        # Invariant: whatever Python code did with a plain number was recorded as a requirement. A
+        # batch with another number is refused, not computed wrongly.
         self._notes.require(self.recorded, self.value)
         return self.value
 

@@ -96,6 +96,8 @@ class SelfCheck:
                 dtype, computed = self._computed(pipelined, inputs, targets)
             except CannotCheckError as error:
                 reason = str(error)
+        # Only the first rank has tried the plain model. All ranks follow what it found, so that
+        # they run the trial together, in one precision, or skip it together.
         told = pipe.broadcast_json([reason, str(dtype), 0.0 if computed is None else computed.loss])
         if told[0]:
             return f"the layout was not checked against the plain model: {told[0]}"
@@ -155,6 +157,8 @@ class SelfCheck:
         off = abs(loss - expected_loss)
         if pipe.rank == 0 and not off <= tolerance.of_loss(expected_loss):
             found.append(Difference("loss", "loss", off / max(abs(expected_loss), 1e-300)))
+        # Invariant: all ranks raise, or none does. So the decision is made from everybody's
+        # findings, and not from a rank's own.
         told = pipe.gather_json([list(each) for each in found])
         # Several ranks may hold a weight, and find the same.
         distinct = {(kind, name): off for of_rank in told for kind, name, off in of_rank}

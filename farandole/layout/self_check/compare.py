@@ -114,9 +114,12 @@ def compare_gradients(
         if name not in mine or not mine[name].requires_grad or not mine[name].numel():
             continue
         gradient = mine[name].grad
+        # A pipeline may leave out the gradient of an unused weight where the plain model has zeros,
+        # and the other way round. As values they are equal.
         off = expected if gradient is None else gradient - expected
         largest = float(expected.abs().max())
         most = float(off.abs().max())
+        # Written with `not … <=`, so that NaN counts as a difference.
         if not most <= tolerance.of_gradient(name, largest) and bool(expected.isfinite().all()):
             found.append(Difference("gradient", name, most / largest if largest else float("inf")))
     return found

@@ -66,6 +66,9 @@ def first_difference(plain: Seen, ranks: Sequence[OfRank], close: float) -> str 
     layer that nobody has seen, because it is inside of something recorded, is not compared.
     """
     for name, (times, total) in plain.items():
+        # Ranks of one shard have seen different micro-batches of the same piece: their runs and
+        # sums add up before they are divided. Shards have seen different pieces: these are added
+        # afterwards.
         shards: dict[int, list[float]] = {}
         for rank in ranks:
             if name in rank.seen:

@@ -104,6 +104,8 @@ class PlainModel:
         with swapped(self.model, dtype):
             for each in self.model.parameters():
                 if each.is_floating_point():
+                    # A generator of its own: the process's random state is part of what must not
+                    # change, and the result is the same in every run.
                     generator = torch.Generator(each.device).manual_seed(each.numel())
                     signs = torch.randint(
                         -1, 2, each.shape, generator=generator, device=each.device

@@ -29,6 +29,7 @@ def wrapped(like: Rows, result: Any) -> Any:
 def called(like: Rows, function: Any, given: Sequence[Any], args: Args, named: Named) -> Any:
     """Calls a function with this shard's rows; notes if it has changed what it was `given`."""
     rows = [leaf for leaf in given if isinstance(leaf, Rows)]
+    # `inplace=True` is an argument like any other. Versions tell what was really written.
     versions = [version_of(each.own) for each in rows]
     result = function(*args, **named)
     for each, version in zip(rows, versions, strict=True):

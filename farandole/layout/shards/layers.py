@@ -76,6 +76,8 @@ def _dropout(
     if not training or p == 0.0:
         return input
     own = input.own
+    # Drawn for the whole batch, because all shards have one random state: each draws the same mask
+    # and keeps its own rows of it.
     whole = own.new_zeros(tuple(input.shape))
     whole[input.spans.span(input.spans.shard)] = own
     result = input.spans.here(function(whole, p, True))
@@ -171,6 +173,8 @@ def einsum(like: Rows, function: Any, args: Args, named: Named) -> Any:
     (batch,) = letters
     here = []
     for term, each in zip(terms, operands, strict=True):
+        # The samples' letter may only be the first of a term. Elsewhere the samples would be summed
+        # over or mixed.
         if batch in term[1:] or (isinstance(each, Rows) and not each.goes_with(like)):
             return NotImplemented
         if isinstance(each, Rows):

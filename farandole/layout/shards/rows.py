@@ -39,6 +39,8 @@ def share_of(shard: int, shards: int, samples: int, gathers: bool = False) -> Sh
     """
     if gathers:
         return Share(range(0), spare=True) if shard else Share(range(samples), spare=False)
+    # Invariant: the shares that are not spare hold every sample exactly once. A spare shard still
+    # computes something, because it must make the same exchanges as the others.
     rows = piece(shard, shards, samples)
     return Share(rows, spare=False) if rows else Share(range(min(1, samples)), spare=True)
 
@@ -103,6 +105,7 @@ class Rows(Divided):
         """The same values in another shape, in the same memory if torch has left them there."""
         made = self.like(own, factor)
         if same_memory(own, self.own):
+            # A view of a copy is a copy too: a write to it concerns the original as well.
             made.source = self.source
         return made
 

@@ -78,6 +78,7 @@ def _reshaped(first: Rows, function: Any, wanted: list[int]) -> Any:
         return NotImplemented
     known = math.prod(size for size in wanted if size != -1)
     wanted = [first.numel() // max(1, known) if size == -1 else size for size in wanted]
+    # Samples stay whole only if each of them makes the same number of rows.
     if math.prod(wanted) != first.numel() or wanted[0] % first.samples:
         return NotImplemented
     factor = wanted[0] // first.samples

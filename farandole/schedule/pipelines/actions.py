@@ -76,6 +76,8 @@ class Pipeline:
 
     def home(self, stage: int, micro: int, replica: int = 0) -> int:
         """The rank that computes this stage for this micro-batch."""
+        # The one rule for who computes what. Sender and receiver both use it, so a message needs no
+        # address beside its micro-batch.
         ranks = self.homes[replica][stage]
         return ranks[micro % len(ranks)]
 

@@ -30,6 +30,8 @@ def check(pipeline: Pipeline, *, same_version: bool = True) -> None:
     for rank in range(pipeline.ranks):
         computed |= _Rank(pipeline, rank, same_version).check()
     _check_all_there(pipeline, computed)
+    # Whether ranks wait for each other for ever does not depend on how long things take, so any
+    # costs will do: an action waits for certain other actions, not for a time.
     for _ in play(pipeline, Costs.even(pipeline.stages)):
         pass
 
@@ -86,6 +88,8 @@ class _Rank:
                 position, action, f"uses version {version}, but {before} used {before.version}"
             )
         self.last[this] = action
+        # Gradients of the weights exist after B or W. An update must follow them, or they would be
+        # added to those of the next step.
         if kind == "B" or kind == "W":
             self.updated = False
 

@@ -29,6 +29,8 @@ def gems(base: str, stages: int, micros: int, pairs: int) -> Pipeline:
 
 
 def _order(base: str, rank: int, stages: int, micros: int, pairs: int) -> Iterator[Action]:
+    # Every rank takes the parts in this order. So a part waits for itself and for earlier parts
+    # only, and the two directions cannot lock each other up.
     for part in range(2 * pairs):
         replica = part % 2
         stage = rank if replica == 0 else stages - 1 - rank

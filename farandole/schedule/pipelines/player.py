@@ -90,11 +90,15 @@ def play(pipeline: Pipeline, costs: Costs) -> Iterator[Span]:
     waiting: dict[Event, list[int]] = {}
     ready = list(range(pipeline.ranks))
     while ready:
+        # In any order: what is there once stays there, so playing one rank never takes a
+        # possibility away from another. If all are stuck, they would be stuck in every order.
         rank = ready.pop()
         for action in islice(pipeline.actions[rank], position[rank], None):
             kind, stage, micro, replica, version = action
             if kind == "U":
                 come = ("U", version, rank, 0)
+                # The rank stands here until all others have come, and is played from here again
+                # each time.
                 there.setdefault(come, (free[rank], rank))
                 ready += waiting.pop(come, ())
             begin = free[rank]
@@ -109,6 +113,8 @@ def play(pipeline: Pipeline, costs: Costs) -> Iterator[Span]:
                 if when > begin:
                     begin = when
             if missing is not None:
+                # It waits for one missing event at a time, and is woken by that one alone. So every
+                # action is looked at as often as it has something to wait for.
                 waiting.setdefault(missing, []).append(rank)
                 break
             end = free[rank] = begin + seconds[kind][stage]

@@ -44,6 +44,7 @@ def weights_left_alone(model: nn.Module) -> Iterator[None]:
     finally:
         for weight, copy in copies:
             if not torch.equal(weight, copy):
+                # Past autograd: a counted write would make graphs that hold the weight unusable.
                 weight.data.copy_(copy)
 
 
@@ -51,6 +52,7 @@ def weights_left_alone(model: nn.Module) -> Iterator[None]:
 def _put_back(modules: Sequence[nn.Module]) -> Iterator[None]:
     parts = {part for module in modules for part in module.modules()}
     state = CodeState({str(number): part for number, part in enumerate(parts)})
+    # Also tensors in plain attributes: a cache that a trial fills must not be what training reads.
     tensors = {
         id(each): each
         for part in parts

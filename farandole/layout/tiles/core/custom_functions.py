@@ -123,6 +123,10 @@ class CustomFunction:
         with at_work(None):  # it is the function itself that is called now
             if self._shards.all_here:
                 return self._kind.apply(*args, **kwargs)
+            # Invariant: the function's own backward sees the whole gradient of its output. So
+            # gradients are added up over the shards where they leave the function's output, and
+            # every shard finds the same input gradient. That one is counted on the first shard
+            # only, or it would be added up once more further down.
             args = pytree.tree_map_only(torch.Tensor, self._entered, args)
             return pytree.tree_map_only(torch.Tensor, self._left, self._kind.apply(*args, **kwargs))
 

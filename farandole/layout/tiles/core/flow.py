@@ -74,6 +74,9 @@ class Flow:
 
     def next_margin(self, axes: int) -> Margin:
         """Of the windowed layer that is computed now."""
+        # By number, not by name: one layer may be called several times in a forward. Invariant: all
+        # shards call windowed layers in the same order, so the number means the same layer on all
+        # of them.
         at, self.windows = self.windows, self.windows + 1
         return self.margins[at] if at < len(self.margins) else no_margin(axes)
 

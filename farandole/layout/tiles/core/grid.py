@@ -58,6 +58,9 @@ class Grid:
 
     def owned(self, shard: int, sizes: Sequence[int], axes: Axes) -> Box:
         """What a shard owns of a tensor."""
+        # Invariant: along the axes that divide a tensor, the shards' boxes cover it without
+        # overlap. A sum over owned parts therefore counts every element once, and every element has
+        # one owner that collects its gradient.
         at = self.coordinates[shard]
         return tuple(
             Interval(0, size) if axis is None else share(at[axis], self.parts[axis], size)
@@ -67,6 +70,8 @@ class Grid:
     def held(self, shard: int, sizes: Sequence[int], axes: Axes, margin: Margin) -> Box:
         """What a shard has of a tensor: what it owns, and a margin inside the image."""
         box = self.owned(shard, sizes, axes)
+        # A margin around nothing would be a part that somebody else owns, and there would be no own
+        # part to place it against.
         if is_empty(box):
             return box
         return tuple(
@@ -123,6 +128,9 @@ def copies(grid: Grid, sizes: Sequence[int], axes: Axes, needs: Sequence[Needs])
 
     In an order that all shards find alike.
     """
+    # Every shard computes this list for all shards, from sizes alone. So a sender knows what to
+    # send without being asked. Invariant: each needed position inside the tensor comes from exactly
+    # one owner, and its gradient goes back to that owner alone.
     found = []
     for to, wanted in enumerate(needs):
         for source in range(grid.shards):

@@ -110,6 +110,9 @@ class _Shared(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         move: _Move = ctx.move
         (gradient,) = gradients
+        # Values came from the senders, so gradients go to them: the same boxes and samples as in
+        # the forward, with senders and receivers exchanged. All posts come before the first take,
+        # as there.
         for source in move.senders:
             part = gradient[slices(move.boxes[source])].contiguous()
             move.shards.post(source, move.number, True, [part])

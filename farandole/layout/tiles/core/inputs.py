@@ -48,6 +48,8 @@ def cut_like(flow: Flow, target: Any, sizes: list[tuple[int, ...]]) -> Any:
         others = leaf.dim() - 1 - grid.spatial
         axes: Axes = (None,) * (leaf.dim() - 1)
         if others >= 0 and tuple(leaf.shape[others + 1 :]) in images:
+            # One axis before the image is taken for channels. Targets with several have them whole
+            # on every shard, which is exact and divides less.
             front: Axes = (0,) if others == 1 else (None,) * others
             axes = (*front, *range(1, grid.spatial + 1))
         return cut(flow, leaf, axes)

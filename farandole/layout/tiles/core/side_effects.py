@@ -87,6 +87,8 @@ def _is_of_weights_alone(tensors: Sequence[Tensor]) -> bool:
     while waiting:
         node: Any = waiting.pop()
         kind = getattr(node, "_forward_cls", None)
+        # An autograd function of this library in the graph is an exchange: below it, gradients are
+        # those of one shard's tile.
         if kind is not None and kind.__module__.partition(".")[0] == _OURS:
             return False
         for below, _ in node.next_functions:

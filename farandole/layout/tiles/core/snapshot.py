@@ -39,6 +39,8 @@ class Snapshot(torch.Tensor):
             result = func(*args, **kwargs)
         for each, version in zip(given, versions, strict=True):
             if version != version_of(plain(each)):
+                # The plain model would have changed the source as well. The copy here has not, so
+                # the source must not be read any more.
                 for source in each.sources:
                     spoil(source(), func)
 

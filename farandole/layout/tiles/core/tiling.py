@@ -136,6 +136,9 @@ class Tiling:
             if first:
                 first = False
                 return run(value)
+            # Invariant: the second run makes the same exchanges as the first, in the same order, on
+            # every shard. `windows` selects the margin of each layer, so it has to start from the
+            # same count.
             self._samples, self.flow.windows = samples, windows
             # Recorded again if it was, so that it does the same; but the layers are known already.
             known, self.flow.record = self.flow.record, [] if recorded else None
@@ -178,6 +181,8 @@ class Tiling:
         If it treats samples one by one, the tiles end here. If not, every shard computes it whole.
         """
         if self._in_loss:
+            # All shards call the same functions of the loss, so all of them get here, or none.
+            # Nothing has been exchanged for this function yet.
             raise _NeedsWholeError
         place = f"{flow.layer} ({function_name(function)})"
         handler = flow.row_handlers.get(function)
@@ -231,6 +236,8 @@ class Tiling:
             value = function(result, cut_like(self.flow, target, sizes))
         finally:
             self._in_loss = False
+        # The value is the same on all shards, and the shards' weights add up to one. So the sum of
+        # what the shards return is the loss, and the sum of their gradients is its gradient.
         return value if self.flow.shards.all_here else value * self._weight()
 
     def _loss_of_samples(
@@ -252,6 +259,7 @@ class Tiling:
     def _weight(self) -> float:
         shards = self.flow.shards
         share = share_of(shards.mine[0], shards.grid.shards, self._samples)
+        # A spare shard repeats a sample that another one counts.
         return 0.0 if share.spare else len(share.rows) / self._samples
 
     # Around a forward pass

@@ -68,12 +68,17 @@ class _AllRows(torch.autograd.Function):
         shards: ShardGroup = ctx.shards
         spans: Spans = ctx.spans
         (gradient,) = gradients
+        # Every shard has computed with all samples and has a part of each sample's gradient. It
+        # sends each owner the part for that owner's samples, and adds up the parts that come for
+        # its own. This is the forward's exchange in the other direction.
         others = [other for other in range(spans.shards) if other != spans.shard]
         for other in others:
             if not spans.share_of(other).spare:
                 shards.post(other, ctx.number, True, [gradient[spans.span(other)].contiguous()])
         own = spans.here(gradient).clone()
         if spans.share.spare:
+            # These rows are copies of a sample that has another owner, who gets all of its
+            # gradient.
             return None, None, None, own.zero_()
         for other in others:
             own += shards.take(other, ctx.number, True)[0]
@@ -117,6 +122,8 @@ class _ForLoss(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         spans: Spans = ctx.spans
         share = spans.share
+        # `Tiling` has weighed this shard's loss by rows / samples. Every shard computes the whole
+        # gradient of its own rows, so that weight is divided out again.
         of_all = 0.0 if share.spare else spans.samples / len(share.rows)
         return None, None, None, spans.here(gradients[0]) * of_all
 
@@ -132,6 +139,8 @@ def computed_whole(flow: Flow, function: Any, args: tuple[Any, ...], kwargs: dic
         if isinstance(leaf, Divided):
             leaves[at] = whole_of(leaf)
             given.append((leaf, leaves[at]))
+    # `whole_of` makes copies. A write to a copy would be lost without a word, so versions are
+    # compared before and after.
     versions = [version_of(whole) for _, whole in given]
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     result = function(*args, **kwargs)
@@ -157,6 +166,8 @@ def _divided_again(
     compute all that follows. What is in the memory of a whole tensor stays as it is."""
     if result.layout is not torch.strided or any(same_memory(result, each) for each in kept):
         return result
+    # A result in the memory of a copy is a view in the plain model. It remembers its source, so
+    # that a later write to it makes the source unusable and not silently out of date.
     sources = [weakref.ref(each) for each, whole in given if same_memory(result, whole)]
     for like, _ in given:
         if isinstance(like, Tile) and result.shape == like.shape and like.divided:

@@ -125,6 +125,8 @@ def interior(
     inside = [outputs[0]]
     for axis, window in enumerate(windows, start=1):
         known, need = owned[axis], needed[axis]
+        # At an edge of the image the shard also knows what lies beyond: the padding, which is zero.
+        # So outputs at the edge belong to the interior there.
         start = min(known.start, need.start) if known.start == 0 else known.start
         stop = max(known.stop, need.stop) if known.stop == sizes[axis] else known.stop
         inside.append(window.within(Interval(start, stop)).meets(outputs[axis]))
@@ -139,6 +141,8 @@ def around(outer: Box, inner: Box) -> list[Box]:
         for side in (Interval(whole.start, kept.start), Interval(kept.stop, whole.stop)):
             if side.length:
                 strips.append((*rest[:axis], side, *rest[axis + 1 :]))
+        # The next axis cuts its strips from what is left. Invariant: strips do not overlap, so no
+        # output is computed twice, and together with the interior they are all outputs.
         rest = (*rest[:axis], kept, *rest[axis + 1 :])
     return strips
 
@@ -157,6 +161,7 @@ def slab_of(needed: Box, bits: Sequence[Bit]) -> Slab:
     for axis, need in enumerate(needed[1:], start=1):
         before = min(each[axis].start for each in found) - need.start
         after = need.stop - max(each[axis].stop for each in found)
+        # Torch pads both sides of an axis alike, so it can only add the smaller of the two.
         zeros = min(before, after)
         box.append(Interval(need.start + zeros, need.stop - zeros))
         padding.append(zeros)

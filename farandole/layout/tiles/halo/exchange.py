@@ -72,6 +72,8 @@ class _Gather(torch.autograd.Function):
         results = []
         for shard, piece, shape in zip(mine, pieces, job.shapes, strict=True):
             result = piece.new_empty((piece.shape[0], *shape))
+            # Copies do not overlap, so their volumes add up. If they fill the result, nothing of it
+            # lies outside the image, and filling it first would be wasted work.
             if _filled(job, shard) < result[0].numel() if result.shape[0] else False:
                 result.fill_(job.fill)
             for copy in job.copies:
@@ -186,6 +188,8 @@ def tell_shards(
 ) -> list[list[torch.Tensor]]:
     """For every shard here, the values of all shards of its group, in their order."""
     mine = shards.mine
+    # Everything is posted before anything is taken, so shards cannot wait for each other in a
+    # circle.
     known = dict(zip(mine, values, strict=True))
     wanted = {other for shard in mine for other in groups[shard]} - set(mine)
     for shard in mine:
@@ -208,6 +212,7 @@ def add_shards(
     hold the same sum hold the same bits."""
     results = []
     for first, *rest in tell_shards(shards, number, back, groups, values):
+        # A copy, because the first value may be a tensor that its owner still uses.
         result = first.clone()
         for other in rest:
             result += other
@@ -230,4 +235,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        # Each contribution is in the sums of all members of its group. So its gradient is the sum
+        # of their gradients: the adjoint of this sum is the same sum. `back` keeps the two apart in
+        # the mail, since they have one number.
         return None, None, None, *add_shards(ctx.shards, ctx.number, True, ctx.groups, gradients)

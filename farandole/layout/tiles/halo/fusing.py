@@ -76,6 +76,8 @@ def choose_groups(grid: Grid, layers: Sequence[Windowed], link: Link) -> list[ra
             first: best[first] + halos.seconds(range(first, stop), link)
             for first in range(stop - 1, max(-1, stop - 1 - MOST_LAYERS), -1)
         }
+        # The group with one layer is first in `costs`, and `min` keeps the first of equals. So
+        # plain halos win in doubt, on every shard alike.
         first = min(costs, key=costs.__getitem__)
         best.append(costs[first])
         begins.append(first)
@@ -140,6 +142,8 @@ class _Halos:
         in the group need of it for their own."""
         margins = {number: no_margin(len(self._layers[number].axes)) for number in group}
         for number in reversed(group):
+            # From the last layer to the first: a layer's own margin is known before it decides how
+            # much of its input it needs.
             wide = self._reach(number, margins[number])
             if wide is None:
                 continue
@@ -220,6 +224,8 @@ class _Halos:
         before = {source for source in sources if source >= 0} - inside
         for other in read:
             before -= self._layers[other].sources
+        # Sources from before the group have no margin, unless a reader inside the group has made
+        # the tensor wide. If one such source is left, the layer has to ask.
         if before or not (inside or read):
             return False
         had = [(self._layers[source].sizes, margins[source]) for source in inside]

@@ -82,6 +82,8 @@ def convolve(
     bias: torch.Tensor | None,
 ) -> list[torch.Tensor]:
     """The outputs of each shard here; differentiable. *Together*, by all shards."""
+    # A plan follows from this key alone. It is made once for a layer and a shape, not in every
+    # call.
     key = kernel, x.sizes, x.axes, x.margin, shares.margin, flow.overlap
     plan: OverlapPlan = flow.plans.get(key) or flow.plans.setdefault(
         key, _plan(flow, x, kernel, shares)
@@ -185,6 +187,8 @@ def _input_gradients(
         for move in term.moves:
             part = found[move.here]
             if move.all_there and move.tensor not in sums:
+                # A part is a view of the slab, which would stay in memory with it. Only a part that
+                # is the whole slab is kept as it is.
                 sums[move.tensor] = part if move.all_here else part.clone()
                 continue
             if move.tensor not in sums:
@@ -198,6 +202,8 @@ def _weight_gradient(
 ) -> torch.Tensor:
     result = torch.zeros_like(weight)
     for term, gradient in terms:
+        # Put together once more instead of kept since the forward: a slab is a second copy of the
+        # input.
         slab, rows = _put_together(term, tensors), term.channels.slice
         found = kernel.weight_gradient(gradient, slab, weight, term.channels, term.padding)
         result[rows] += found
@@ -252,6 +258,7 @@ def _plan(flow: Flow, x: Tile, kernel: Kernel, shares: Shares) -> OverlapPlan:
     copies = [
         copy
         for copy in flow.copies(x.sizes, x.axes, needs)
+        # A shard convolves its own piece where it lies, so it copies nothing to itself.
         if copy.source != copy.to and (copy.source in mine or copy.to in mine)
     ]
     incoming = [copy for copy in copies if copy.source not in mine]

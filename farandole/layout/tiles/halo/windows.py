@@ -93,6 +93,8 @@ def record(flow: Flow, x: Tile, result: Tile, needs: Callable[[Box], Box], began
         position_bytes=x.rows * x.pieces[0].element_size(),
         seconds=(now(flow, result.pieces[0]) - began) / len(result.pieces),
     )
+    # A negative number stands for a reader. A later layer finds its halo in two ways: the layer
+    # that made its input has computed that far, or an earlier reader has made the same tensor wide.
     x.sources |= {~number}
     result.sources = frozenset([number])
     flow.record.append(met)
@@ -129,6 +131,8 @@ def reach(grid: Grid, sizes: Sequence[int], axes: Axes, needed: Sequence[Box]) -
         for at, (mine, run) in enumerate(zip(owned, inside, strict=True)):
             if axes[at] == CHANNELS and not mine.covers(run):
                 return None
+            # One margin for all shards, the widest that any of them needs. So each shard knows what
+            # the others hold, without asking.
             before, after = found[at]
             found[at] = max(before, mine.start - run.start), max(after, run.stop - mine.stop)
     return tuple(found)

@@ -141,6 +141,7 @@ class _Normalised(torch.autograd.Function):
             by_weight = sum(each[0] for each in sums).to(weight.dtype)  # type: ignore[union-attr]
         if ctx.bias_type is not None:
             by_bias = sum(each[1] for each in sums).to(ctx.bias_type)  # type: ignore[union-attr]
+        # All shards agree on this, because they run the same graph: all of them exchange, or none.
         if not ctx.needs_input_grad[4]:
             return None, None, by_weight, by_bias, *(None for _ in pieces)
         groups = _groups(spread)
@@ -151,10 +152,15 @@ class _Normalised(torch.autograd.Function):
             shape = (1, -1, *(1,) * (piece.dim() - 2))
             scale = inverse[at] if weight is None else inverse[at] * weight[at]
             # Shards with copies of a value each give a part of what all know.
+            # The gradient of an input x is scale · (gradient − mean(gradient) − x̂ · mean(gradient
+            # · x̂)), x̂ being the normalised x. With x̂ = (x − mean) · inverse this is gradient ·
+            # scale − x · slope − level.
             slope = scale * inverse[at] * total[0, at] / spread.copies
             level = scale * total[1, at] / spread.copies - mean[at] * slope
             result = gradient * scale.to(gradient.dtype).reshape(shape)
             results.append(result)
+            # A margin's inputs are not in the statistics, so only the first term applies to them.
+            # Their outputs do count: `_sums` has taken the whole piece.
             if box is None:
                 continue
             inside, own = result[slices(box)], piece[slices(box)]
@@ -192,6 +198,8 @@ def _statistics(
             mean, variance = _mean_and_variance(own)
             found = torch.stack([torch.full_like(mean, count), mean, variance * count])
         told.append(found)
+    # Counts, means and squared deviations are combined, as Chan et al. do. Sums and sums of squares
+    # would be simpler, but their difference cancels where the mean is large.
     known = tell_shards(spread.shards, spread.number, False, _groups(spread), told)[0]
     sums = known[0].new_zeros(2, channels)
     for (count_of, mean_of, _), span in zip(known, spread.channels, strict=True):

@@ -112,6 +112,8 @@ class Kernel(NamedTuple):
         mask: tuple[bool, bool, bool],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         whole = self.channels.whole(channels)
+        # Zeros stand for the gradients of those: their part of the sums is computed by the shards
+        # that own them.
         if channels != whole:  # a group whose other outputs are computed elsewhere
             around = (channels.start - whole.start, whole.stop - channels.stop)
             gradient = F.pad(gradient, (0, 0) * len(self.windows) + around)

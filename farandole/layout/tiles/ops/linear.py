@@ -36,6 +36,7 @@ def linear(flow: Flow, input: Tile, weight: torch.Tensor, bias: torch.Tensor | N
         return made
     columns = input.sizes[-1]
     spans = [share(at[CHANNELS], parts, weight.shape[0]) for at in flow.grid.coordinates]
+    # Adding up sends all outputs, and asking sends all inputs: the smaller of the two travels.
     if weight.shape[0] < columns and not any(before or after for before, after in input.margin):
         return _added_up(flow, input, weight, bias, sizes, spans)
     frame = Frame(sizes, input.axes, (*input.margin[:-1], (0, 0)))

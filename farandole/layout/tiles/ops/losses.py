@@ -53,6 +53,7 @@ def elementwise(function: Callable[..., Any]) -> Handler:
             return flow.otherwise(flow, function, (input, target), options)
         if reduction == "none":
             return pointwise(function)(flow, input, target, **options)
+        # A pixel in a margin is another shard's, and would be counted twice.
         frame = frame.without_margin()
         columns = {
             name: aligned(flow, value, frame)
@@ -146,6 +147,8 @@ def _of_classes(
     ]
     if reduction == "sum":
         return _over_shards(flow, pixels, sums)
+    # Both numbers travel in one message. The count is known to the owner of the pixels alone: which
+    # of them are ignored depends on the targets.
     both = [
         torch.stack([found, _counted(found, wanted, probable, **options)])
         for found, wanted in zip(sums, targets, strict=True)

@@ -105,6 +105,8 @@ class _Normalised(torch.autograd.Function):
             )
             result = inputs[index] * inverse
             own = (_wide(piece) - mean).mul_(inverse).mul_(with_input).add_(alone).mul_(inverse)
+            # Only owned inputs are in the statistics. The margin keeps the first term of the
+            # gradient alone.
             result[slices(box)] -= own[slices(box)]
             results.append(result.to(piece.dtype))
         return None, *results, *by_weight, *by_bias
@@ -131,12 +133,16 @@ def _statistics(
             kinds = job.group_of[index][box[0].slice]
             counts = _into(job.groups, kinds, counts)
             sums = _into(job.groups, kinds, mean * count)
+            # A group may have channels on several shards, and none on this one: then its count is
+            # zero.
             middle = sums / counts.clamp(min=1)
             apart = mean - middle.index_select(1, kinds)
             deviation = _into(job.groups, kinds, deviation + count * apart * apart)
             mean = middle
         told.append(torch.stack([counts, mean, deviation]))
     results = []
+    # Combined as in `batchnorm`, without differences of large sums. Each shard adds in the order of
+    # the shards, so those that share a statistic get the same bits.
     for known in tell_shards(job.shards, job.number, False, job.together, told):
         mean = torch.stack([count * mean for count, mean, _ in known]).sum(0) / job.values
         deviation = torch.zeros_like(mean)

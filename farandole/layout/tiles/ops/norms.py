@@ -134,6 +134,7 @@ def local_response_norm(
     needs = []
     for shard in range(flow.grid.shards):
         channels, *rest = input.held(shard)
+        # May reach beyond the first or last channel. Those are filled with zeros, as torch does.
         near = Interval(channels.start - before, channels.stop + after)
         needs.append(as_needs((near if channels.length else channels, *rest)))
     pieces = []

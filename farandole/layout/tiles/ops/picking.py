@@ -43,6 +43,8 @@ def pick(
             for from_, interval in zip(positions, owned, strict=True)
         ]
         sources.append(found)
+        # Only positions that outputs really come from. A strided slice asks for runs with gaps, and
+        # a shard without outputs asks for nothing.
         needs.append(
             tuple(
                 (interval,) if each is None else runs(at for at in each if at >= 0)

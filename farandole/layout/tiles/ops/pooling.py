@@ -202,6 +202,7 @@ def _cell_by_cell(
     wanted, offset = part.wanted[axis + 1], part.needed[axis + 1].start
     results = []
     for at in range(wanted.start, wanted.stop):
+        # Cells are given in positions of the whole image, and `source` begins at `offset` of it.
         cell = cells[axis].cell(at).moved(-offset)
         inside = source.narrow(axis + 2, cell.start, cell.length)
         results.append(_cell_by_cell(part, cells, pool, inside, (*lengths, cell.length)))
