@@ -60,6 +60,7 @@ class DeferredBatchNorm(_BatchNorm):
                 self.total_of_squares[channels] += own.square().sum(axes, dtype=torch.float64)
                 # Where ranks have different channels, they all add to one count.
                 self.count += own.numel() / self.num_features
+        # Without running statistics, so that torch does not move them with this micro-batch.
         return F.batch_norm(input, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
     def _check_input_dim(self, input: torch.Tensor) -> None:

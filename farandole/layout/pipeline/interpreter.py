@@ -79,7 +79,7 @@ class Interpreter:
 
     def _do(self, action: Action) -> None:
         stage = self._stages[action.stage]
-        key = (action.replica, action.micro)
+        key = (action.direction, action.micro)
         if action.kind == "F":
             self._forward(action, stage, key)
         elif action.kind == "W":
@@ -123,7 +123,7 @@ class Interpreter:
             return [torch.full_like(self.losses[action.micro], weight)]
         if self._home(action, 1) is None:  # this shard ended here, and what it gave on is another's
             self.losses[action.micro] = torch.zeros(())
-            return self._stages[action.stage].no_gradients((action.replica, action.micro))
+            return self._stages[action.stage].no_gradients((action.direction, action.micro))
         gradients, self.losses[action.micro] = self._take(action, 1, _BACKWARD)
         return list(gradients)
 
@@ -142,7 +142,7 @@ class Interpreter:
     def _home(self, action: Action, step: int) -> int | None:
         """The rank of this shard at the stage before or after; None: the shard does not go
         there."""
-        place = self.places.home(action.stage + step, action.micro, action.replica)
+        place = self.places.home(action.stage + step, action.micro, action.direction)
         return self._tile_groups.rank(place, self._shard)
 
     def _senders(self, actions: Sequence[Action]) -> Counter[int]:
@@ -158,4 +158,4 @@ class Interpreter:
 
 
 def _label(kind: int, action: Action) -> Label:
-    return kind, action.stage, action.micro, action.replica
+    return kind, action.stage, action.micro, action.direction

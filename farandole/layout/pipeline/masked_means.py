@@ -1,4 +1,4 @@
-"""Sees to it that the loss of a batch is the mean of those of its micro-batches.
+"""Checks that the loss of a batch is the mean of the losses of its micro-batches.
 
 A micro-batch counts by its share of the samples. That is right for a mean over samples, and wrong
 for one over what is not masked, if the micro-batches have different numbers of that:

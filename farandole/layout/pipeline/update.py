@@ -107,6 +107,8 @@ class Update:
     def _add_up(self, trained: Sequence[nn.Parameter], batches_here: int) -> None:
         if self._groups.holders is not None:
             count = _sum_of_gradients(self._groups.holders, trained, float(batches_here))
+            # In a stream, an update may hold several whole batches, on several ranks. Their
+            # gradients are averaged, so that the step has the size of one batch's.
             if self._averages and count > 1:
                 torch._foreach_div_(_gradients(trained), count)
         for tie in self._groups.ties:
@@ -126,6 +128,7 @@ class Update:
         norms = torch._foreach_norm(mine) if mine else []
         square = sum(float(norm) ** 2 for norm in norms)
         total = self._groups.pipe.all_reduce(torch.tensor(square, dtype=torch.float64))
+        # The same number on all ranks, so all stages are scaled by the same factor.
         norm = math.sqrt(total)
         if norm > most and gradients:
             torch._foreach_mul_(list(gradients), most / (norm + 1e-6))
@@ -142,12 +145,12 @@ def _sum_of_gradients(group: Group, weights: Sequence[nn.Parameter], number: flo
     # Ranks of a group must reduce the same tensors, also where one of them has not used a weight:
     # it sends zeros. A weight that nobody has used keeps no gradient, or momentum and weight decay
     # would move it.
-    told = torch.tensor([number, *(float(weight.grad is not None) for weight in weights)])
+    flags = torch.tensor([number, *(float(weight.grad is not None) for weight in weights)])
     gradients = [
         torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights
     ]
-    sum_over(group, [*gradients, told])
-    total, *present = told.tolist()
+    sum_over(group, [*gradients, flags])
+    total, *present = flags.tolist()
     for weight, gradient, anywhere in zip(weights, gradients, present, strict=True):
         weight.grad = gradient if anywhere else None
     return float(total)

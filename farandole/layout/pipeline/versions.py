@@ -65,6 +65,7 @@ class Stash(Weights):
         self._pending[version] += 1
 
     def run(self, value: Any, pass_id: PassId | None, version: int) -> Any:
+        # Buffers are not among the copies: their state is that of the stage, whatever the version.
         return functional_call(self.module, self._copy(version), (value, pass_id))
 
     def done(self, version: int) -> None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from farandole.errors import InexactError
-from farandole.layout.pipeline.gradient_bridge import GradientBridge, Known
+from farandole.layout.pipeline.gradient_bridge import GradientBridge, KnownGradients
 
 _OWN = __name__.partition(".")[0]
 _KINDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -85,7 +85,7 @@ class WeightHooks:
                 for weight in weights:
                     gradients.append(weight.grad)
                     weight.grad = None
-                Known.apply(gradients, *weights).backward()
+                KnownGradients.apply(gradients, *weights).backward()
         finally:
             # Read anew: a hook may have removed itself or set another.
             self._held = [(hooks, dict(hooks)) for _, hooks in self._all() if hooks]

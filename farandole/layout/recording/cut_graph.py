@@ -170,6 +170,7 @@ def _cut_everywhere(order: _Order, model: nn.Module) -> list[tuple[str, nn.Modul
     begin, points = order.inputs, order.places()
     starts, weighs = [begin], False
     for first, stop in zip([begin, *points], [*points, end], strict=True):
+        # A block without layers or weights would be a stage that computes next to nothing.
         if order.weighs(first, stop):
             if weighs:
                 starts.append(first)
@@ -186,6 +187,8 @@ def _cut_at(
     end = len(order.nodes) - 1
     begins: dict[int, str] = {}
     for name, node in places:
+        # Look-ups are not in the order of operations: the block begins at the first operation
+        # behind them.
         while node.op == "get_attr":
             node = node.next
         point = order.position[node]

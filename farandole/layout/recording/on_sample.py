@@ -27,7 +27,7 @@ from farandole.layout.recording.cut_graph import Recording, cut_recording
 from farandole.layout.recording.reasons import short
 from farandole.layout.recording.recorder import Recorder, is_no_nest
 from farandole.layout.recording.replay import by_mode, require
-from farandole.layout.recording.state.left_alone import left_as_they_were, weights_left_alone
+from farandole.layout.recording.state.restored import state_restored, weights_restored
 from farandole.layout.recording.surroundings import forget, recall
 
 _SEED = 1  # of the random numbers that are drawn for the sample
@@ -57,7 +57,7 @@ def cut_on_sample(
     def lowered() -> AbstractContextManager[object]:
         return nullcontext() if precision is None else torch.autocast(home.type, precision)
 
-    with left_as_they_were([model]), weights_left_alone(model), lowered():
+    with state_restored([model]), weights_restored(model), lowered():
         try:
             wanted = {mode: _tried(model, mode, sample) for mode in (True, False)}
         except Exception as error:
@@ -102,7 +102,7 @@ class _Chain(nn.Module):
 def _tried(model: nn.Module, training: bool, sample: Arguments) -> Any:
     """The output for the sample, with the same random numbers every time."""
     copies = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), sample)
-    with left_as_they_were([model]), saved_tensors_hooks(forget, recall):
+    with state_restored([model]), saved_tensors_hooks(forget, recall):
         model.train(training)
         torch.manual_seed(_SEED)
         random.seed(_SEED)
@@ -118,7 +118,7 @@ def _recorded(model: nn.Module, cuts: Sequence[str], sample: Arguments) -> Recor
         known = len(whole)
         recordings = []
         for training in (True, False):
-            with left_as_they_were([model]):
+            with state_restored([model]):
                 model.train(training)
                 recordings.append(Recorder(model, cuts, whole).record(sample))
         first, second = recordings

@@ -34,7 +34,7 @@ from farandole.layout.recording.eager_operations import EagerOperations
 from farandole.layout.recording.proxies import StateProxy, TensorProxy
 from farandole.layout.recording.reasons import CannotRecordError, short
 from farandole.layout.recording.state.code_state import CodeState
-from farandole.layout.recording.state.left_alone import one_at_a_time
+from farandole.layout.recording.state.restored import process_lock
 from farandole.layout.recording.surroundings import (
     drawn_elsewhere,
     has_hooks,
@@ -74,7 +74,7 @@ def _record(model: nn.Module, cuts: Sequence[str]) -> Recording:
     recorder = _Recorder(model, cuts)
     root = _OneArgument(model)
     try:
-        with one_at_a_time(), recorder.at_work():
+        with process_lock(), recorder.at_work():
             graph = recorder.trace(root)
     except Exception as error:
         raise UserError(

@@ -27,7 +27,7 @@ from torch import nn
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class Passed:
+class PassedCheck:
     """One check, as a file in the user's cache."""
 
     def __init__(self, model: nn.Module, layout: str, device: torch.device, batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the plain model computes by itself, for a layout to be held against.
+"""What the plain model computes by itself, for a comparison with a layout.
 
 A copy of the model as the user gave it, before it is taken apart. Like a layout with micro-batches,
 it adds up gradients over them, each weighed by its share of the batch.

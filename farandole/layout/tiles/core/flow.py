@@ -43,11 +43,11 @@ class Flow:
         shards: ShardGroup,
         handlers: Mapping[Any, Handler],
         otherwise: Handler,
-        row_handlers: Mapping[Any, Handler] = MappingProxyType({}),
+        batch_handlers: Mapping[Any, Handler] = MappingProxyType({}),
     ) -> None:
         self.shards = shards
         self.handlers = handlers
-        self.row_handlers = row_handlers  # of functions that treat samples one by one
+        self.batch_handlers = batch_handlers  # of functions that treat samples one by one
         self.otherwise = otherwise
         """Called with the flow, a function that is in no table, its arguments and their names."""
         self.layer = "the input"  # where the model is, for whoever must name it
@@ -66,7 +66,7 @@ class Flow:
         return self.shards.grid
 
     def check(self) -> None:
-        """What has another flow instead must not be used any more, see `Spoiled`."""
+        """What has another flow instead must not be used any more, see `Invalidated`."""
 
     def begin(self) -> None:
         """A forward pass begins."""
@@ -83,6 +83,8 @@ class Flow:
     def copies(self, sizes: tuple[int, ...], axes: Axes, needs: tuple[Needs, ...]) -> list[Copy]:
         key = sizes, axes, needs
         if key not in self._copies:
+            # Computing the list takes longer than many exchanges, and a model asks for the same
+            # ones in every step.
             self._copies[key] = copies(self.grid, sizes, axes, needs)
         return self._copies[key]
 

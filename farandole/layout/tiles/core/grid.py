@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
-from farandole.layout.tiles.core.intervals import Interval, Runs, share, total
+from farandole.layout.tiles.core.intervals import Interval, Runs, owned_interval, total
 
 Axes = tuple[int | None, ...]
 """For each axis of a tensor but the first: the axis of the grid that divides it."""
@@ -63,7 +63,7 @@ class Grid:
         # one owner that collects its gradient.
         at = self.coordinates[shard]
         return tuple(
-            Interval(0, size) if axis is None else share(at[axis], self.parts[axis], size)
+            Interval(0, size) if axis is None else owned_interval(at[axis], self.parts[axis], size)
             for size, axis in zip(sizes, axes, strict=True)
         )
 
@@ -87,6 +87,14 @@ class Grid:
             for other, there in enumerate(self.coordinates)
             if all(axis in summed or here[axis] == there[axis] for axis in range(len(self.parts)))
         )
+
+    def groups_along(self, axes: Sequence[int | None]) -> list[tuple[int, ...]]:
+        """For every shard, the shards that a sum along these axes of the grid adds up."""
+        # Only shards that differ along a summed axis have different parts of a sum. Shards that
+        # differ elsewhere hold copies or other elements: adding those would count elements twice
+        # or mix them up.
+        summed = [axis for axis in axes if self.is_divided(axis)]
+        return [self.beside(shard, summed) for shard in range(self.shards)]
 
     def __str__(self) -> str:
         image = "x".join(map(str, self.parts[1:]))

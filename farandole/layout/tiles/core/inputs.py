@@ -23,6 +23,7 @@ def axes_of(flow: Flow, leaf: torch.Tensor) -> Axes:
     """An input's: images are divided, other tensors are not."""
     grid = flow.grid
     if grid.spatial == 0:
+        # Without tiles, only the channels are divided, whatever else the tensor has.
         return (0, *(None,) * (leaf.dim() - 2)) if leaf.dim() > 1 else ()
     if leaf.dim() != grid.spatial + 2:
         return (None,) * (leaf.dim() - 1)

@@ -4,10 +4,10 @@
     output            oa ━━━━━ ob                            the same share, whatever its size
     needs       oa·s − p ━━━━━━━━━━━━━━━ (ob − 1)·s − p + d·(k − 1) + 1
 
-A tile owns, of every tensor, the same share of its axis: `share(index, parts, size)`. Who owns what
-follows from the size alone, so two branches that meet again always agree, and nothing but the size
-has to be known about a tensor. What an output needs of its input follows from the layer, and may
-begin before the image and end behind it: there the layer's padding is.
+A tile owns the same share of an axis of every tensor: `owned_interval(index, parts, size)`. Who
+owns what follows from the size alone, so two branches that meet again always agree, and nothing but
+the size has to be known about a tensor. What an output needs of its input follows from the layer.
+It may begin before the image and end behind it: there the layer's padding is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Runs = tuple[Interval, ...]
 """Positions of an axis that a tile needs, in order; without overlaps."""
 
 
-def share(index: int, parts: int, size: int) -> Interval:
+def owned_interval(index: int, parts: int, size: int) -> Interval:
     """What part `index` of `parts` owns of an axis with `size` positions; may be empty."""
     owned = piece(index, parts, size)
     return Interval(owned.start, owned.stop)
@@ -103,7 +103,7 @@ class Window(NamedTuple):
         return Interval(first, max(first, last + 1))
 
 
-class Spread(NamedTuple):
+class TransposedWindow(NamedTuple):
     """A transposed convolution: every input is spread over `kernel` outputs."""
 
     kernel: int

@@ -281,6 +281,7 @@ def cut(flow: Flow, whole: torch.Tensor, axes: Axes) -> Tile:
     mine = flow.shards.mine
     pieces = [whole[slices(flow.grid.owned(shard, sizes, axes))].contiguous() for shard in mine]
     if len(mine) > 1:  # what one shard changes in place is not another's, nor its version
+        # `contiguous` makes no copy of a piece that is contiguous already.
         pieces = [piece.clone() if _is_view(piece, whole) else piece for piece in pieces]
     return Tile(flow, pieces, sizes, axes)
 

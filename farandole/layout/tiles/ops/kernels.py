@@ -16,7 +16,7 @@ from farandole.layout.tiles.core.grid import Box
 from farandole.layout.tiles.core.intervals import Interval, Window
 
 
-class Groups(NamedTuple):
+class ChannelGroups(NamedTuple):
     """Which channels belong together."""
 
     inputs: int
@@ -47,7 +47,7 @@ class Kernel(NamedTuple):
     """What a convolution looks at: a window along each axis of the image, and which channels."""
 
     windows: tuple[Window, ...]
-    channels: Groups
+    channels: ChannelGroups
 
     def needs(self, outputs: Box) -> Box:
         rest = (window.needs(each) for window, each in zip(self.windows, outputs[1:], strict=True))

@@ -186,9 +186,7 @@ def _counted(
 
 
 def _over_shards(flow: Flow, frame: Frame, values: list[torch.Tensor]) -> torch.Tensor:
-    divided = [axis for axis in frame.axes if flow.grid.is_divided(axis)]
-    groups = [flow.grid.beside(shard, divided) for shard in range(flow.grid.shards)]
-    return sum_shards(flow.shards, groups, values)[0]
+    return sum_shards(flow.shards, flow.grid.groups_along(frame.axes), values)[0]
 
 
 _REDUCTIONS = ("none", "mean", "sum")

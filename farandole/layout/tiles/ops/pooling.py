@@ -88,6 +88,8 @@ def avg_pool(
                 for at in range(wanted.start, wanted.stop)
             ]
             if any(count != window.kernel for count in counts):
+                # Torch divides by the window's size. Windows at the edge count fewer positions, and
+                # are scaled by what was divided too much, axis by axis.
                 shares = [window.kernel / count for count in counts]
                 result = result * _along(result, shares, axis + 2)
         return result

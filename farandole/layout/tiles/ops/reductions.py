@@ -105,10 +105,7 @@ def over_shards(
     flow: Flow, input: Tile, dims: Sequence[int], values: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Adds up what shards found along some dimensions of a tensor, for those that divide it."""
-    # Only shards that differ along a summed axis have different parts. Shards that differ elsewhere
-    # hold copies or other elements, and adding those would count elements twice or mix them up.
-    summed = [input.axes[at - 1] for at in dims if input.is_divided(at)]
-    groups = [flow.grid.beside(shard, summed) for shard in range(flow.grid.shards)]
+    groups = flow.grid.groups_along([input.axes[at - 1] for at in dims if at])
     return sum_shards(flow.shards, groups, values)
 
 
