@@ -13,7 +13,7 @@ from torch import nn
 
 
 class Arguments(NamedTuple):
-    """Of one call of the model. torch's trees know it, so it is cut and moved like any nest."""
+    """The arguments of one call of the model. torch's pytrees cut and move it like any nest."""
 
     positional: tuple[Any, ...]
     named: dict[str, Any]
@@ -31,7 +31,7 @@ def arguments_of(inputs: Any) -> Arguments:
 
 
 def call(module: nn.Module, value: Any) -> Any:
-    """A block's output: of arguments if it is the first one, else of what the last one returned."""
+    """Calls a block: the first one with the model's arguments, others with what came before."""
     if isinstance(value, Arguments):
         return module(*value.positional, **value.named)
     return module(value)

@@ -1,4 +1,4 @@
-"""From a model and a layout to a pipeline at work: the whole order of it in one function."""
+"""Builds a running pipeline from a model and a layout. `assemble` shows the whole order."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from farandole.layout.assemble_tiles import (
 )
 from farandole.layout.layout import Layout
 from farandole.layout.objective import Objective
+from farandole.layout.option_groups import RecomputeOptions
 from farandole.layout.partition.blocks import Block
 from farandole.layout.partition.stage_module import Rerun, StageModule, names_in, release
 from farandole.layout.pipeline.deferred import defer_statistics
@@ -93,6 +94,8 @@ def assemble(
     held = {stage: modules[stage] for stage in places.held(tile_groups.place(pipe.rank))}
     layers = {module: name for name, module in model.named_modules() if name}
     check_handoff(layout, layers)
+    # Names are looked up before `release` and moves: both find tensors by identity, and buffers
+    # become new tensors when they are moved.
     bridge = GradientBridge(held, unused(model, tensors) if pipe.rank == 0 else ())
     names = names_in(model, bridge)
     release(model, bridge)
@@ -133,7 +136,7 @@ def _move(
     layout: Layout,
     device: torch.device,
 ) -> None:
-    """To the device, before anything else refers to the tensors of the stages."""
+    """Moves the stages to the device, before anything else refers to their tensors."""
     buffers = dict(bridge.named_buffers())
     for module in held.values():
         module.to(device)
@@ -154,13 +157,13 @@ def _mail(placement: Placement, pipe: Group, device: torch.device, first_rank: i
 
 
 def _set_up_recompute(
-    layout: Layout,
+    layout: RecomputeOptions,
     held: Mapping[int, StageModule],
     tilings: Mapping[int, Tiling],
     *,
     draws_alike: bool,
 ) -> None:
-    """What runs again must draw the random numbers that it drew the first time."""
+    """Tells the stages what runs again, and that it must draw the same random numbers then."""
     for stage, module in held.items():
         if layout.recompute_blocks:
             module.rerun = _rerun(tilings.get(stage), offload=layout.offload)
@@ -205,8 +208,10 @@ def _stages(
 
 
 def _follow(model: nn.Module, before: Mapping[str, torch.Tensor], bridge: GradientBridge) -> None:
-    """A buffer that was moved is a new tensor. The script's model shall have it too, so that what a
-    script writes to a buffer is what the stages read."""
+    """Gives the script's model the moved buffers, which are new tensors.
+
+    A script that writes to a buffer then writes to what the stages read.
+    """
     now = dict(bridge.named_buffers())
     moved = {id(tensor): now[name] for name, tensor in before.items() if name in now}
     for module in model.modules():
@@ -227,7 +232,7 @@ def _changes(
 
 
 def _means(layout: Layout, objective: Objective) -> MaskedMeans | None:
-    """Who looks at masked means, where micro-batches are weighed by their samples."""
+    """Makes the check of masked means, where micro-batches are weighed by their samples."""
     if layout.microbatches == 1 or layout.reduction != "mean" or objective.weight is not None:
         return None
     return MaskedMeans()
@@ -268,11 +273,13 @@ def routes(places: Pipeline, tile_groups: TileGroups) -> set[tuple[int, int]]:
         for other in tile_groups.members(place)
         if one != other
     }
-    for replica, homes in enumerate(places.homes):
+    for direction, homes in enumerate(places.homes):
         for stage in range(places.stages - 1):
             for micro in range(math.lcm(len(homes[stage]), len(homes[stage + 1]))):
-                here = places.home(stage, micro, replica)
-                there = places.home(stage + 1, micro, replica)
+                here = places.home(stage, micro, direction)
+                there = places.home(stage + 1, micro, direction)
+                # Where tiles end between two stages, only the first shard has a partner on the
+                # other side.
                 for shard in range(min(tile_groups.sizes[here], tile_groups.sizes[there])):
                     one, other = tile_groups.rank(here, shard), tile_groups.rank(there, shard)
                     assert one is not None
@@ -287,6 +294,7 @@ def _weights(layout: Layout, rank: int) -> Callable[[StageModule], Weights]:
         return Weights
     if not layout.stash:
         return Latest
+    # Long enough for the pipeline to be full: from then on a rank's lag does not grow any more.
     steady = layout.stream().unroll(4 * layout.ranks)
     if facts(steady).versions[rank] == 1:
         return Weights

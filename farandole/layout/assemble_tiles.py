@@ -10,6 +10,7 @@ from farandole.comm import Group
 from farandole.comm.p2p.mail import Mail
 from farandole.errors import UserError, nearest
 from farandole.layout.layout import Layout
+from farandole.layout.option_groups import TileOptions
 from farandole.layout.partition.stage_module import StageModule
 from farandole.layout.pipeline.deferred import DeferredBatchNorm
 from farandole.layout.tile_groups import TileGroups
@@ -18,7 +19,7 @@ from farandole.layout.tiles.core.shard_group import LocalShards, MailShards, Sha
 from farandole.layout.tiles.core.tiling import Tiling
 
 
-def check_handoff(layout: Layout, layers: Mapping[nn.Module, str]) -> None:
+def check_handoff(layout: TileOptions, layers: Mapping[nn.Module, str]) -> None:
     """Raises `UserError` where the model has no layer of that name."""
     if layout.handoff and layout.handoff not in layers.values():
         raise UserError(
@@ -42,6 +43,8 @@ def make_tilings(
     last_tiled = layout.tiled - 1 if layout.tiled and layout.tiled != layout.stages else None
     tilings = {}
     for stage, module in held.items():
+        # A tiling watches the layers of its own stage only. Two stages of one rank are at different
+        # layers, and each tiling keeps its own path for error messages.
         inside = set(module.modules())
         tilings[stage] = Tiling(
             shards,
@@ -64,7 +67,9 @@ def stage_of(name: str, modules: Mapping[int, StageModule], layers: Mapping[nn.M
     return len(modules) - 1
 
 
-def shards_of(layout: Layout, tile_groups: TileGroups, rank: int, mail: Mail) -> ShardGroup | None:
+def shards_of(
+    layout: TileOptions, tile_groups: TileGroups, rank: int, mail: Mail
+) -> ShardGroup | None:
     """The tiles of a rank's stages; None: it has none."""
     place = tile_groups.place(rank)
     if layout.shards == 1 or (layout.tiled and place >= layout.tiled):

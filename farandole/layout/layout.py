@@ -5,15 +5,13 @@ It can be read, compared, printed and planned with, without torch and without bu
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from farandole.errors import UserError, nearest
+from farandole.layout.option_groups import LayoutOptions, Names, PerStage, TileCounts
 from farandole.layout.rules import check_combination, check_numbers
 from farandole.options import format_options, parse_options, require_choices
 from farandole.schedule.pipelines import (
-    STREAMS,
     Pipeline,
     Stream,
     build,
@@ -21,102 +19,21 @@ from farandole.schedule.pipelines import (
     stream,
 )
 
-
-class Sum(tuple[int, ...]):
-    """One number for each stage, written as a sum: `3+2+4`."""
-
-    def __str__(self) -> str:
-        return "+".join(map(str, self))
-
-
-class Names(tuple[str, ...]):
-    """Names, written as a sum: `layer1+layer2`."""
-
-    def __str__(self) -> str:
-        return "+".join(self)
-
-
-class Grid(tuple[int, ...]):
-    """Parts along each axis of an image, written as a product: `2x2`."""
-
-    def __str__(self) -> str:
-        return "x".join(map(str, self))
-
-
-def _grid(text: str) -> Grid:
-    try:
-        return Grid(int(part) for part in text.split("x"))
-    except ValueError:
-        raise UserError(f"tiles={text!r} is no grid, such as 2x2.") from None
-
-
-def _halo(text: str) -> int | Literal["auto"]:
-    if text == "auto":
-        return "auto"
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"halo={text!r} is neither a whole number nor auto.") from None
-
-
-def _sum(text: str) -> Sum:
-    try:
-        return Sum(int(part) for part in text.split("+"))
-    except ValueError:
-        raise UserError(f"{text!r} is not a sum of whole numbers, such as 3+2+4.") from None
-
-
-def _names(text: str) -> Names:
-    return Names(text.split("+"))
-
-
-def _stages(text: str) -> int | Literal["auto"]:
-    if text == "auto":
-        return "auto"
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"stages={text!r} is neither a whole number nor auto.") from None
+_WRITTEN_AS = (
+    ("balance", PerStage),
+    ("replicas", PerStage),
+    ("cuts", Names),
+    ("tiles", TileCounts),
+)
+"""Options that are tuples, and the kind of tuple that writes them as a text form does."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(LayoutOptions):
     """How one replica of the model is spread over ranks: `Layout(stages=4, microbatches=8)`."""
 
-    stages: int | Literal["auto"] = field(default=1, metadata={"parse": _stages})
-    """Parts that the model is cut into; `auto`: as many, on as many ranks each, as is fastest."""
-    microbatches: int = 1  # parts that each batch is cut into
-    schedule: str = "1f1b"  # one of `schedule_names()`
-    balance: tuple[int, ...] = field(default=(), metadata={"parse": _sum})
-    """Blocks of each stage; none: found by measuring."""
-    cuts: tuple[str, ...] = field(default=(), metadata={"parse": _names})
-    """Submodules where a block may begin, for models that are no sequence; none: found."""
-    replicas: tuple[int, ...] = field(default=(), metadata={"parse": _sum})
-    """Ranks of each stage, which take turns; none: one each."""
-    chunks: int = 2  # interleaved: stages on each rank
-    bidirectional: bool = False  # two copies of the model, in opposite directions (GEMS)
-    pairs: int = 1  # bidirectional: how often the two directions take turns in a step
-    recompute: bool = False  # activations are computed again instead of kept
-    recompute_blocks: int = 0  # with recompute: blocks at a time; 0: all of a stage
-    offload: bool = False  # what the backward needs waits in the host's memory
-    batchnorm: Literal["micro", "deferred"] = "micro"
-    """When running statistics move: with every micro-batch, or once a step."""
-    reduction: Literal["mean", "sum"] = "mean"  # what the loss does over the samples of a batch
-    vertical: bool = False  # pipedream: all stages use the weights that the first one had
-    stash: bool = True  # pipedream: a backward uses the weights of its forward
-    memory_gib: float | None = None  # what a rank may use; the cut must fit
-    tiles: tuple[int, ...] = field(default=(), metadata={"parse": _grid})
-    """Parts that the image is cut into, along each of its axes: rows and columns, say."""
-    channels: int = 1  # parts that the channels of every layer are cut into
-    tiled: int = 0  # stages that have a rank for every tile; the others have one. 0: all have
-    handoff: str = ""  # the submodule where tiles end; none: the first that cannot be tiled
-    halo: int | Literal["auto"] = field(default="auto", metadata={"parse": _halo})
-    """Layers for which neighbours exchange once; `auto`: as many as is fastest."""
-    overlap: bool = True  # a convolution computes while its halo is on the way
-    in_turn: bool = False  # one rank visits all tiles of a stage in turn
-
     def __post_init__(self) -> None:
-        for name, kind in (("balance", Sum), ("replicas", Sum), ("cuts", Names), ("tiles", Grid)):
+        for name, kind in _WRITTEN_AS:
             object.__setattr__(self, name, kind(getattr(self, name)))
         require_choices(self, "layout")
         if self.schedule not in schedule_names():
@@ -126,21 +43,6 @@ class Layout:
             )
         check_numbers(self)
         check_combination(self)
-
-    @property
-    def shards(self) -> int:
-        """Into how many parts every tensor of the tiled stages is cut."""
-        return math.prod(self.tiles) * self.channels
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether there are two copies of the model, in opposite directions."""
-        return self.bidirectional or self.schedule == "gems"
-
-    @property
-    def streams(self) -> bool:
-        """Whether a step begins before the one before it has ended."""
-        return self.schedule in STREAMS
 
     @property
     def ranks(self) -> int:
@@ -158,11 +60,6 @@ class Layout:
         ranks = 1 if self.in_turn else self.shards
         tiled = self.tiled or places
         return (ranks,) * tiled + (1,) * (places - tiled)
-
-    @property
-    def turns(self) -> int:
-        """How often the two directions take turns in a step."""
-        return max(1, self.microbatches // 2) if self.schedule == "gems" else self.pairs
 
     def pipeline(self, micros: int | None = None) -> Pipeline:
         """The schedule of one step, or of `micros` micro-batches if a batch has no more."""

@@ -23,8 +23,8 @@ LossWeight = Callable[[Any, Any], "float | torch.Tensor"]
 class Objective:
     """`loss(model(inputs), targets)`; without `loss`, what the model says of inputs and targets.
 
-    `weight`, of inputs and targets, is by what a micro-batch's loss counts: what a mean is divided
-    by. None: its samples.
+    `weight` returns what the loss of a micro-batch counts by, from its inputs and targets: what its
+    mean is divided by. None: its number of samples.
     """
 
     loss: LossFunction | None
@@ -53,9 +53,10 @@ def own_loss(output: Any) -> torch.Tensor:
     found = _found(output)
     if found is None:
         raise UserError(
-            f"loss=None: the model shall compute its own loss, and its output is {_told(output)}. "
-            "It must be one number, have a `loss`, or be a tuple with exactly one number in it. "
-            "Give the model its targets too (labels=…, or step(x, y)), or pass a loss function."
+            "loss=None: the model shall compute its own loss, and its output is "
+            f"{_described(output)}. It must be one number, have a `loss`, or be a tuple with "
+            "exactly one number in it. Give the model its targets too (labels=…, or step(x, y)), "
+            "or pass a loss function."
         )
     return found
 
@@ -79,19 +80,19 @@ def _is_loss(value: Any) -> bool:
     )
 
 
-def _told(output: Any) -> str:
+def _described(output: Any) -> str:
     if isinstance(output, torch.Tensor):
         return f"a tensor of {tuple(output.shape)}, {output.dtype}"
     if isinstance(output, Mapping):
         return f"a dictionary of {', '.join(map(str, output)) or 'nothing'}"
     if isinstance(output, (tuple, list)):
-        return f"({', '.join(map(_told, output))})"
+        return f"({', '.join(map(_described, output))})"
     return "None" if output is None else f"a {type(output).__name__}"
 
 
 def one_number(loss: Any) -> torch.Tensor:
     """Raises `UserError` for a loss that is more."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        told = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise UserError(f"the loss must be a tensor with one element, not {told}.")
+        found = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise UserError(f"the loss must be a tensor with one element, not {found}.")
     return loss.reshape(())

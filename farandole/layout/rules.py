@@ -8,72 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from farandole.errors import UserError
+from farandole.layout.option_groups import LayoutOptions, TileOptions
 
 _MIRRORED = ("layer", "gpipe", "1f1b")
 """Schedules that can be run in two directions."""
 
 
-class Options(Protocol):
-    """What the rules read of a `Layout`. It is declared here because `layout` imports this file."""
-
-    @property
-    def stages(self) -> int | Literal["auto"]: ...
-    @property
-    def microbatches(self) -> int: ...
-    @property
-    def schedule(self) -> str: ...
-    @property
-    def balance(self) -> tuple[int, ...]: ...
-    @property
-    def replicas(self) -> tuple[int, ...]: ...
-    @property
-    def chunks(self) -> int: ...
-    @property
-    def bidirectional(self) -> bool: ...
-    @property
-    def pairs(self) -> int: ...
-    @property
-    def recompute(self) -> bool: ...
-    @property
-    def recompute_blocks(self) -> int: ...
-    @property
-    def vertical(self) -> bool: ...
-    @property
-    def stash(self) -> bool: ...
-    @property
-    def memory_gib(self) -> float | None: ...
-    @property
-    def tiles(self) -> tuple[int, ...]: ...
-    @property
-    def channels(self) -> int: ...
-    @property
-    def tiled(self) -> int: ...
-    @property
-    def handoff(self) -> str: ...
-    @property
-    def halo(self) -> int | Literal["auto"]: ...
-    @property
-    def overlap(self) -> bool: ...
-    @property
-    def in_turn(self) -> bool: ...
-    @property
-    def shards(self) -> int: ...
-    @property
-    def mirrored(self) -> bool: ...
-    @property
-    def streams(self) -> bool: ...
-    @property
-    def turns(self) -> int: ...
-
-
 class Rule(NamedTuple):
     """`is_broken` by a layout, and the `reason` to give then, with the layout's values."""
 
-    is_broken: Callable[[Options], Any]
-    reason: Callable[[Options], str]
+    is_broken: Callable[[LayoutOptions], Any]
+    reason: Callable[[LayoutOptions], str]
 
 
 def _fewer_than(count: int, stages: int | Literal["auto"]) -> bool:
@@ -149,7 +97,7 @@ SCHEDULE_RULES: Sequence[Rule] = (
 )
 
 
-def _tile_option(o: Options) -> str:
+def _tile_option(o: TileOptions) -> str:
     """The first option that was given and has a meaning with tiles alone; empty: none was."""
     given = {
         f"tiled={o.tiled}": o.tiled > 0,
@@ -194,14 +142,14 @@ TILE_RULES: Sequence[Rule] = (
 )
 
 
-def check_combination(layout: Options) -> None:
+def check_combination(layout: LayoutOptions) -> None:
     """Raises `UserError` for the first rule that is broken."""
     for rule in (*SCHEDULE_RULES, *TILE_RULES):
         if rule.is_broken(layout):
             raise UserError(f"layout: {rule.reason(layout)}.")
 
 
-def check_numbers(layout: Options) -> None:
+def check_numbers(layout: LayoutOptions) -> None:
     """Raises `UserError` for a number that is out of its range, whatever the others are."""
     for name in ("microbatches", "chunks", "pairs", "channels", "halo", "stages"):
         value = getattr(layout, name)

@@ -23,6 +23,9 @@ class TileGroups:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
+        # Invariant: the ranks of a place are consecutive, and its shards are numbered in their
+        # order. So a shard has the same number in every stage, and knows its partner without
+        # asking.
         self._first = [0, *accumulate(self.sizes)]
 
     @property

@@ -84,6 +84,8 @@ class _State:
         added, copied = self.counts[source[adds]], self.counts[source[~adds]]
         copied_origin = self.origin[source[~adds]]
         self._add(index, source[adds], target[adds], added)
+        # Read before anything is written (`copied`, `added`), so the order of transfers does not
+        # matter.
         self.counts[target[~adds]] = copied
         self.origin[target[~adds]] = copied_origin
 
@@ -114,6 +116,8 @@ class _State:
             return
         order = np.argsort(target, kind="stable")
         places, begins = np.unique(target[order], return_index=True)
+        # In 32 bits, because many contributions may arrive at once and a byte would wrap round to a
+        # value that looks right.
         sums = np.add.reduceat(added[order], begins, axis=0, dtype=np.int32) + self.counts[places]
         # Nothing can take a contribution out again, so the error is named where it is made.
         if sums.max() > 1:
@@ -138,6 +142,8 @@ class _State:
             owned = self.schedule.owned(rank)
             owner[owned.start : owned.stop] = rank
         wanted = np.ones((ranks, chunks, ranks), dtype=np.uint8)
+        # A reduce-scatter promises a chunk on its owner alone; the others may be left with partial
+        # sums.
         matters = np.ones((ranks, chunks), dtype=np.bool_)
         if self.schedule.collective == "all_gather":
             wanted[:] = owner[:, None] == np.arange(ranks)

@@ -66,6 +66,8 @@ def _round_seconds(turn: Round, size: Counts, host: Counts, inside: Link, across
         busy = messages * inside.seconds_per_message + total * inside.seconds_per_byte
         if leaves.any():
             messages, total = tally(end[leaves], size[leaves], len(host))
+            # A host's link is shared: each of its ranks that uses it waits for the bytes of all of
+            # them.
             through_the_link = np.bincount(host, weights=total)[host]
             busy += messages * across.seconds_per_message
             busy += np.where(messages > 0, through_the_link, 0) * across.seconds_per_byte

@@ -30,6 +30,8 @@ def halving_doubling(ranks: int) -> Schedule:
     if extra.size:
         rounds.append(Round.of(extra, extra - core, 0, core, "add"))
     for distance in reversed(distances):
+        # Partners differ in one bit, so the pairs of a round have no rank in common. After the
+        # round both hold the sum of one half each, over twice as many ranks.
         there = here ^ distance
         half = there // distance * distance  # the partner's half of what both still hold
         rounds.append(Round.of(here, there, half, half + distance, "add"))

@@ -87,6 +87,8 @@ def _inside_across_inside(
         [rank for i, rank in enumerate(group) for _ in piece(i, len(group), pieces)]
         for group in groups
     ]
+    # Pieces are all-reduced independently of each other, so their rounds may go side by side: a
+    # rank with several pieces sends several messages in a round, and no chunk is in two of them.
     middle = side_by_side(
         placed(
             between,

@@ -1,4 +1,4 @@
-"""The data: transfers, rounds and schedules. Everything else in this room reads or builds them.
+"""The data: transfers, rounds and schedules. Every other file in this folder reads or builds them.
 
 A collective over p ranks works on a vector that is cut into chunks. It runs in rounds; a round is a
 set of transfers. Each carries a run of chunks from one rank to another, where they are added to

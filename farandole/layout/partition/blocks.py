@@ -113,6 +113,7 @@ def _beginnings(blocks: Sequence[Block], cuts: Sequence[str]) -> list[bool]:
         if not inside:
             known = nearest(cut, [block.name for block in blocks])
             raise UserError(f"cuts: the model has no block {cut!r}. {known}")
+        # The stage before would send a tensor that this block overwrites.
         if inside[0] and _in_place(blocks[inside[0]].module):
             raise UserError(
                 f"cuts: {cut!r} works in place on what the block before it returned, so no block "

@@ -1,7 +1,8 @@
 """Fills in what a layout leaves open: where to cut, and with `stages=auto` into how many.
 
-Rank 0 measures the blocks, two ranks measure the link, and all hear the same numbers and so choose
-the same. Without a sample there is nothing to measure, and the parameters are divided evenly.
+Rank 0 measures the blocks and two ranks measure the link. All ranks get the same numbers, so they
+choose the same cut. Without a sample there is nothing to measure, and the parameters are divided
+evenly.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from farandole.comm import Group
 from farandole.comm.calibration import link_between
 from farandole.errors import UserError
 from farandole.layout.layout import Layout
+from farandole.layout.option_groups import TileOptions
 from farandole.layout.partition.blocks import Block
 from farandole.layout.partition.cost import BlockProfile, Cut
 from farandole.layout.partition.network import Component, Network
@@ -129,20 +131,20 @@ def _profiles(
 ) -> list[BlockProfile]:
     if sample is None:
         return parameters_only(blocks)
-    told: Any = None
+    message: Any = None
     if world.rank == 0:
         try:
             micro = cut_batch(sample, (), layout.microbatches, "mean")[0]
             with _on(device, blocks):
-                told = [
+                message = [
                     list(profile) for profile in _measured(layout, blocks, micro.inputs, device)
                 ]
         except UserError as error:  # or the others would wait for the numbers
-            told = str(error)
-    told = world.broadcast_json(told)
-    if isinstance(told, str):
-        raise UserError(told)
-    return [BlockProfile(*profile) for profile in told]
+            message = str(error)
+    message = world.broadcast_json(message)
+    if isinstance(message, str):
+        raise UserError(message)
+    return [BlockProfile(*profile) for profile in message]
 
 
 def _measured(
@@ -172,7 +174,7 @@ def _measured(
     return [_share_of(profile, rest) for profile in profiles]
 
 
-def _tile_of(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
+def _tile_of(layout: TileOptions, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() == len(layout.tiles) + 2:
         for dim, parts in enumerate(layout.tiles, start=2):
             tensor = tensor.narrow(dim, 0, -(-tensor.shape[dim] // parts))
@@ -253,6 +255,7 @@ def _memory(
     if layout.recompute:  # only what came in is kept
         saved = [0, *(blocks[-1].output_bytes for blocks in stages[:-1])]
     weights = [sum(block.parameter_bytes for block in blocks) for blocks in stages]
+    # Read off the schedule that will run. What is promised here is what the interpreter will hold.
     pipeline = _steady(layout)
     nothing = [0.0] * len(stages)
     versions = facts(pipeline).versions

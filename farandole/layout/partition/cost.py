@@ -126,6 +126,8 @@ class Costs:
             boundary = max(boundary, self._handing(begin, end + 1).of(size))
         # Nobody before the stage has saved for it what its first block saves.
         saved = self._saved[stop] - self._saved[first] + self.profiles[first].shared_bytes
+        # By the ranks from here to the end: the earlier a stage, the more batches are under way
+        # behind it.
         copies = self._weight_copies(ranks_from_here, replicas)
         return StagePlan(
             first,

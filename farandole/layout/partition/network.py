@@ -64,6 +64,8 @@ class Network:
             parts = list(self._parts(first, stop, self.within.ranks))
             inside = [self.within.network.averaging(*part) for part in parts]
             members = len(parts)
+        # A ring: a reduce-scatter and an all-gather with members − 1 rounds each, 1/members of the
+        # bytes in each round.
         rounds = 2 * (members - 1)
         return Seconds(
             max(each.fixed for each in inside) + rounds * self.seconds_per_message,

@@ -22,7 +22,7 @@ from farandole.errors import UserError
 from farandole.layout.arguments import call
 from farandole.layout.partition.blocks import Block
 from farandole.layout.partition.cost import BlockProfile
-from farandole.layout.recording.state.left_alone import left_as_they_were
+from farandole.layout.recording.state.restored import state_restored
 
 _SECONDS_PER_PARAMETER = 1e-9
 """Only the proportions matter."""
@@ -46,7 +46,7 @@ def profile_blocks(
         raise UserError(f"profile_blocks: repeats={repeats}; give at least 1.")
     profiles = []
     value, saved_before = sample, dict[int, int]()
-    with left_as_they_were([block.module for block in blocks]):
+    with state_restored([block.module for block in blocks]):
         for index, block in enumerate(blocks):
             run: Callable[[Any], Any] = partial(call, block.module)
             if loss is not None and index == len(blocks) - 1:
@@ -107,6 +107,7 @@ def _measure(module: nn.Module, run: Callable[[Any], Any], value: Any, repeats: 
     saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
+        # Weights are kept in any case, and counted by themselves.
         if _storage(tensor) not in own:
             saved[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor

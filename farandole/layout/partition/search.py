@@ -142,6 +142,9 @@ def _given(replicas: Sequence[int]) -> _Choices:
 
 def _search(costs: Costs, choices: _Choices, goal: _Goal, limit_bytes: float) -> Cut | None:
     blocks = len(costs.profiles)
+    # Invariant: `best[first, ranks]` is the best cut of the blocks from `first` on over exactly the
+    # last `ranks` ranks. It does not depend on how the blocks before are cut: a stage's place in
+    # the network and its memory follow from the ranks behind it.
     best = {(blocks, 0): _Tail(0.0, 0.0)}
     for first in reversed(range(blocks)):
         for ranks in range(1, costs.ranks + 1):
@@ -165,6 +168,7 @@ def _best_tail(
     for own in choices:
         for stop in range(first + 1, len(costs.profiles) + 1):
             rest = best.get((stop, ranks - own))
+            # The slowest stage decides, so a rest that is already slower cannot win.
             if rest is None or (found is not None and rest.worst > found.worst):
                 continue
             stage = costs.stage(first, stop, ranks, own)

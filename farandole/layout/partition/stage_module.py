@@ -28,6 +28,7 @@ class PassId(NamedTuple):
     micro: int
 
     def seed_of(self, block: int) -> int:
+        # The same in every process: Python salts the hash of strings only, not that of integers.
         return hash((self.seed, self.step, self.micro, block)) & (2**63 - 1)
 
 
@@ -100,6 +101,9 @@ class StageModule(nn.Module):
         outside = RandomStates()
         set_seed(seed)
         key = self.training, index
+        # Seeding and restoring takes longer than many small blocks do. So a block that did not draw
+        # in its first pass is run without, unless it must draw the same a second time
+        # (`runs_again`).
         inside = RandomStates() if key not in self._draws else None
         try:
             result = call(self.blocks[index], value)
@@ -133,6 +137,8 @@ def release(model: nn.Module, kept: nn.Module) -> None:
     mine = {id(tensor) for tensor in _tensors(kept).values()}
     for tensor in _tensors(model).values():
         if id(tensor) not in mine:
+            # The tensor object stays, since optimizers and scripts may refer to it; only its memory
+            # is freed.
             tensor.data = tensor.data.new_empty(0)
 
 

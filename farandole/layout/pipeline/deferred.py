@@ -60,6 +60,7 @@ class DeferredBatchNorm(_BatchNorm):
                 self.total_of_squares[channels] += own.square().sum(axes, dtype=torch.float64)
                 # Where ranks have different channels, they all add to one count.
                 self.count += own.numel() / self.num_features
+        # Without running statistics, so that torch does not move them with this micro-batch.
         return F.batch_norm(input, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -84,6 +85,7 @@ class DeferredBatchNorm(_BatchNorm):
             momentum = 1.0 / float(self.num_batches_tracked)
         mean = self.total / self.count
         variance = self.total_of_squares / self.count - mean.square()
+        # As BatchNorm does: it normalises by the biased variance, and remembers the unbiased one.
         unbiased = variance * (self.count / (self.count - 1).clamp(min=1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
@@ -112,6 +114,8 @@ def share_statistics(module: nn.Module, holders: Group) -> None:
             # Past autograd: graphs of batches that are under way hold on to these.
             averages += [each.data for each in statistics if each is not None]
     if averages:
+        # Divided before the sum, so that one all-reduce serves for both: sums stay sums, and these
+        # become averages.
         torch._foreach_div_(averages, holders.size)
     if sums or averages:
         sum_over(holders, [*sums, *averages])

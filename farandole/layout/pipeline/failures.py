@@ -40,8 +40,10 @@ class Failures:
         self._interpreter = interpreter
 
     def guarded(self, work: Callable[[], T]) -> T:
-        """Whatever goes wrong here is told to all ranks, and they raise it too."""
+        """Runs `work`. If it fails, all ranks are told why, and raise the same reason."""
         if self._mail.failure is not None:
+            # Messages of the failed step may still be under way, and would be taken for those of a
+            # new one. So a broken pipeline stays broken.
             raise StageError(f"the pipeline was broken by an earlier failure: {self._mail.failure}")
         try:
             return work()

@@ -1,15 +1,15 @@
 """Where a pipeline's gradients enter a strategy.
 
-Strategies keep replicas in step by what happens in a backward pass and in the optimizer's step:
-hooks that average gradients, weights of uneven batches. A pipeline's stage has many backward
-passes in a step, and none of them is the one. So when all are done, the gradients that have been
-added up go through one more, in which nothing is computed: a function whose gradients are known.
+Strategies keep replicas in step by hooks in a backward pass and by the optimizer's step. A stage of
+a pipeline has many backward passes in a step, and a strategy must see one. So when all are done,
+the added-up gradients go through one more backward pass, in which nothing is computed: that of a
+function whose gradients are known.
 
     stage      B0 B1 B2 B3 ─▶ gradients, added up
     bridge                      ╰─▶ forward: 0 ─▶ backward: these gradients ─▶ hooks, optimizer
 
-Any strategy sees an ordinary module with an ordinary step, and needs no word about pipelines. A
-weight without a gradient has none there either; strategies know what to do about that.
+A strategy sees an ordinary module with an ordinary step and does not have to know about pipelines.
+A weight without a gradient has none there either, and strategies handle that.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GradientBridge(nn.Module):
         for weight in weights:
             gradients.append(torch.zeros_like(weight) if weight.grad is None else weight.grad)
             weight.grad = None
-        result: torch.Tensor = Known.apply(gradients, *weights)
+        result: torch.Tensor = KnownGradients.apply(gradients, *weights)
         return result
 
     def exchange(self) -> None:
@@ -65,7 +65,7 @@ class GradientBridge(nn.Module):
             weights[0].grad = None  # nobody has added to what stood for nothing
 
 
-class Known(torch.autograd.Function):
+class KnownGradients(torch.autograd.Function):
     """Zero, with gradients that are known."""
 
     @staticmethod

@@ -69,6 +69,8 @@ def find_gradient_groups(
     places, tile_groups = placement
     held = places.held(tile_groups.place(pipe.rank))
     alike = _ranks(placement, held[:1])
+    # In two directions, rank r holds the stages r and p − 1 − r, and its mirror rank holds the same
+    # two. So the ranks that share one stage share all of them, and one group adds up both.
     assert all(_ranks(placement, [stage]) == alike for stage in held)
     holders = pipe.subgroup(alike) if len(alike) > 1 else None
     counted: list[nn.Parameter] = []
@@ -77,6 +79,8 @@ def find_gradient_groups(
     for weight in sorted(bridge.trained(), key=lambda weight: _name(tensors, weight)):
         use = tensors.get(id(weight))
         ranks = alike if use is None else _ranks(placement, use.stages)
+        # Invariant: every weight is counted by exactly one rank of the pipeline, so that the norm
+        # over all stages contains it once, however many ranks hold it.
         if use is not None and owner(placement, use) == pipe.rank:
             counted.append(weight)
         if ranks != alike:

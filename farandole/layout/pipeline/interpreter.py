@@ -64,6 +64,8 @@ class Interpreter:
 
     def run(self, actions: Sequence[Action]) -> None:
         """Does them in order. Everything in `feeds` that they need must be there."""
+        # Announced before the first action, so that messages are received while the rank computes.
+        # Each expected message is taken by exactly one action: the count is read off the same list.
         for source, count in self._senders(actions).items():
             self._mail.expect(source, count)
         for action in actions:
@@ -77,7 +79,7 @@ class Interpreter:
 
     def _do(self, action: Action) -> None:
         stage = self._stages[action.stage]
-        key = (action.replica, action.micro)
+        key = (action.direction, action.micro)
         if action.kind == "F":
             self._forward(action, stage, key)
         elif action.kind == "W":
@@ -88,6 +90,8 @@ class Interpreter:
             with self._working(action):
                 whole = action.kind == "B"
                 result = (stage.backward if whole else stage.backward_input)(key, gradients)
+            # With a split backward the micro-batch counts as done after its first half. The second
+            # half is local, and the schedule has it before the update.
             self.done.append(action.micro)
             if action.stage > 0:
                 self._post(action, -1, _BACKWARD, (result, self.losses[action.micro]))
@@ -113,11 +117,13 @@ class Interpreter:
 
     def _gradients(self, action: Action) -> Gradients:
         if action.stage == self.places.stages - 1:
+            # The gradient of the batch's loss with respect to this micro-batch's: its weight. It
+            # makes the sum over micro-batches the gradient of the whole batch.
             weight = self.feeds[action.micro].micro.weight * self.loss_scale
             return [torch.full_like(self.losses[action.micro], weight)]
         if self._home(action, 1) is None:  # this shard ended here, and what it gave on is another's
             self.losses[action.micro] = torch.zeros(())
-            return self._stages[action.stage].no_gradients((action.replica, action.micro))
+            return self._stages[action.stage].no_gradients((action.direction, action.micro))
         gradients, self.losses[action.micro] = self._take(action, 1, _BACKWARD)
         return list(gradients)
 
@@ -136,7 +142,7 @@ class Interpreter:
     def _home(self, action: Action, step: int) -> int | None:
         """The rank of this shard at the stage before or after; None: the shard does not go
         there."""
-        place = self.places.home(action.stage + step, action.micro, action.replica)
+        place = self.places.home(action.stage + step, action.micro, action.direction)
         return self._tile_groups.rank(place, self._shard)
 
     def _senders(self, actions: Sequence[Action]) -> Counter[int]:
@@ -152,4 +158,4 @@ class Interpreter:
 
 
 def _label(kind: int, action: Action) -> Label:
-    return kind, action.stage, action.micro, action.replica
+    return kind, action.stage, action.micro, action.direction

@@ -1,4 +1,4 @@
-"""Sees to it that the loss of a batch is the mean of those of its micro-batches.
+"""Checks that the loss of a batch is the mean of the losses of its micro-batches.
 
 A micro-batch counts by its share of the samples. That is right for a mean over samples, and wrong
 for one over what is not masked, if the micro-batches have different numbers of that:
@@ -36,6 +36,8 @@ class MaskedMeans:
         """Around the forward of a micro-batch. Raises `UserError` if it is unlike another."""
         with _Means() as means:
             yield
+        # Micro-batches of one step are compared with each other only: another batch may be masked
+        # otherwise.
         if self._step != step:
             self._step, self.first = step, None
         if self.first is None:

@@ -1,8 +1,8 @@
 """What a pipeline's activations take, measured while it runs, beside what its schedule predicts.
 
-On a CPU nobody can be asked for the memory of activations alone. So for a few steps autograd's own
-hooks say what is kept for the backward of each micro-batch, and the peak of all that is kept at
-once is what counts. On a GPU the allocator's peak is known too.
+No allocator on a CPU reports the memory of activations alone. So for a few steps, autograd's own
+hooks count what is kept for the backward of each micro-batch, and the peak is reported. On a GPU
+the allocator's peak is reported too.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class ActivationMeter:
         self._kept.pop(key, None)
 
     def _held_bytes(self) -> int:
+        # By storage, since two micro-batches may keep the same tensor, such as a mask. It takes
+        # memory once.
         storages = {place: size for kept in self._kept.values() for place, size in kept.items()}
         return sum(storages.values())
 

@@ -36,6 +36,8 @@ def cut_batch(
     micros = []
     for index in range(count):
         part = piece(index, count, rows)
+        # Micro-batches differ by one sample at most, but they do differ: equal weights would be
+        # wrong for a batch that they do not divide.
         share = len(part) / rows if rows and reduction == "mean" else 1.0
         micros.append(
             Micro(_rows(inputs, part, rows), _rows(targets, part, rows), len(part), share)
@@ -68,10 +70,11 @@ def batch_rows(*trees: Any) -> int:
     if not rows:
         raise UserError("a batch needs at least one tensor with rows: its samples.")
     if len(set(rows.values())) > 1:
-        told = ", ".join(f"{count} in {_called(path)}" for path, count in rows.items())
+        counts = ", ".join(f"{count} in {_called(path)}" for path, count in rows.items())
         raise UserError(
-            f"a batch is cut into micro-batches by rows, and its tensors have {told}. Give all the "
-            "same number of rows; a tensor that belongs to all samples needs one copy for each."
+            f"a batch is cut into micro-batches by rows, and its tensors have {counts}. Give "
+            "all the same number of rows; a tensor that belongs to all samples needs one copy for "
+            "each."
         )
     return next(iter(rows.values()))
 

@@ -38,6 +38,8 @@ def predict(
     for stage in stages.values():
         stage.module.eval()
     try:
+        # All ranks go through micro-batches and stages in the same order, so a rank only waits for
+        # what comes earlier in that order.
         with torch.no_grad():
             outputs = [
                 _through(index, micro, pipe, mail, places, tile_groups, stages)
@@ -47,13 +49,13 @@ def predict(
         for module, training in modes:
             module.training = training
     last = places.stages - 1
-    told = []
+    results = []
     for index, value in enumerate(outputs):
         source = tile_groups.members(places.home(last, index))[
             0
         ]  # on tiles, all of them have the same
-        told.append(_told(pipe, value, source, mail.device))
-    return told
+        results.append(_broadcast(pipe, value, source, mail.device))
+    return results
 
 
 def _through(
@@ -99,7 +101,7 @@ def _check_all_there(output: Any) -> None:
             )
 
 
-def _told(pipe: Group, value: Any, source: int, device: torch.device) -> Any:
+def _broadcast(pipe: Group, value: Any, source: int, device: torch.device) -> Any:
     """What rank `source` has, on every rank."""
     described, tensors = describe(value) if pipe.rank == source else (None, [])
     text = described.text().decode() if described is not None else None

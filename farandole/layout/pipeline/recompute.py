@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from farandole.layout.shards.rows import Rows
+from farandole.layout.shards.batch_shard import BatchShard
 from farandole.layout.tiles.core.tile import Divided, Tile
 
 
@@ -55,7 +55,13 @@ def recomputed(
     # that one, which computes them again too.
     with set_checkpoint_early_stop(not to_the_end):
         return checkpoint(
-            again, *tensors, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
+            # The random state need not be kept: `StageModule` seeds every block from the pass and
+            # not from what was drawn before it.
+            again,
+            *tensors,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=contexts,
         )
 
 
@@ -72,7 +78,7 @@ def _taken_apart(
         if isinstance(leaf, Tile):
             tensors += leaf.pieces
             makers.append(_tile_maker(leaf))
-        elif isinstance(leaf, Rows):
+        elif isinstance(leaf, BatchShard):
             tensors.append(leaf.own)
             makers.append(_rows_maker(leaf))
         elif isinstance(leaf, torch.Tensor):
@@ -100,9 +106,9 @@ def _tile_maker(tile: Tile) -> Callable[[Iterator[torch.Tensor]], Tile]:
     return make
 
 
-def _rows_maker(rows: Rows) -> Callable[[Iterator[torch.Tensor]], Rows]:
+def _rows_maker(rows: BatchShard) -> Callable[[Iterator[torch.Tensor]], BatchShard]:
     flow, samples, factor = rows.flow, rows.samples, rows.factor
-    return lambda coming: Rows(flow, next(coming), samples, factor)
+    return lambda coming: BatchShard(flow, next(coming), samples, factor)
 
 
 def _constant(value: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
@@ -120,12 +126,12 @@ class _OffloadedInput:
         value = self._value
         if self._first:
             self._first = False
-            self._value = pytree.tree_map_only(torch.Tensor, _Away, value)
+            self._value = pytree.tree_map_only(torch.Tensor, _HostTensor, value)
             return value
-        return pytree.tree_map_only(_Away, _Away.back, value)
+        return pytree.tree_map_only(_HostTensor, _HostTensor.back, value)
 
 
-class _Away:
+class _HostTensor:
     """A tensor, or what this shard has of one, in the host's memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -141,7 +147,7 @@ class _Away:
 
 
 def _each(tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    if isinstance(tensor, Rows):
+    if isinstance(tensor, BatchShard):
         return tensor.like(function(tensor.own))
     return tensor.map(function) if isinstance(tensor, Tile) else function(tensor)
 

@@ -27,6 +27,8 @@ class LossScale:
     def unscale(self, gradients: Sequence[torch.Tensor]) -> bool:
         """*Together*, all stages. Divides by the scale; says whether the update may happen."""
         overflow = torch.tensor(0.0 if all(map(is_finite, gradients)) else 1.0)
+        # Before any stage changes anything: if one skips its update, all do. Otherwise the stages
+        # would hold weights of different steps.
         self._group.all_reduce(overflow, "max")
         if overflow:
             self.value, self._steps = max(1.0, self.value / 2), 0

@@ -7,7 +7,7 @@ the stage keeps where its graph begins and ends:
     backward   their gradients ◀── autograd ── gradients of the roots, from the next stage
 
 A backward can be split: first what the stage before waits for, later what only the update needs.
-PyTorch's own pipelining has the function that finds where to cut the graph for that; it is used.
+PyTorch's own pipelining has a function that finds where to cut the graph for that. It is used here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from farandole.layout.tiles.core.tiling import Tiling
 Gradients = list[torch.Tensor | None]
 """One for each tensor that travelled, in order; None where there is none."""
 Key = tuple[int, int]
-"""A micro-batch: the replica of the model that computes it, and its number."""
+"""A micro-batch: the direction in which it is computed, and its number."""
 
 
 @dataclass
@@ -69,8 +69,8 @@ class Stage:
         self._offload = offload
         self._lowered = lowered
         self._tiling = tiling
-        self.means = means  # who sees to it that micro-batches are weighed right
-        self._changes = changes  # who sees to it that a forward changes nothing that it must not
+        self.means = means  # checks that micro-batches are weighed right
+        self._changes = changes  # checks that a forward changes only what it may
         self.meter: ActivationMeter | None = None  # while activations are measured
         self._pending: dict[Key, PendingBackward] = {}
 
@@ -112,6 +112,8 @@ class Stage:
         with self._lowered(), self._metered(key, inputs, version), self._away(), watched, changes:
             result = self._recomputed(run, value) if self._recompute else run(value)
         outputs = _tensors(result)
+        # Keyed by direction and micro-batch: with two directions, one rank may hold the same stage
+        # for two copies of the model, with backwards in either order.
         self._pending[key] = PendingBackward(inputs, outputs, version)
         return result
 
@@ -248,6 +250,8 @@ def _roots(
 def _taken(inputs: Sequence[torch.Tensor]) -> Gradients:
     gradients: Gradients = []
     for tensor in inputs:
+        # Every input has an entry, in order: the stage before matches them with its outputs by
+        # position.
         gradients.append(tensor.grad if tensor.requires_grad else None)
         if tensor.requires_grad:
             tensor.grad = None

@@ -84,6 +84,8 @@ class Update:
         self._add_up(trained, batches_here)
         if self._exchange is not None:
             self._exchange()
+        # The same on all ranks of the pipeline, since `unscale` asks all stages. So all of them
+        # take part in the norm below and update, or none does.
         goes_on = self._scale is None or self._scale.unscale(_gradients(trained))
         if goes_on:
             self.hooks.run()
@@ -105,9 +107,14 @@ class Update:
     def _add_up(self, trained: Sequence[nn.Parameter], batches_here: int) -> None:
         if self._groups.holders is not None:
             count = _sum_of_gradients(self._groups.holders, trained, float(batches_here))
+            # In a stream, an update may hold several whole batches, on several ranks. Their
+            # gradients are averaged, so that the step has the size of one batch's.
             if self._averages and count > 1:
                 torch._foreach_div_(_gradients(trained), count)
         for tie in self._groups.ties:
+            # After step 1 each of the ranks that hold a stage has the whole gradient of it, and all
+            # of them are in the group of the tie. Each gives its share, or the gradient would count
+            # several times.
             if own := _gradients(tie.weights):
                 torch._foreach_mul_(own, tie.share)
             _sum_of_gradients(tie.group, tie.weights)
@@ -121,6 +128,7 @@ class Update:
         norms = torch._foreach_norm(mine) if mine else []
         square = sum(float(norm) ** 2 for norm in norms)
         total = self._groups.pipe.all_reduce(torch.tensor(square, dtype=torch.float64))
+        # The same number on all ranks, so all stages are scaled by the same factor.
         norm = math.sqrt(total)
         if norm > most and gradients:
             torch._foreach_mul_(list(gradients), most / (norm + 1e-6))
@@ -134,12 +142,15 @@ def _gradients(weights: Sequence[nn.Parameter]) -> list[torch.Tensor]:
 def _sum_of_gradients(group: Group, weights: Sequence[nn.Parameter], number: float = 0.0) -> float:
     """Adds up, in place; a weight has a gradient afterwards if it has one on any rank. A number of
     each rank travels along; returns the sum of them."""
-    told = torch.tensor([number, *(float(weight.grad is not None) for weight in weights)])
+    # Ranks of a group must reduce the same tensors, also where one of them has not used a weight:
+    # it sends zeros. A weight that nobody has used keeps no gradient, or momentum and weight decay
+    # would move it.
+    flags = torch.tensor([number, *(float(weight.grad is not None) for weight in weights)])
     gradients = [
         torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights
     ]
-    sum_over(group, [*gradients, told])
-    total, *present = told.tolist()
+    sum_over(group, [*gradients, flags])
+    total, *present = flags.tolist()
     for weight, gradient, anywhere in zip(weights, gradients, present, strict=True):
         weight.grad = gradient if anywhere else None
     return float(total)

@@ -65,6 +65,7 @@ class Stash(Weights):
         self._pending[version] += 1
 
     def run(self, value: Any, pass_id: PassId | None, version: int) -> Any:
+        # Buffers are not among the copies: their state is that of the stage, whatever the version.
         return functional_call(self.module, self._copy(version), (value, pass_id))
 
     def done(self, version: int) -> None:
@@ -122,6 +123,8 @@ class Latest(Weights):
         }
 
         def keep(tensor: torch.Tensor) -> torch.Tensor | _Place:
+            # Views of a weight, such as its transpose, lie in its storage too. A cast copy does
+            # not, and is kept as it is.
             weight = weights.get(tensor.untyped_storage().data_ptr())
             if weight is None or tensor.dtype != weight.dtype:
                 return tensor

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from farandole.errors import InexactError
-from farandole.layout.pipeline.gradient_bridge import GradientBridge, Known
+from farandole.layout.pipeline.gradient_bridge import GradientBridge, KnownGradients
 
 _OWN = __name__.partition(".")[0]
 _KINDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -73,6 +73,8 @@ class WeightHooks:
         if not self._held:
             return
         weights = [weight for weight in self._bridge.trained() if weight.grad is not None]
+        # The hooks that are still there are the strategy's. They have seen this gradient in the
+        # bridge, and must not send it to the other replicas a second time.
         aside = [(hooks, dict(hooks)) for _, hooks in self._all()]
         for hooks, strategys in aside:
             _leave_out(hooks, strategys)
@@ -83,8 +85,9 @@ class WeightHooks:
                 for weight in weights:
                     gradients.append(weight.grad)
                     weight.grad = None
-                Known.apply(gradients, *weights).backward()
+                KnownGradients.apply(gradients, *weights).backward()
         finally:
+            # Read anew: a hook may have removed itself or set another.
             self._held = [(hooks, dict(hooks)) for _, hooks in self._all() if hooks]
             for hooks, users in self._held:
                 _leave_out(hooks, users)

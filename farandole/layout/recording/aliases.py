@@ -27,6 +27,9 @@ _IN_PLACE_OPERATORS = (
 )
 
 
+# Many of these only sometimes return a view (`reshape`, `to`, `dropout`). Taking a copy for a view
+# forbids a cut that would have been possible. The opposite mistake would let a block write to a
+# tensor that another one still reads.
 _VIEWS = {
     *("adjoint", "alias", "as_strided", "broadcast_to", "chunk", "contiguous", "cpu", "cuda"),
     *("detach", "diagonal", "double", "dropout", "dsplit", "expand", "expand_as", "flatten"),

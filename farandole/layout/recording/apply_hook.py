@@ -9,7 +9,7 @@ class below it, `_SingleLevelFunction`, for this name. That class is changed her
     torch       computes what none of them wants
 
 Invariant: `_SingleLevelFunction` has an `apply` of its own exactly while somebody watches. Watchers
-are a tuple that is replaced as a whole, under the lock of `one_at_a_time`: calls in other threads
+are a tuple that is replaced as a whole, under the lock of `process_lock`: calls in other threads
 read the old one or the new one, and never half of a change.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.autograd.function import Function, _SingleLevelFunction
 
-from farandole.layout.recording.state.left_alone import one_at_a_time
+from farandole.layout.recording.state.restored import process_lock
 
 Watcher = Callable[[type[Function], tuple[Any, ...], dict[str, Any]], Any]
 """Is given a call, of any thread, and returns its result; NotImplemented: it is none of its own."""
@@ -32,7 +32,7 @@ _watchers: tuple[Watcher, ...] = ()
 
 def watch(watcher: Watcher) -> None:
     """From now on. A watcher that is known already is not added again."""
-    with one_at_a_time():
+    with process_lock():
         if watcher not in _watchers:
             _set((*_watchers, watcher))
 
@@ -40,12 +40,12 @@ def watch(watcher: Watcher) -> None:
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
     """Inside. This watcher is asked before those that watch for good."""
-    with one_at_a_time():
+    with process_lock():
         _set((watcher, *_watchers))
     try:
         yield
     finally:
-        with one_at_a_time():
+        with process_lock():
             _set(tuple(each for each in _watchers if each is not watcher))
 
 

@@ -46,7 +46,7 @@ Handle = Callable[[CustomFunction, tuple[Any, ...], dict[str, Any]], Any]
 def custom_functions_seen(concerns: Concerns, handle: Handle) -> Iterator[None]:
     """Inside, calls of `apply` that are of concern go to `handle`.
 
-    For one thread at a time: see `one_at_a_time`.
+    For one thread at a time: see `process_lock`.
     """
 
     def seen(kind: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

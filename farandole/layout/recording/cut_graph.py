@@ -96,6 +96,8 @@ class _Order:
             for root in {alias_root(each, self.attributes) for each in node.all_input_nodes}:
                 uses.setdefault(_held(root), []).append(position)
         for written, last in writes.items():
+            # A buffer lives in one block. Two blocks on two ranks would each write to a copy, so
+            # all its uses must be on one side of a cut.
             if isinstance(written, str):
                 yield uses[written][0], uses[written][-1], self.nodes[last]
             elif written in self.position:
@@ -105,6 +107,9 @@ class _Order:
         """The points at which one value alone travels, not counting those that have no gradient,
         and is not overwritten later."""
         count = len(self.nodes)
+        # Both are lists of differences: +1 where something begins, −1 behind its end. Their running
+        # sums tell for every point how many values are alive and how many writes it would separate,
+        # in one pass over the graph.
         live, overwritten = [0] * (count + 1), [0] * (count + 1)
         for position, node in enumerate(self.nodes):
             # A graph that was recorded without a sample does not know what has a gradient.
@@ -165,6 +170,7 @@ def _cut_everywhere(order: _Order, model: nn.Module) -> list[tuple[str, nn.Modul
     begin, points = order.inputs, order.places()
     starts, weighs = [begin], False
     for first, stop in zip([begin, *points], [*points, end], strict=True):
+        # A block without layers or weights would be a stage that computes next to nothing.
         if order.weighs(first, stop):
             if weighs:
                 starts.append(first)
@@ -181,6 +187,8 @@ def _cut_at(
     end = len(order.nodes) - 1
     begins: dict[int, str] = {}
     for name, node in places:
+        # Look-ups are not in the order of operations: the block begins at the first operation
+        # behind them.
         while node.op == "get_attr":
             node = node.next
         point = order.position[node]
@@ -238,6 +246,7 @@ def _subgraph(order: _Order, first: int, stop: int) -> fx.Graph:
     graph = fx.Graph()
     entering = order.live(first)
     copies: dict[fx.Node, fx.Node] = {}
+    # The first block takes the model's arguments, all of them, also those that no operation uses.
     if first == order.inputs:
         copies |= {node: graph.placeholder(str(node.target)) for node in order.nodes[:first]}
     elif len(entering) == 1:
@@ -250,6 +259,7 @@ def _subgraph(order: _Order, first: int, stop: int) -> fx.Graph:
     def copied(node: fx.Node) -> fx.Node:
         if node not in copies:
             assert node.op == "get_attr", f"{node} is used before it is computed"
+            # Look-ups are copied into every block that uses them: weights do not travel.
             copies[node] = graph.node_copy(node)
         return copies[node]
 

@@ -46,6 +46,8 @@ class EagerOperations(TorchDispatchMode):
                 )
         self.read |= {id(each): each for each in outside}
         result = func(*args, **kwargs)
+        # A view of a tensor from outside is not the code's own: a write to it would reach the
+        # outside.
         inherited = {each.untyped_storage()._cdata for each in outside}
         for each in _tensors(result):
             if each.untyped_storage()._cdata not in inherited:

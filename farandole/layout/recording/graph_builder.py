@@ -73,6 +73,8 @@ class GraphBuilder:
         raise CannotRecordError(f"a {type(value).__name__} is an argument in its code")
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        # A tag names its builder, since a tensor that outlives a recording (a cache, say) comes
+        # with the tag of that one.
         owner, node = getattr(tensor, _TAG, (None, None))
         if owner is self and node is not None:
             return node  # type: ignore[no-any-return]
@@ -87,6 +89,8 @@ class GraphBuilder:
         """The same, known to come from `node`; numbers become symbols."""
         if isinstance(result, torch.Tensor):
             node.meta["differentiable"] = result.requires_grad
+            # A write to a buffer returns the buffer itself. It stays a look-up by name, so that
+            # `cut_graph` sees all uses of one buffer as such.
             if id(result) not in self.names:
                 setattr(result, _TAG, (self, node))
             return result
@@ -111,6 +115,8 @@ class GraphBuilder:
             inner = self.node("call_function", operator.getitem, (node, key), {})
             made = self.result(each, inner)
             node.meta["differentiable"] |= inner.meta["differentiable"]
+            # A tuple or a record from torch cannot hold a symbol. The code reads the plain number,
+            # so the recording is right for this number only, and a check is recorded.
             if isinstance(made, Symbol):  # it cannot take the number's place in the nest
                 made.fixed()
 

@@ -27,7 +27,7 @@ from farandole.layout.recording.cut_graph import Recording, cut_recording
 from farandole.layout.recording.reasons import short
 from farandole.layout.recording.recorder import Recorder, is_no_nest
 from farandole.layout.recording.replay import by_mode, require
-from farandole.layout.recording.state.left_alone import left_as_they_were, weights_left_alone
+from farandole.layout.recording.state.restored import state_restored, weights_restored
 from farandole.layout.recording.surroundings import forget, recall
 
 _SEED = 1  # of the random numbers that are drawn for the sample
@@ -57,7 +57,7 @@ def cut_on_sample(
     def lowered() -> AbstractContextManager[object]:
         return nullcontext() if precision is None else torch.autocast(home.type, precision)
 
-    with left_as_they_were([model]), weights_left_alone(model), lowered():
+    with state_restored([model]), weights_restored(model), lowered():
         try:
             wanted = {mode: _tried(model, mode, sample) for mode in (True, False)}
         except Exception as error:
@@ -102,7 +102,7 @@ class _Chain(nn.Module):
 def _tried(model: nn.Module, training: bool, sample: Arguments) -> Any:
     """The output for the sample, with the same random numbers every time."""
     copies = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), sample)
-    with left_as_they_were([model]), saved_tensors_hooks(forget, recall):
+    with state_restored([model]), saved_tensors_hooks(forget, recall):
         model.train(training)
         torch.manual_seed(_SEED)
         random.seed(_SEED)
@@ -113,10 +113,12 @@ def _tried(model: nn.Module, training: bool, sample: Arguments) -> Any:
 def _recorded(model: nn.Module, cuts: Sequence[str], sample: Arguments) -> Recording:
     whole: dict[nn.Module, str] = {}
     while True:
+        # Ends, because `whole` grows in every round but the last and cannot hold more than all
+        # submodules.
         known = len(whole)
         recordings = []
         for training in (True, False):
-            with left_as_they_were([model]):
+            with state_restored([model]):
                 model.train(training)
                 recordings.append(Recorder(model, cuts, whole).record(sample))
         first, second = recordings
@@ -139,6 +141,8 @@ def _recorded(model: nn.Module, cuts: Sequence[str], sample: Arguments) -> Recor
 def _difference(first: Recording, second: Recording, model: nn.Module) -> nn.Module | None:
     """The innermost module that does something else in the second recording; None: there is none,
     and the first one is now right for both modes."""
+    # The recordings agree node by node, or not at all: the first pair that differs tells where the
+    # code took another way. Lengths are compared last.
     pairs = list(zip(first.graph.nodes, second.graph.nodes, strict=False))
     same = {two: one for one, two in pairs}
     chosen: list[tuple[fx.Node, Any, Any]] = []
@@ -148,6 +152,8 @@ def _difference(first: Recording, second: Recording, model: nn.Module) -> nn.Mod
         )
         if not alike or not _same_nodes((one.args, one.kwargs), (two.args, two.kwargs), same):
             return _innermost(one, two, model)
+        # Noted, and not changed yet: the graph must stay as it is while nodes are still being
+        # compared.
         chosen.append((one, two.args, two.kwargs))
     if len(first.graph.nodes) != len(second.graph.nodes):
         return _innermost(*pairs[-1], model)

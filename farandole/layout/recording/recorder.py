@@ -150,6 +150,8 @@ class Recorder(TorchFunctionMode):
         try:
             for module in self._modules:
                 run = partial(self._call, module, module._call_impl)
+                # `nn.Module.__call__` looks at this attribute first. torch.compile uses the same
+                # way in.
                 vars(module)["_compiled_call_impl"] = run
             yield
         finally:
@@ -172,6 +174,9 @@ class Recorder(TorchFunctionMode):
                 result = self._opened(module, run, args, kwargs)
             except Exception as error:
                 self.whole[module] = short(error)
+                # The attempt leaves nothing behind: its nodes are erased here, and `_opened` has
+                # put attributes back. Tensors that it has made are unreachable, so their erased
+                # nodes are never asked for.
                 self._take_back(before)
                 result = self._closed(module, run, args, kwargs)
         self.starts.setdefault(module, before.next)
@@ -251,6 +256,8 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name, reads = name_of(func)
+        # What is inside a submodule that stays whole is not recorded: it runs as it is in every
+        # step, so it may do anything.
         if self._paused or name in SAME_FOR_ALL_BATCHES or name.startswith("_set_"):
             return func(*args, **kwargs)
         if name in BY_VALUE:

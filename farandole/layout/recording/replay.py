@@ -68,6 +68,7 @@ def checked(positional: tuple[Any, ...], named: Mapping[str, Any], sample: Signa
 
 def require(found: Any, sample: Any, where: str) -> None:
     """Raises `UserError` when the model's code would go another way than it did for the sample."""
+    # `True == 1` in Python, and code that branches on a type would take another way.
     if found != sample or type(found) is not type(sample):
         raise UserError(
             f"the model's code depends on the shape of its inputs ({where}): it found {sample} for "

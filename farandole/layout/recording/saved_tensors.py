@@ -64,6 +64,8 @@ def _step_aside_for_transforms() -> None:
             with disable(message):
                 yield
             return
+        # Hooks are a stack. They may be taken off only while they are on top, and are put back in
+        # the same place.
         looking.__exit__()
         try:
             with disable(message):

@@ -81,6 +81,8 @@ def questions_refused(now: Callable[[], bool]) -> Iterator[None]:
     def refusing(name: str, ask: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*args: Any, **kwargs: Any) -> Any:
             asked_by = sys._getframe(1).f_code.co_filename
+            # torch itself asks all the time, and so do other threads; only the model's own code is
+            # refused.
             if threading.get_ident() == thread and now() and is_the_model(asked_by):
                 raise CannotRecordError(f"its code depends on torch.{name}()")
             return ask(*args, **kwargs)

@@ -23,7 +23,7 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 T = TypeVar("T")
 
 
-class Notes(Protocol):
+class NumberRecorder(Protocol):
     """Who writes down what is done with numbers."""
 
     def operation(self, function: Callable[..., Any], *arguments: Any) -> fx.Node:
@@ -71,23 +71,25 @@ def _with_operators(kind: type[T]) -> type[T]:
 class Symbol:
     """A number with the value that it has for the sample."""
 
-    def __init__(self, value: Any, recorded: fx.Node, notes: Notes) -> None:
+    def __init__(self, value: Any, recorded: fx.Node, recorder: NumberRecorder) -> None:
         self.value = value
         self.recorded = recorded
-        self._notes = notes
+        self._recorder = recorder
 
     def fixed(self) -> Any:
         """The value itself: the recording is then of batches with this value only."""
-        self._notes.require(self.recorded, self.value)
+        # Invariant: whatever Python code did with a plain number was recorded as a requirement. A
+        # batch with another number is refused, not computed wrongly.
+        self._recorder.require(self.recorded, self.value)
         return self.value
 
     def _computed(self, function: Callable[..., Any], *arguments: Any) -> Any:
         value = function(*(plain(each) for each in arguments))
-        return symbol(value, self._notes.operation(function, *arguments), self._notes)
+        return symbol(value, self._recorder.operation(function, *arguments), self._recorder)
 
     def _compared(self, function: Callable[..., Any], other: Any) -> Any:
         value = function(self.value, plain(other))
-        self._notes.require(self._notes.operation(function, self, other), value)
+        self._recorder.require(self._recorder.operation(function, self, other), value)
         return value
 
     def __neg__(self) -> Any:
@@ -142,13 +144,14 @@ class Real(Symbol, torch.SymFloat):
     """A real number."""
 
 
-def symbol(value: Any, recorded: fx.Node, notes: Notes) -> Any:
+def symbol(value: Any, recorded: fx.Node, recorder: NumberRecorder) -> Any:
     """A number that an operation finds; booleans and the like are settled for the sample."""
+    # `type`, not `isinstance`: a boolean is an `int` in Python, and code branches on it.
     if type(value) is int:
-        return Integer(value, recorded, notes)
+        return Integer(value, recorded, recorder)
     if type(value) is float:
-        return Real(value, recorded, notes)
-    notes.require(recorded, value)
+        return Real(value, recorded, recorder)
+    recorder.require(recorded, value)
     return value
 
 

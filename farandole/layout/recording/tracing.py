@@ -34,7 +34,7 @@ from farandole.layout.recording.eager_operations import EagerOperations
 from farandole.layout.recording.proxies import StateProxy, TensorProxy
 from farandole.layout.recording.reasons import CannotRecordError, short
 from farandole.layout.recording.state.code_state import CodeState
-from farandole.layout.recording.state.left_alone import one_at_a_time
+from farandole.layout.recording.state.restored import process_lock
 from farandole.layout.recording.surroundings import (
     drawn_elsewhere,
     has_hooks,
@@ -74,7 +74,7 @@ def _record(model: nn.Module, cuts: Sequence[str]) -> Recording:
     recorder = _Recorder(model, cuts)
     root = _OneArgument(model)
     try:
-        with one_at_a_time(), recorder.at_work():
+        with process_lock(), recorder.at_work():
             graph = recorder.trace(root)
     except Exception as error:
         raise UserError(
@@ -179,6 +179,8 @@ class _Recorder(fx.Tracer):
         try:
             if has_hooks(m):
                 raise CannotRecordError("it has hooks, and they would run only while tracing")
+            # Code that branches on it fails here, since a proxy has no truth value, and the module
+            # stays whole. Code that passes it on records the look-up.
             m.training = self.create_proxy("get_attr", f"{name}.training", (), {})  # type: ignore[assignment]
             try:
                 result = run()
@@ -198,6 +200,7 @@ class _Recorder(fx.Tracer):
             self.opened = opened
             nodes = list(self.graph.nodes)
             gone = nodes[nodes.index(before) + 1 :]
+            # From the last one, because fx refuses to erase a node that still has users.
             for node in reversed(gone):
                 self.graph.erase_node(node)
             self.starts = {part: node for part, node in self.starts.items() if node not in gone}

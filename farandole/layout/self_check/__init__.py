@@ -1,7 +1,7 @@
-"""Before training, a layout is held against the plain model: loss, gradients and buffers.
+"""Compares a layout with the plain model before training: loss, gradients and buffers.
 
-A layout promises to compute what the model computes. Model code can do anything, so the promise is
-tried out on every model before its first step, and a model that breaks it does not train.
+A layout must compute what the model computes. Model code can do anything, so this is checked for
+every model before its first step, and a model for which it does not hold is not trained.
 """
 
 from farandole.layout.self_check.check import SelfCheck

@@ -1,4 +1,4 @@
-"""Holds a layout against the plain model, on a small part of the first batch.
+"""Compares a layout with the plain model, on a small part of the first batch.
 
     first rank of a replica         all its ranks
     ───────────────────────         ─────────────
@@ -29,7 +29,7 @@ from farandole.layout.pipeline.micro import Micro, batch_rows, first_rows
 from farandole.layout.pipeline.pipelined import Pipelined
 from farandole.layout.self_check.compare import (
     Difference,
-    Held,
+    RankPart,
     by_whole_name,
     compare_buffers,
     compare_gradients,
@@ -38,14 +38,14 @@ from farandole.layout.self_check.compare import (
 )
 from farandole.layout.self_check.draws import ExpectedDraws
 from farandole.layout.self_check.layers import (
-    OfRank,
-    Own,
-    Seen,
+    LayerSums,
+    OwnPieces,
+    RankSums,
     everything,
     first_difference,
     watched,
 )
-from farandole.layout.self_check.passed import Passed
+from farandole.layout.self_check.passed import PassedCheck
 from farandole.layout.self_check.plain import CannotCheckError, Computed, PlainModel
 from farandole.layout.self_check.swapped import swapped
 from farandole.layout.tile_groups import TileGroups
@@ -82,7 +82,7 @@ class SelfCheck:
             except CannotCheckError as error:
                 self._reason = str(error)
 
-    def run(self, held: Held, inputs: Any, targets: Any) -> str:
+    def run(self, held: RankPart, inputs: Any, targets: Any) -> str:
         """*Together.* Says what came of it: that the layout computes what the plain model does, or
         why that could not be found out. Raises `InexactError` where it does not."""
         pipelined, pipe = held.pipelined, held.pipelined.pipe
@@ -96,12 +96,16 @@ class SelfCheck:
                 dtype, computed = self._computed(pipelined, inputs, targets)
             except CannotCheckError as error:
                 reason = str(error)
-        told = pipe.broadcast_json([reason, str(dtype), 0.0 if computed is None else computed.loss])
-        if told[0]:
-            return f"the layout was not checked against the plain model: {told[0]}"
-        dtype = torch.float64 if told[1] == str(torch.float64) else None
+        # Only the first rank has tried the plain model. All ranks follow what it found, so that
+        # they run the trial together, in one precision, or skip it together.
+        reason, precision, expected_loss = pipe.broadcast_json(
+            [reason, str(dtype), 0.0 if computed is None else computed.loss]
+        )
+        if reason:
+            return f"the layout was not checked against the plain model: {reason}"
+        dtype = torch.float64 if precision == str(torch.float64) else None
         micros = small_batch(pipelined, inputs, targets, dtype)
-        differences = self._differences(held, micros, dtype, computed, told[2])
+        differences = self._differences(held, micros, dtype, computed, expected_loss)
         if differences:
             layer = self._first_layer(held, micros, dtype)
             raise InexactError(_refusal(pipelined, differences, layer))
@@ -109,9 +113,11 @@ class SelfCheck:
             passed.note()
         return "checked: the layout computes what the plain model does"
 
-    def _passed(self, pipelined: Pipelined, inputs: Any, targets: Any) -> Passed:
+    def _passed(self, pipelined: Pipelined, inputs: Any, targets: Any) -> PassedCheck:
         assert self._plain is not None
-        return Passed(self._plain.model, str(pipelined.layout), pipelined.device, (inputs, targets))
+        return PassedCheck(
+            self._plain.model, str(pipelined.layout), pipelined.device, (inputs, targets)
+        )
 
     def _computed(
         self, pipelined: Pipelined, inputs: Any, targets: Any
@@ -137,7 +143,7 @@ class SelfCheck:
 
     def _differences(
         self,
-        held: Held,
+        held: RankPart,
         micros: Sequence[Micro],
         dtype: torch.dtype | None,
         computed: Computed | None,
@@ -155,12 +161,14 @@ class SelfCheck:
         off = abs(loss - expected_loss)
         if pipe.rank == 0 and not off <= tolerance.of_loss(expected_loss):
             found.append(Difference("loss", "loss", off / max(abs(expected_loss), 1e-300)))
-        told = pipe.gather_json([list(each) for each in found])
+        # Invariant: all ranks raise, or none does. So the decision is made from everybody's
+        # findings, and not from a rank's own.
+        gathered = pipe.gather_json([list(each) for each in found])
         # Several ranks may hold a weight, and find the same.
-        distinct = {(kind, name): off for of_rank in told for kind, name, off in of_rank}
+        distinct = {(kind, name): off for of_rank in gathered for kind, name, off in of_rank}
         return [Difference(kind, name, off) for (kind, name), off in distinct.items()]
 
-    def _spread_weights(self, held: Held) -> None:
+    def _spread_weights(self, held: RankPart) -> None:
         """The plain model's, which may be older than those that training begins with."""
         tensors = None
         if self._plain is not None:
@@ -172,13 +180,13 @@ class SelfCheck:
                 mine[name].data.copy_(tensor)
 
     def _first_layer(
-        self, held: Held, micros: Sequence[Micro], dtype: torch.dtype | None
+        self, held: RankPart, micros: Sequence[Micro], dtype: torch.dtype | None
     ) -> str | None:
         """*Together.* Runs both once more, and watches every layer."""
         pipelined, pipe = held.pipelined, held.pipelined.pipe
-        plain: Seen = {}
+        plain: LayerSums = {}
         if self._plain is not None:
-            layers: dict[str, tuple[nn.Module, Own]] = {
+            layers: dict[str, tuple[nn.Module, OwnPieces]] = {
                 name: (module, everything)
                 for name, module in self._plain.model.named_modules()
                 if name
@@ -189,10 +197,12 @@ class SelfCheck:
             self._spread_weights(held)
             pipelined.trial(micros)
         close = 1e-7 if dtype is torch.float64 else 1e-3
-        told = pipe.gather_json(
+        gathered = pipe.gather_json(
             [plain, TileGroups(pipelined.layout.group_sizes).shard(pipe.rank), mine]
         )
-        return first_difference(told[0][0], [OfRank(shard, seen) for _, shard, seen in told], close)
+        return first_difference(
+            gathered[0][0], [RankSums(shard, seen) for _, shard, seen in gathered], close
+        )
 
 
 def small_batch(
@@ -213,7 +223,7 @@ def small_batch(
     return pipelined.micros(inputs, targets)
 
 
-def _own_layers(held: Held) -> dict[str, tuple[nn.Module, Own]]:
+def _own_layers(held: RankPart) -> dict[str, tuple[nn.Module, OwnPieces]]:
     tiling = next(iter(held.tilings.values()), None)
 
     def own(output: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -20,7 +20,7 @@ from farandole.layout.self_check.swapped import tensors_of
 from farandole.layout.tiles.core.tiling import Tiling
 
 
-class Held(NamedTuple):
+class RankPart(NamedTuple):
     """What this rank holds of the model."""
 
     pipelined: Pipelined
@@ -38,7 +38,7 @@ class Difference(NamedTuple):
     off: float
 
 
-def by_whole_name(held: Held) -> dict[str, torch.Tensor]:
+def by_whole_name(held: RankPart) -> dict[str, torch.Tensor]:
     return {
         held.names[name]: tensor
         for name, tensor in tensors_of(held.bridge).items()
@@ -98,7 +98,7 @@ def share_tolerance(pipe: Group, computed: Computed | None) -> Tolerance:
 
 
 def compare_gradients(
-    held: Held, computed: Computed | None, tolerance: Tolerance
+    held: RankPart, computed: Computed | None, tolerance: Tolerance
 ) -> list[Difference]:
     """*Together.* Of the weights that this rank holds. No gradient counts as one of zeros."""
     pipe, device = held.pipelined.pipe, held.pipelined.device
@@ -114,16 +114,19 @@ def compare_gradients(
         if name not in mine or not mine[name].requires_grad or not mine[name].numel():
             continue
         gradient = mine[name].grad
+        # A pipeline may leave out the gradient of an unused weight where the plain model has zeros,
+        # and the other way round. As values they are equal.
         off = expected if gradient is None else gradient - expected
         largest = float(expected.abs().max())
         most = float(off.abs().max())
+        # Written with `not … <=`, so that NaN counts as a difference.
         if not most <= tolerance.of_gradient(name, largest) and bool(expected.isfinite().all()):
             found.append(Difference("gradient", name, most / largest if largest else float("inf")))
     return found
 
 
 def compare_buffers(
-    held: Held,
+    held: RankPart,
     computed: Computed | None,
     tolerance: Tolerance,
 ) -> list[Difference]:
@@ -138,6 +141,8 @@ def compare_buffers(
     found = []
     buffers = None if computed is None else computed.buffers
     for name, expected in from_first(pipe, device, buffers):
+        # All ranks iterate over all tensors, also over those that they do not hold: each is a
+        # broadcast.
         if name not in mine or name in averaged:
             continue
         if _differs(mine[name], expected, tolerance.relative):
@@ -156,14 +161,14 @@ def _differs(one: torch.Tensor, other: torch.Tensor, close: float) -> bool:
     )
 
 
-def _is_averaged(held: Held) -> bool:
+def _is_averaged(held: RankPart) -> bool:
     """Whether running statistics move with the update, or by a share of the micro-batches."""
     layout = held.pipelined.layout
     turns = layout.mirrored or max(layout.replicas, default=1) > 1
     return turns or layout.batchnorm == "deferred"
 
 
-def _statistics(held: Held) -> set[str]:
+def _statistics(held: RankPart) -> set[str]:
     paths = {
         f"{path}.{name}" if path else name
         for path, module in held.bridge.named_modules(remove_duplicate=False)

@@ -32,6 +32,8 @@ class ExpectedDraws(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        # Torch marks every operator that draws from a generator with this tag, so an unknown one is
+        # refused instead of overlooked.
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         bound = _bound(func, args, kwargs)

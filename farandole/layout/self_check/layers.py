@@ -15,20 +15,20 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-Own = Callable[[torch.Tensor], Sequence[torch.Tensor]]
+OwnPieces = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 """Of a layer's output, the pieces that this rank counts."""
 
-Seen = dict[str, list[float]]
+LayerSums = dict[str, list[float]]
 """By layer: how often it ran, and the sum of its outputs' magnitudes."""
 
 
 @contextmanager
-def watched(layers: Mapping[str, tuple[nn.Module, Own]]) -> Iterator[Seen]:
+def watched(layers: Mapping[str, tuple[nn.Module, OwnPieces]]) -> Iterator[LayerSums]:
     """Inside, notes what these layers return, in the order in which they first ran."""
-    seen: Seen = {}
+    seen: LayerSums = {}
     hooks = []
 
-    def noting(name: str, own: Own) -> Callable[..., None]:
+    def noting(name: str, own: OwnPieces) -> Callable[..., None]:
         def note(module: nn.Module, args: Any, output: Any) -> None:
             entry = seen.setdefault(name, [0.0, 0.0])
             entry[0] += 1
@@ -52,20 +52,23 @@ def everything(output: torch.Tensor) -> Sequence[torch.Tensor]:
     return [output]
 
 
-class OfRank(NamedTuple):
+class RankSums(NamedTuple):
     """What one rank has seen; ranks of one shard see different micro-batches of the same piece."""
 
     shard: int
-    seen: Seen
+    seen: LayerSums
 
 
-def first_difference(plain: Seen, ranks: Sequence[OfRank], close: float) -> str | None:
+def first_difference(plain: LayerSums, ranks: Sequence[RankSums], close: float) -> str | None:
     """The first layer of the plain model that another sum was found for; None: all agree.
 
     A layer that is computed again in the backward pass runs more often, so sums are per run. A
     layer that nobody has seen, because it is inside of something recorded, is not compared.
     """
     for name, (times, total) in plain.items():
+        # Ranks of one shard have seen different micro-batches of the same piece: their runs and
+        # sums add up before they are divided. Shards have seen different pieces: these are added
+        # afterwards.
         shards: dict[int, list[float]] = {}
         for rank in ranks:
             if name in rank.seen:

@@ -1,4 +1,4 @@
-"""What the plain model computes by itself, for a layout to be held against.
+"""What the plain model computes by itself, for a comparison with a layout.
 
 A copy of the model as the user gave it, before it is taken apart. Like a layout with micro-batches,
 it adds up gradients over them, each weighed by its share of the batch.
@@ -104,6 +104,8 @@ class PlainModel:
         with swapped(self.model, dtype):
             for each in self.model.parameters():
                 if each.is_floating_point():
+                    # A generator of its own: the process's random state is part of what must not
+                    # change, and the result is the same in every run.
                     generator = torch.Generator(each.device).manual_seed(each.numel())
                     signs = torch.randint(
                         -1, 2, each.shape, generator=generator, device=each.device

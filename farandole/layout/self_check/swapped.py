@@ -37,6 +37,8 @@ def swapped(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
         for tensor in tensors:
             tensor.grad = None
             wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            # Through `data`, because the tensor itself must stay the same object with the same
+            # hooks.
             tensor.data = tensor.data.to(wanted, copy=True)
         yield
     finally:

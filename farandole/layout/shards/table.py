@@ -13,7 +13,7 @@ from torch import Tensor
 from farandole.layout.shards import functions as row
 from farandole.layout.shards import layers
 from farandole.layout.shards import shapes as shape
-from farandole.layout.shards.rows import RowHandler, Rows
+from farandole.layout.shards.batch_shard import BatchHandler, BatchShard
 from farandole.layout.tiles.core.side_effects import has_side_effects
 from farandole.layout.tiles.core.table import (
     ACTIVATIONS,
@@ -27,7 +27,7 @@ from farandole.layout.tiles.core.table import (
     found,
 )
 
-_OVER: tuple[tuple[RowHandler, str], ...] = (
+_OVER: tuple[tuple[BatchHandler, str], ...] = (
     (
         row.over(1),
         """
@@ -45,7 +45,7 @@ _OVER: tuple[tuple[RowHandler, str], ...] = (
 )
 """What is computed over dimensions, or along one."""
 
-_SHAPES: dict[str, RowHandler] = {
+_SHAPES: dict[str, BatchHandler] = {
     "view": shape.reshape,
     "reshape": shape.reshape,
     "view_as": shape.view_as,
@@ -81,31 +81,34 @@ _SHAPES: dict[str, RowHandler] = {
 }
 
 
-def _requires_grad(like: Rows, function: Any, args: row.Args, named: row.Named) -> bool:
+def _requires_grad(like: BatchShard, function: Any, args: row.Args, named: row.Named) -> bool:
     return like.own.requires_grad
 
 
-def _is_leaf(like: Rows, function: Any, args: row.Args, named: row.Named) -> bool:
+def _is_leaf(like: BatchShard, function: Any, args: row.Args, named: row.Named) -> bool:
     return not like.own.requires_grad
 
 
-def _is_contiguous(like: Rows, function: Any, args: row.Args, named: row.Named) -> bool:
+def _is_contiguous(like: BatchShard, function: Any, args: row.Args, named: row.Named) -> bool:
     return like.own.is_contiguous(*args[1:], **named)
 
 
-def _data(like: Rows, function: Any, args: row.Args, named: row.Named) -> Rows:
+def _data(like: BatchShard, function: Any, args: row.Args, named: row.Named) -> BatchShard:
     return like.viewed(like.own.detach())
 
 
-def _where(like: Rows, function: Any, args: row.Args, named: row.Named) -> Any:
+def _where(like: BatchShard, function: Any, args: row.Args, named: row.Named) -> Any:
+    # With a condition alone, `where` returns positions, and those of one shard would begin at zero.
     if len(args) + len(named) < 3:  # where a condition holds: counted over all samples
         return NotImplemented
     return row.pointwise(like, function, args, named)
 
 
-def _elements() -> dict[Any, RowHandler]:
-    table: dict[Any, RowHandler] = {}
+def _elements() -> dict[Any, BatchHandler]:
+    table: dict[Any, BatchHandler] = {}
     for place in PLACES:
+        # As in the table of tiles: first everything that might write is refused, then the known
+        # functions get their handlers.
         table |= dict.fromkeys(changing(place), row.cannot_change)
     for place in PLACES:
         names = POINTWISE + ACTIVATIONS + (METHODS if place is Tensor else "")
@@ -118,8 +121,8 @@ def _elements() -> dict[Any, RowHandler]:
     return table
 
 
-def _layers() -> dict[Any, RowHandler]:
-    table: dict[Any, RowHandler] = {}
+def _layers() -> dict[Any, BatchHandler]:
+    table: dict[Any, BatchHandler] = {}
     for axes in (1, 2, 3):
         layer = row.alone(lambda x, *args, axes=axes, **named: x.dim() == axes + 2)
         names = (
@@ -158,7 +161,7 @@ def _layers() -> dict[Any, RowHandler]:
 
 
 def _own_statistics(
-    x: Rows,
+    x: BatchShard,
     running_mean: Any = None,
     running_var: Any = None,
     weight: Any = None,
@@ -171,11 +174,11 @@ def _own_statistics(
     return running_mean is None or not use_input_stats
 
 
-def _normalises_behind(x: Rows, normalized_shape: Any, *args: Any, **named: Any) -> bool:
+def _normalises_behind(x: BatchShard, normalized_shape: Any, *args: Any, **named: Any) -> bool:
     return len(normalized_shape) < x.dim()
 
 
-def _about() -> dict[Any, RowHandler]:
+def _about() -> dict[Any, BatchHandler]:
     return {
         Tensor.requires_grad.__get__: _requires_grad,  # type: ignore[attr-defined]
         Tensor.is_leaf.__get__: _is_leaf,  # type: ignore[attr-defined]
@@ -185,7 +188,7 @@ def _about() -> dict[Any, RowHandler]:
     }
 
 
-def row_functions() -> Mapping[Any, RowHandler]:
+def batch_functions() -> Mapping[Any, BatchHandler]:
     """All of them, by function."""
     table = _elements()
     for place in (torch, Tensor, F, torch.special):

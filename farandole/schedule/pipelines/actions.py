@@ -28,19 +28,19 @@ class Action(NamedTuple):
     kind: Kind
     stage: int = -1  # an update has none
     micro: int = -1  # an update has none
-    replica: int = 0  # which of the copies of the whole model: GEMS has two, in opposite directions
+    direction: int = 0  # which copy of the whole model: GEMS has two, in opposite directions
     version: int = 0  # of the weights: that it computes with, or that it makes
 
     def __str__(self) -> str:
         return "U" if self.kind == "U" else f"{self.kind}{self.micro}"
 
 
-def forward(stage: int, micro: int, replica: int = 0, version: int = 0) -> Action:
-    return Action("F", stage, micro, replica, version)
+def forward(stage: int, micro: int, direction: int = 0, version: int = 0) -> Action:
+    return Action("F", stage, micro, direction, version)
 
 
-def backward(stage: int, micro: int, replica: int = 0, version: int = 0) -> Action:
-    return Action("B", stage, micro, replica, version)
+def backward(stage: int, micro: int, direction: int = 0, version: int = 0) -> Action:
+    return Action("B", stage, micro, direction, version)
 
 
 def update(version: int) -> Action:
@@ -52,7 +52,7 @@ def update(version: int) -> Action:
 class Pipeline:
     """Who does what when, for one step of a synchronous scheme or a whole run of another.
 
-    `homes[replica][stage]` are the ranks that hold a stage. With several of them they take turns:
+    `homes[direction][stage]` are the ranks that hold a stage. With several of them they take turns:
     micro-batch i is computed by number i modulo their count. Ranks that hold the same stage add up
     their gradients in every update, all of them together.
     """
@@ -74,9 +74,11 @@ class Pipeline:
     def stages(self) -> int:
         return len(self.homes[0])
 
-    def home(self, stage: int, micro: int, replica: int = 0) -> int:
+    def home(self, stage: int, micro: int, direction: int = 0) -> int:
         """The rank that computes this stage for this micro-batch."""
-        ranks = self.homes[replica][stage]
+        # The one rule for who computes what. Sender and receiver both use it, so a message needs no
+        # address beside its micro-batch.
+        ranks = self.homes[direction][stage]
         return ranks[micro % len(ranks)]
 
     def held(self, rank: int) -> tuple[int, ...]:
@@ -84,12 +86,12 @@ class Pipeline:
         return tuple(
             stage
             for stage in range(self.stages)
-            if any(rank in replica[stage] for replica in self.homes)
+            if any(rank in direction[stage] for direction in self.homes)
         )
 
     def holders(self, stage: int) -> tuple[int, ...]:
-        """The ranks that hold a stage, of all replicas, in order."""
-        return tuple(sorted({rank for replica in self.homes for rank in replica[stage]}))
+        """The ranks that hold a stage, of all directions, in order."""
+        return tuple(sorted({rank for direction in self.homes for rank in direction[stage]}))
 
 
 def one_each(stages: int) -> tuple[tuple[int, ...], ...]:
@@ -98,7 +100,7 @@ def one_each(stages: int) -> tuple[tuple[int, ...], ...]:
 
 
 def opposite(stages: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """GEMS: the first replica goes down the ranks, the second one up."""
+    """GEMS: the first direction goes down the ranks, the second one up."""
     return one_each(stages), tuple((stages - 1 - stage,) for stage in range(stages))
 
 

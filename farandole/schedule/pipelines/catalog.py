@@ -113,6 +113,8 @@ def stream(
     if name == "2bw":
         if replicas or vertical or not stash:
             raise UserError("2bw has no replicas, vertical or stash: they are for pipedream.")
+        # With fewer, the first stage would begin a batch before it has made the version that this
+        # batch uses.
         if micros < stages:
             raise UserError(
                 f"2bw: {micros} micro-batches for {stages} stages need more than two versions of "

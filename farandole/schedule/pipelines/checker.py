@@ -16,7 +16,7 @@ from farandole.schedule.pipelines.actions import Action, Kind, Pipeline
 from farandole.schedule.pipelines.player import Costs, describe, play
 
 Computed = tuple[int, int, int]
-"""Stage, micro-batch, replica."""
+"""Stage, micro-batch, direction."""
 _FOLLOWS: Mapping[Kind, Kind | None] = MappingProxyType({"F": None, "B": "F", "I": "F", "W": "I"})
 """What was last done with a micro-batch on a stage before each kind of action."""
 
@@ -30,6 +30,8 @@ def check(pipeline: Pipeline, *, same_version: bool = True) -> None:
     for rank in range(pipeline.ranks):
         computed |= _Rank(pipeline, rank, same_version).check()
     _check_all_there(pipeline, computed)
+    # Whether ranks wait for each other for ever does not depend on how long things take, so any
+    # costs will do: an action waits for certain other actions, not for a time.
     for _ in play(pipeline, Costs.even(pipeline.stages)):
         pass
 
@@ -41,7 +43,7 @@ class _Rank:
         self.pipeline = pipeline
         self.rank = rank
         self.stages = pipeline.stages
-        self.replicas = len(pipeline.homes)
+        self.directions = len(pipeline.homes)
         self.same_version = same_version
         self.last: dict[Computed, Action] = {}
         self.newest = 0  # version
@@ -70,9 +72,9 @@ class _Rank:
         self.updated = True
 
     def _compute(self, position: int, action: Action) -> None:
-        kind, stage, micro, replica, version = action
+        kind, stage, micro, direction, version = action
         self._check_place(position, action)
-        this = (stage, micro, replica)
+        this = (stage, micro, direction)
         before = self.last.get(this)
         if (before.kind if before else None) != _FOLLOWS[kind]:
             found = f"comes after {before}" if before else "comes first"
@@ -86,20 +88,22 @@ class _Rank:
                 position, action, f"uses version {version}, but {before} used {before.version}"
             )
         self.last[this] = action
+        # Gradients of the weights exist after B or W. An update must follow them, or they would be
+        # added to those of the next step.
         if kind == "B" or kind == "W":
             self.updated = False
 
     def _check_place(self, position: int, action: Action) -> None:
-        _, stage, micro, replica, _ = action
+        _, stage, micro, direction, _ = action
         pipeline = self.pipeline
         for name, value, count in (
             ("stage", stage, self.stages),
             ("micro-batch", micro, pipeline.micros),
-            ("replica", replica, self.replicas),
+            ("direction", direction, self.directions),
         ):
             if not 0 <= value < count:
                 self._fail(position, action, f"names {name} {value}, outside 0 … {count - 1}")
-        home = pipeline.home(stage, micro, replica)
+        home = pipeline.home(stage, micro, direction)
         if home != self.rank:
             self._fail(position, action, f"belongs on rank {home}")
 
@@ -111,21 +115,21 @@ class _Rank:
 
 
 def _check_all_there(pipeline: Pipeline, computed: set[Computed]) -> None:
-    """Every micro-batch passes all stages of one replica, and of no other."""
-    replica_of: dict[int, int] = {}
-    for stage, micro, replica in computed:
-        if replica_of.setdefault(micro, replica) != replica:
+    """Every micro-batch passes all stages in one direction, and in no other."""
+    direction_of: dict[int, int] = {}
+    for stage, micro, direction in computed:
+        if direction_of.setdefault(micro, direction) != direction:
             raise ScheduleError(
-                f"{pipeline.name}, stage {stage}: micro-batch {micro} is computed by replica "
-                f"{replica} and by replica {replica_of[micro]}."
+                f"{pipeline.name}, stage {stage}: micro-batch {micro} is computed in direction "
+                f"{direction} and in direction {direction_of[micro]}."
             )
     if len(computed) == pipeline.stages * pipeline.micros:
         return
     for micro in range(pipeline.micros):
-        replica = replica_of.get(micro, 0)
+        direction = direction_of.get(micro, 0)
         for stage in range(pipeline.stages):
-            if (stage, micro, replica) not in computed:
-                home = pipeline.home(stage, micro, replica)
+            if (stage, micro, direction) not in computed:
+                home = pipeline.home(stage, micro, direction)
                 raise ScheduleError(
                     f"{pipeline.name}, rank {home}: F{micro} of stage {stage} is missing."
                 )

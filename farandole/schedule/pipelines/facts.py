@@ -69,6 +69,8 @@ def _versions(actions: Sequence[Action]) -> list[int]:
         last_use[action.version] = position
     change = [0] * (len(actions) + 1)
     for version, begin in made.items():
+        # The newest version is held even if nobody uses it any more: the next update starts from
+        # it.
         end = max(last_use[version] + 1, made.get(version + 1, len(actions)))
         change[begin] += 1
         change[min(end, len(actions))] -= 1

@@ -1,12 +1,12 @@
-"""GEMS: two replicas in opposite directions, so that one begins where the other ends.
+"""GEMS: two copies of the model in opposite directions, so that one begins where the other ends.
 
-    MAST: two micro-batches; f and b are those of the second replica, | is the update
+    MAST: two micro-batches; f and b are those of the second direction, | is the update
 
     rank 0   F0                   B0--- f1 b1---            |
     rank 1      F0          B0--- f1             b1---|
     rank 2         F0 B0--- f1                         b1---|
 
-Rank 2 is the last of the first replica and the first of the second one. It is free early and
+Rank 2 is the last of the first direction and the first of the second one. It is free early and
 begins. MASTER repeats the two directions k times before the update: memory for the activations of
 one part, a batch of 2k of them.
 """
@@ -29,8 +29,10 @@ def gems(base: str, stages: int, micros: int, pairs: int) -> Pipeline:
 
 
 def _order(base: str, rank: int, stages: int, micros: int, pairs: int) -> Iterator[Action]:
+    # Every rank takes the parts in this order. So a part waits for itself and for earlier parts
+    # only, and the two directions cannot lock each other up.
     for part in range(2 * pairs):
-        replica = part % 2
-        stage = rank if replica == 0 else stages - 1 - rank
+        direction = part % 2
+        stage = rank if direction == 0 else stages - 1 - rank
         for kind, micro in ORDERS[base](piece(part, 2 * pairs, micros), stages - 1 - stage):
-            yield Action(kind, stage, micro, replica)
+            yield Action(kind, stage, micro, direction)

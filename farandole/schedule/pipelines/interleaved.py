@@ -35,6 +35,8 @@ def _order(rank: int, ranks: int, chunks: int, micros: int) -> Iterator[Action]:
     """1F1B over pairs (stage, micro-batch) instead of micro-batches."""
     groups = _groups(ranks, micros)
     down = [(chunk, micro) for group in groups for chunk in range(chunks) for micro in group]
+    # Backwards pass the stages of a rank in the opposite order, with the same groups. So the
+    # gradient of a group's first micro-batch is back when this rank turns to it.
     up = [(chunks - 1 - chunk, micro) for chunk, micro in down]
     # A group must come round to this rank's last stage before its first backward; then, for each
     # rank after this one, a forward more for the way there and one for the way back.

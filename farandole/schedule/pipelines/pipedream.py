@@ -51,6 +51,8 @@ class PipeDream(Stream):
 
     def _end(self, stage: int, index: int, ripe: int) -> Iterator[Action]:
         """The backward of a round on the rank with this index, and the round's update."""
+        # Without a stash the newest version: when the backward of round `ripe` begins, there have
+        # been exactly `ripe` updates.
         version = self._forward_version(stage, ripe) if self.stash else ripe
         yield backward(stage, ripe * len(self.homes[0][stage]) + index, version=version)
         yield update(ripe + 1)

@@ -22,7 +22,7 @@ from farandole.schedule.error import ScheduleError
 from farandole.schedule.pipelines.actions import Action, Kind, Pipeline
 
 Event = tuple[str, int, int, int]
-"""A forward ("F") or gradient ("B") of a stage, micro-batch and replica is there; or a rank has
+"""A forward ("F") or gradient ("B") of a stage, micro-batch and direction is there; or a rank has
 come ("U") to the update of a version."""
 
 
@@ -90,11 +90,15 @@ def play(pipeline: Pipeline, costs: Costs) -> Iterator[Span]:
     waiting: dict[Event, list[int]] = {}
     ready = list(range(pipeline.ranks))
     while ready:
+        # In any order: what is there once stays there, so playing one rank never takes a
+        # possibility away from another. If all are stuck, they would be stuck in every order.
         rank = ready.pop()
         for action in islice(pipeline.actions[rank], position[rank], None):
-            kind, stage, micro, replica, version = action
+            kind, stage, micro, direction, version = action
             if kind == "U":
                 come = ("U", version, rank, 0)
+                # The rank stands here until all others have come, and is played from here again
+                # each time.
                 there.setdefault(come, (free[rank], rank))
                 ready += waiting.pop(come, ())
             begin = free[rank]
@@ -109,13 +113,15 @@ def play(pipeline: Pipeline, costs: Costs) -> Iterator[Span]:
                 if when > begin:
                     begin = when
             if missing is not None:
+                # It waits for one missing event at a time, and is woken by that one alone. So every
+                # action is looked at as often as it has something to wait for.
                 waiting.setdefault(missing, []).append(rank)
                 break
             end = free[rank] = begin + seconds[kind][stage]
             yield Span(rank, action, begin, end)
             position[rank] += 1
             if kind == "F" or kind == "B" or kind == "I":
-                made = ("F" if kind == "F" else "B", stage, micro, replica)
+                made = ("F" if kind == "F" else "B", stage, micro, direction)
                 there[made] = (end, rank)
                 if made in waiting:
                     ready += waiting.pop(made)
@@ -133,15 +139,15 @@ def meetings(pipeline: Pipeline) -> list[tuple[int, ...]]:
 
 def needs(action: Action, neighbours: Sequence[int], last: int) -> tuple[Event, ...]:
     """What must be there before an action; `last` is the number of the last stage."""
-    kind, stage, micro, replica, version = action
+    kind, stage, micro, direction, version = action
     if kind == "F":
-        return (("F", stage - 1, micro, replica),) if stage > 0 else ()
+        return (("F", stage - 1, micro, direction),) if stage > 0 else ()
     if kind == "U":
         return tuple(("U", version, peer, 0) for peer in neighbours)
     if kind == "W":
-        return (("B", stage, micro, replica),)
-    own = ("F", stage, micro, replica)
-    return (own, ("B", stage + 1, micro, replica)) if stage < last else (own,)
+        return (("B", stage, micro, direction),)
+    own = ("F", stage, micro, direction)
+    return (own, ("B", stage + 1, micro, direction)) if stage < last else (own,)
 
 
 def _deadlock(pipeline: Pipeline, position: Sequence[int], waiting: dict[Event, list[int]]) -> str:
@@ -158,14 +164,14 @@ def describe(action: Action) -> str:
     """An action in an error message."""
     if action.kind == "U":
         return f"the update to version {action.version}"
-    of = f" of replica {action.replica}" if action.replica else ""
+    of = f" in direction {action.direction}" if action.direction else ""
     return f"{action} of stage {action.stage}{of}"
 
 
 def _describe_event(pipeline: Pipeline, event: Event) -> str:
-    kind, stage, micro, replica = event
+    kind, stage, micro, direction = event
     if kind == "U":
         return f"rank {micro} to come to the update to version {stage}"
     what = "forward" if kind == "F" else "gradient"
-    where = pipeline.home(stage, micro, replica)
+    where = pipeline.home(stage, micro, direction)
     return f"the {what} of micro-batch {micro} from stage {stage} (rank {where})"

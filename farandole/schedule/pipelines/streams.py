@@ -26,7 +26,7 @@ class Stream(ABC):
 
     name: str
     stages: int
-    homes: tuple[Homes, ...]  # as in `Pipeline`: by replica and stage
+    homes: tuple[Homes, ...]  # as in `Pipeline`: by direction and stage
     micros: int  # micro-batches of one step call; their numbers run on from call to call
 
     @property

@@ -36,11 +36,11 @@ def draw(pipeline: Pipeline, spans: Sequence[Span], width: int) -> str:
 def label(action: Action, many_stages: bool) -> str:
     """`F3`; `F3.1` on stage 1, where a rank has several; `f3` in the second direction."""
     name = f"{action}.{action.stage}" if many_stages and action.kind != "U" else str(action)
-    return name.lower() if action.replica else name
+    return name.lower() if action.direction else name
 
 
 def holds_many(pipeline: Pipeline) -> bool:
-    """Whether a rank holds several stages of one replica, so that a name must say which."""
+    """Whether a rank holds several stages of one direction, so that a name must say which."""
     return any(
         len({rank for ranks in homes for rank in ranks}) < pipeline.stages
         for homes in pipeline.homes

@@ -45,4 +45,6 @@ class TwoVersions(Stream):
             yield update((micro + 1) // self.micros)
 
     def _version(self, micro: int) -> int:
+        # The version of the batch before, which exists on every stage when this batch begins there:
+        # with at least as many micro-batches as stages, a stage is less than one batch behind.
         return max(0, micro // self.micros - 1)

@@ -36,6 +36,8 @@ def _order(rank: int, stages: int, micros: int) -> Iterator[Turn]:
             yield "F", micro
             continue
         yield "I", micro
+        # Invariant: every W follows its own I, by exactly `rank` micro-batches; what is put off at
+        # the end is done below. So no more activations are held than rank 0 holds.
         if micro >= rank:
             yield "W", micro - rank
     for micro in range(max(0, micros - rank), micros):

@@ -113,7 +113,7 @@ class PartSaver(Saver):
     def state(self) -> State | None:
         # Nothing may be in the pipeline: a stage that has applied an update and one that has not
         # would be saved as parts of one model.
-        self._pipelined.drain()
+        self._pipelined.runner.drain()
         here = self._synchronizer.whole_model()
         model = {self._names[name]: value for name, value in here.items() if name in self._names}
         for alias, name in self._aliases.items():
@@ -140,9 +140,9 @@ class PartSaver(Saver):
         require_fitting_state(self._optimizer, self._numbered(optimizer))
 
     def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
-        self._pipelined.drain()
+        self._pipelined.runner.drain()
         self._synchronizer.model.load_state_dict(self._own_part(model))
-        self._pipelined.reloaded()
+        self._pipelined.runner.reloaded()
         if optimizer is not None:
             self._optimizer.load_state_dict(self._numbered(optimizer))
 

@@ -32,7 +32,7 @@ from farandole.layout.pipeline.memory import ActivationMeter, describe_memory
 from farandole.layout.recording.cut_graph import recorded_states
 from farandole.layout.recording.tracing import is_traced
 from farandole.layout.self_check import SelfCheck
-from farandole.layout.self_check.compare import Held
+from farandole.layout.self_check.compare import RankPart
 from farandole.layout.tile_groups import TileGroups, describe_grid
 from farandole.layout.tiles.core.inputs import mark_tile, tile_box
 from farandole.layout.tiles.halo.planning import plan_halos
@@ -102,7 +102,7 @@ class PipelinedEngine(Engine):
             state.taken_apart()
         self._pipelined = assembled.pipelined
         self._tilings = assembled.tilings
-        self._held = Held(
+        self._held = RankPart(
             assembled.pipelined,
             assembled.bridge,
             assembled.names,
@@ -111,7 +111,7 @@ class PipelinedEngine(Engine):
         )
         if max(layout.group_sizes) > 1:
             tile_groups, count = TileGroups(layout.group_sizes), session.size // layout.ranks
-            session.print(describe_grid(tile_groups, self._pipelined.places, layout, count))
+            session.print(describe_grid(tile_groups, self._pipelined.runner.places, layout, count))
         self.optimizer = recipe.make_optimizer(assembled.bridge.parameters())
         synchronizer = self._connect(assembled, strategy, replicas)
         self.model = synchronizer.model
@@ -284,7 +284,7 @@ class PipelinedEngine(Engine):
         if self._meter is None or self._steps_to_measure > 0:
             return
         self._pipelined.stop_measuring()
-        if self._pipelined.turns:
+        if self._pipelined.runner.turns:
             return
         meter, self._meter = self._meter, None
         pipe, device = self._pipelined.pipe, self._session.device

@@ -26,7 +26,7 @@ class PipelinedSynchronizer(Synchronizer):
         self._pipelined = pipelined
         self.notes = inner.notes
         self._begun: dict[int, tuple[float, float | None, float]] = {}  # by turn of a stream
-        pipelined.before_update = self._begin_late
+        pipelined.runner.before_update = self._begin_late
 
     def check_finite(self, on: bool) -> None:
         self._inner.check_finite(on)
@@ -36,7 +36,7 @@ class PipelinedSynchronizer(Synchronizer):
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         if self._pipelined.layout.streams:
-            self._begun[self._pipelined.turns] = weight, progress, samples
+            self._begun[self._pipelined.runner.turns] = weight, progress, samples
         else:
             self._inner.begin_step(weight, progress, samples)
 
@@ -61,7 +61,7 @@ class PipelinedSynchronizer(Synchronizer):
         self._inner.begin_pass()
 
     def end_pass(self) -> None:
-        self._pipelined.drain()
+        self._pipelined.runner.drain()
         self._begun.clear()  # of batches that other ranks of the stage have computed
         self._inner.end_pass()
 

@@ -19,18 +19,18 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from farandole.layout.shards.rows import Rows, Share, share_of
-from farandole.layout.shards.table import row_functions
+from farandole.layout.shards.batch_shard import BatchShard, SampleRange, sample_range
+from farandole.layout.shards.table import batch_functions
 from farandole.layout.tiles.core.flow import Flow
+from farandole.layout.tiles.core.full_tensor import compute_replicated
 from farandole.layout.tiles.core.grid import Grid
 from farandole.layout.tiles.core.snapshot import plain
-from farandole.layout.tiles.core.whole import computed_whole
 from tests.layout.oracle.calls import Found, arguments_of, gradients_for
 from tests.layout.oracle.database import Given, is_batch
 from tests.layout.tiles.checks import SEED, TABLE, ApartShards, Mailboxes
 
 SHARDS = 2
-ROW_TABLE = row_functions()
+ROW_TABLE = batch_functions()
 
 
 class _LeftAloneError(Exception):
@@ -111,18 +111,18 @@ class Shares(NamedTuple):
 
         def otherwise(flow: Flow, function: Any, args: Any, kwargs: Any) -> Any:
             whole.append(str(getattr(function, "__name__", function)))
-            return computed_whole(flow, function, args, kwargs)
+            return compute_replicated(flow, function, args, kwargs)
 
         shards = ApartShards(Grid((SHARDS,)), shard, boxes)
         flow = Flow(shards, TABLE, otherwise, ROW_TABLE)
         flow.layer = "the layer"
         leaves, arguments, fill = arguments_of(given)
         samples = arguments[0].shape[0]
-        share = share_of(shard, SHARDS, samples)
+        share = sample_range(shard, SHARDS, samples)
         for at, each in enumerate(arguments):
             if at == 0 or (self.together and is_batch(each) and each.shape[0] == samples):
                 own = each[share.rows.start : share.rows.stop].clone()
-                arguments[at] = Rows(flow, own, samples)
+                arguments[at] = BatchShard(flow, own, samples)
         args, kwargs = fill(arguments)
         results = [_bare(each) for each in pytree.tree_leaves(call(*args, **kwargs))]
         _backward(results, share, samples)
@@ -133,13 +133,13 @@ def _bare(leaf: Any) -> Any:
     return plain(leaf) if isinstance(leaf, Tensor) else leaf
 
 
-def _backward(results: Sequence[Any], share: Share, samples: int) -> None:
+def _backward(results: Sequence[Any], share: SampleRange, samples: int) -> None:
     """Shards' losses add up: of its rows a shard's counts whole, of what all have by its share."""
     differentiable = [each for each in results if isinstance(each, Tensor) and each.requires_grad]
     weight = 0.0 if share.spare else 1.0
     own, gradients = [], []
     for each, gradient in zip(differentiable, gradients_for(differentiable), strict=True):
-        if isinstance(each, Rows):
+        if isinstance(each, BatchShard):
             own.append(each.own)
             gradients.append(each.spans.here(gradient) * weight)
         else:
@@ -165,8 +165,8 @@ def _put_together(ends: Sequence[_End]) -> Found:
 def _joined(column: Sequence[Any]) -> Any:
     first = column[0]
     assert all(type(each) is type(first) for each in column), [type(each) for each in column]
-    if isinstance(first, Rows):
-        result = torch.cat([each.own for each in column if not each.spans.share.spare])
+    if isinstance(first, BatchShard):
+        result = torch.cat([each.own for each in column if not each.spans.own_range.spare])
         assert result.shape == first.shape, f"rows of {first.shape} are in truth {result.shape}"
         return result
     if isinstance(first, Tensor):

@@ -59,7 +59,7 @@ def run(
     call: Callable[..., Any],
     given: Given,
     divide: Callable[[list[Tensor]], list[Tensor]],
-    whole_of: Callable[[Any], Any],
+    full_tensor: Callable[[Any], Any],
     whole: list[str],
 ) -> Found:
     """A call of tensors that were divided, with the whole of all that comes of it."""
@@ -69,8 +69,8 @@ def run(
     torch.manual_seed(SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = [whole_of(each) for each in pytree.tree_leaves(call(*args, **kwargs))]
-        after = [whole_of(each) for each in arguments]
+        results = [full_tensor(each) for each in pytree.tree_leaves(call(*args, **kwargs))]
+        after = [full_tensor(each) for each in arguments]
         ends = [each for each in results if isinstance(each, Tensor) and each.requires_grad]
         if ends:
             torch.autograd.backward(ends, gradients_for(ends))

@@ -27,18 +27,18 @@ class End(NamedTuple):
     is_finite: bool
 
 
-class Spoiled(torch.autograd.Function):
+class Invalidated(torch.autograd.Function):
     """Passes on what it is given; gradients become NaN on their way to the layers before."""
 
     @staticmethod
-    def forward(ctx: object, x: torch.Tensor, spoil: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(spoil)  # type: ignore[attr-defined]
+    def forward(ctx: object, x: torch.Tensor, invalidate: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(invalidate)  # type: ignore[attr-defined]
         return x.clone()
 
     @staticmethod
     def backward(ctx: object, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (spoil,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return torch.where(spoil > 0, torch.nan, gradients[0]), None
+        (invalidate,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return torch.where(invalidate > 0, torch.nan, gradients[0]), None
 
 
 class Early(nn.Module):
@@ -50,7 +50,7 @@ class Early(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ill = (x[:, -1:] > 100).float()
-        return Spoiled.apply(self.inner(x.clamp(max=1.0)), ill)  # type: ignore[no-any-return]
+        return Invalidated.apply(self.inner(x.clamp(max=1.0)), ill)  # type: ignore[no-any-return]
 
 
 def model() -> nn.Sequential:

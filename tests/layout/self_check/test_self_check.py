@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from farandole.layout.self_check.draws import ExpectedDraws, UnknownDrawError
-from farandole.layout.self_check.layers import OfRank, first_difference
-from farandole.layout.self_check.passed import Passed
+from farandole.layout.self_check.layers import RankSums, first_difference
+from farandole.layout.self_check.passed import PassedCheck
 from farandole.layout.self_check.swapped import swapped
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def test_expected_draws() -> None:
 def test_the_first_layer_is_found_among_pieces_and_copies() -> None:
     plain = {"a": [1.0, 10.0], "b": [2.0, 8.0], "c": [1.0, 6.0], "d": [1.0, 1.0]}
     halves = [
-        OfRank(0, {"a": [1.0, 4.0], "b": [2.0, 4.0], "c": [1.0, 6.0]}),
-        OfRank(1, {"a": [1.0, 6.0], "b": [4.0, 8.0], "c": [1.0, 6.0]}),
+        RankSums(0, {"a": [1.0, 4.0], "b": [2.0, 4.0], "c": [1.0, 6.0]}),
+        RankSums(1, {"a": [1.0, 6.0], "b": [4.0, 8.0], "c": [1.0, 6.0]}),
     ]
     assert first_difference(plain, halves, 1e-6) is None, "pieces, runs in turn, copies, unseen"
     halves[1].seen["b"] = [4.0, 9.0]
@@ -147,7 +147,7 @@ def test_what_was_passed_is_known_by_all_that_decides_it(
     cpu = torch.device("cpu")
 
     def passed(model: nn.Module, layout: str = "tiles=2x1", rows: int = 4) -> Any:
-        return Passed(model, layout, cpu, torch.zeros(rows, 3))
+        return PassedCheck(model, layout, cpu, torch.zeros(rows, 3))
 
     assert passed(nn.Linear(3, 3)).when() == ""
     passed(nn.Linear(3, 3)).note()

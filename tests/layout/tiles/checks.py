@@ -18,7 +18,7 @@ import torch.utils._pytree as pytree
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from farandole.layout.shards.rows import Rows, Share, share_of
+from farandole.layout.shards.batch_shard import BatchShard, SampleRange, sample_range
 from farandole.layout.tiles.core.flow import Flow, Handler
 from farandole.layout.tiles.core.grid import Axes, Grid
 from farandole.layout.tiles.core.handoff import hand_off
@@ -190,16 +190,16 @@ def check_apart(model: nn.Module, images: Tensor, grid: Sequence[int], channels:
     result.backward(gradient)
     whole_grid, boxes = Grid(grid, channels), Mailboxes()
 
-    def run(shard: int) -> tuple[Tensor, list[Tensor], Tensor, Share]:
+    def run(shard: int) -> tuple[Tensor, list[Tensor], Tensor, SampleRange]:
         shards = ApartShards(whole_grid, shard, boxes)
         flow = Flow(shards, TABLE, lambda *_: pytest.fail("handed off too soon"))
         own = copy.deepcopy(model)
         own_leaf = images.clone().requires_grad_()
         found = own(cut(flow, own_leaf, whole_grid.image_axes))
         handed_off = hand_off(flow, found)
-        assert isinstance(handed_off, Rows)
+        assert isinstance(handed_off, BatchShard)
         samples = handed_off.own
-        share = share_of(shard, whole_grid.shards, len(images))
+        share = sample_range(shard, whole_grid.shards, len(images))
         rows = slice(share.rows.start, share.rows.stop)
         samples.backward(gradient[rows] * (0.0 if share.spare else 1.0))
         gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in own.parameters()]

@@ -85,7 +85,7 @@ def test_no_version_can_be_another(place: tuple[Pipeline, int, int], other: int)
 
 
 @settings(max_examples=150)
-@given(places(), st.sampled_from(["stage", "micro", "replica"]), st.integers(-2, 9))
+@given(places(), st.sampled_from(["stage", "micro", "direction"]), st.integers(-2, 9))
 def test_nothing_can_be_done_elsewhere(
     place: tuple[Pipeline, int, int], field: str, value: int
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_micro_batch_has_one_replica() -> None:
     """Micro-batch 0 in both directions: twice in the gradient."""
     f, b = forward(0, 0, 1), backward(0, 0, 1)
     said = problem(Pipeline("mine", 1, opposite(1), ((F0, B0, f, b, U),)))
-    assert "micro-batch 0 is computed by replica" in said
+    assert "micro-batch 0 is computed in direction" in said
 
 
 def test_a_rank_has_its_own_stage() -> None:

@@ -195,10 +195,10 @@ def test_nothing_begins_too_early(pipeline: Pipeline, data: st.DataObject) -> No
         free[span.rank] = span.end
     ends = {(s.action.kind, *s.action[1:4]): (s.end, s.rank) for s in spans}
     for span in spans:
-        kind, stage, micro, replica, _ = span.action
+        kind, stage, micro, direction, _ = span.action
         before = {"F": stage - 1, "B": stage + 1, "I": stage + 1}.get(kind)
         if before in range(pipeline.stages):
-            end, rank = ends[kind, before, micro, replica]
+            end, rank = ends[kind, before, micro, direction]
             assert span.begin >= end + (0.5 if rank != span.rank else 0.0)
 
 

@@ -33,6 +33,8 @@ def mentioned_names(kind: type) -> set[str]:
                 continue
             code = function.__code__
             texts = (text for text in code.co_consts if isinstance(text, str))  # getattr(self, …)
+            # Too many names are harmless: a value that is compared without need can only cause a
+            # refusal, and a name that is missed would hide a change.
             for found in {*code.co_names, *texts} - mentioned:
                 mentioned.add(found)
                 waiting.append(found)

@@ -79,6 +79,9 @@ class CodeState:
         """Whether nothing is different, at a glance; if it says no, `changes` knows better."""
         return (
             sum(map(len, self._hooks)) == self._hook_count
+            # Called before every step, so it compares identities and lengths only. A false alarm
+            # costs one full comparison; a change cannot be missed, since plain values are
+            # immutable.
             and all(content.is_the_same() for content in self._contents)
             and all(look_up() is value for look_up, value in self._settings)
             and all(frozenset(map(key_of, each)) == held for each, held in self._sets)
@@ -87,6 +90,7 @@ class CodeState:
 
     def changes(self) -> Iterator[Change]:
         """What is different now."""
+        # Looked up from scratch: what was added since is found too.
         now = CodeState(self._modules, self._tensors).values
         for name in [*self.values, *(name for name in now if name not in self.values)]:
             before, after = self.values.get(name, ABSENT), now.get(name, ABSENT)
@@ -156,6 +160,7 @@ class CodeState:
                 self._add(f"{kind.__qualname__}.{name}", value, 1)
 
     def _add_function(self, name: str, function: FunctionType) -> None:
+        # Functions may call each other in circles, and may lead into very large programs.
         if id(function) in self._seen or len(self._seen) > _MOST_SEEN:
             return
         self._seen[id(function)] = function

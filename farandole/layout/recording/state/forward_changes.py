@@ -58,6 +58,8 @@ class ForwardChanges:
         state = CodeState(self._modules) if attributes else None
         yield
         for part, name, buffer, version in buffers:
+            # A buffer can be written to, or replaced by a new tensor; the version alone would miss
+            # the second.
             if part._buffers.get(name) is not buffer or buffer._version != version:
                 raise InexactError(_refusal(self._named(part, name), self._of_buffers))
         for change in state.changes() if state is not None else ():

@@ -30,6 +30,8 @@ class RandomStates:
             and len(self._torch) == len(other._torch)
             and all(map(torch.equal, self._torch, other._torch))
             and self._python == other._python
+            # The position in the generator's block of numbers. It moves with every draw, and the
+            # block only when it is used up.
             and self._numpy[2:] == other._numpy[2:]
             and bool((self._numpy[1] == other._numpy[1]).all())
         )

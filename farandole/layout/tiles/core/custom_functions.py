@@ -29,11 +29,11 @@ from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
 from farandole.layout.recording.apply_hook import watch
-from farandole.layout.recording.state.left_alone import one_at_a_time
+from farandole.layout.recording.state.restored import process_lock
 from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.shard_group import ShardGroup
 from farandole.layout.tiles.core.tile import Divided, divided_leaves
-from farandole.layout.tiles.halo.exchange import add_shards
+from farandole.layout.tiles.halo.exchange import all_reduce_shards
 
 _OURS = __name__.partition(".")[0]
 _AT_WORK: ContextVar[Flow | None] = ContextVar("farandole.tiles.at_work", default=None)
@@ -53,12 +53,12 @@ def at_work(flow: Flow | None) -> Iterator[None]:
 def watch_custom_functions() -> None:
     """From now on, in this process, a custom function that is given a divided tensor is computed
     whole. It can be called any number of times."""
-    watch(_computed_whole)
-    with one_at_a_time():
+    watch(_compute_replicated)
+    with process_lock():
         _watch_checkpoints()
 
 
-def _computed_whole(kind: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _compute_replicated(kind: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     divided = any(isinstance(each, Divided) for each in args)
     divided = divided and not _is_of_checkpoint(kind)
     flow = divided_leaves(args)[0].flow if divided else _flow_for(kind, args)
@@ -123,6 +123,10 @@ class CustomFunction:
         with at_work(None):  # it is the function itself that is called now
             if self._shards.all_here:
                 return self._kind.apply(*args, **kwargs)
+            # Invariant: the function's own backward sees the whole gradient of its output. So
+            # gradients are added up over the shards where they leave the function's output, and
+            # every shard finds the same input gradient. That one is counted on the first shard
+            # only, or it would be added up once more further down.
             args = pytree.tree_map_only(torch.Tensor, self._entered, args)
             return pytree.tree_map_only(torch.Tensor, self._left, self._kind.apply(*args, **kwargs))
 
@@ -138,7 +142,7 @@ class CustomFunction:
 
 
 class _CountedOnce(Function):
-    """Every shard has found the same gradient: one of them counts."""
+    """Passes the gradient on where it counts. Every shard has found the same one."""
 
     @staticmethod
     def forward(ctx: Any, counts: bool, tensor: torch.Tensor) -> torch.Tensor:
@@ -151,7 +155,7 @@ class _CountedOnce(Function):
 
 
 class _OfAllShards(Function):
-    """The gradient is that of what all shards have made of it."""
+    """Adds up the gradients of all shards in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, shards: ShardGroup, number: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -162,4 +166,4 @@ class _OfAllShards(Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         shards: ShardGroup = ctx.shards
         groups = [tuple(range(shards.grid.shards))] * shards.grid.shards
-        return None, None, add_shards(shards, ctx.number, True, groups, [gradients[0]])[0]
+        return None, None, all_reduce_shards(shards, ctx.number, True, groups, [gradients[0]])[0]

@@ -43,11 +43,11 @@ class Flow:
         shards: ShardGroup,
         handlers: Mapping[Any, Handler],
         otherwise: Handler,
-        row_handlers: Mapping[Any, Handler] = MappingProxyType({}),
+        batch_handlers: Mapping[Any, Handler] = MappingProxyType({}),
     ) -> None:
         self.shards = shards
         self.handlers = handlers
-        self.row_handlers = row_handlers  # of functions that treat samples one by one
+        self.batch_handlers = batch_handlers  # of functions that treat samples one by one
         self.otherwise = otherwise
         """Called with the flow, a function that is in no table, its arguments and their names."""
         self.layer = "the input"  # where the model is, for whoever must name it
@@ -66,7 +66,7 @@ class Flow:
         return self.shards.grid
 
     def check(self) -> None:
-        """What has another flow instead must not be used any more, see `Spoiled`."""
+        """What has another flow instead must not be used any more, see `Invalidated`."""
 
     def begin(self) -> None:
         """A forward pass begins."""
@@ -74,12 +74,17 @@ class Flow:
 
     def next_margin(self, axes: int) -> Margin:
         """Of the windowed layer that is computed now."""
+        # By number, not by name: one layer may be called several times in a forward. Invariant: all
+        # shards call windowed layers in the same order, so the number means the same layer on all
+        # of them.
         at, self.windows = self.windows, self.windows + 1
         return self.margins[at] if at < len(self.margins) else no_margin(axes)
 
     def copies(self, sizes: tuple[int, ...], axes: Axes, needs: tuple[Needs, ...]) -> list[Copy]:
         key = sizes, axes, needs
         if key not in self._copies:
+            # Computing the list takes longer than many exchanges, and a model asks for the same
+            # ones in every step.
             self._copies[key] = copies(self.grid, sizes, axes, needs)
         return self._copies[key]
 

@@ -68,6 +68,8 @@ def common_frame(flow: Flow, tensors: Sequence[torch.Tensor]) -> Frame | None:
             for tile in tiles
             if (own := at - count + len(tile.axes)) >= 0 and tile.sizes[own] == size
         } - {None}
+        # One axis of the grid divides at most one axis of a tensor, and one axis of a tensor is
+        # divided in one way only. Otherwise no shard would hold matching parts of both operands.
         divided = [axis for axis in found if flow.grid.is_divided(axis)]
         if len(divided) > 1 or any(axis in axes for axis in divided):
             return None
@@ -84,6 +86,8 @@ def common_margin(flow: Flow, tiles: Sequence[Tile], sizes: Sequence[int]) -> Ma
             own = at - len(sizes) + len(tile.axes)
             bound = own >= 0 and tile.sizes[own] > 1 and flow.grid.is_divided(tile.axes[own])
             sides.append(tile.margin[own] if bound else _ENDLESS)
+        # The result is right only where all operands are there, so it has the smallest of their
+        # margins.
         least = (min(before for before, _ in sides), min(after for _, after in sides))
         margins.append((0, 0) if least == _ENDLESS else least)
     return tuple(margins)
@@ -100,6 +104,8 @@ def aligned(flow: Flow, tensor: torch.Tensor, frame: Frame) -> list[torch.Tensor
     offset = len(frame.axes) - len(tensor.axes)
     boxes = [
         tuple(
+            # An axis with one element is broadcast: every shard needs this element, whatever part
+            # of the result it has.
             Interval(0, 1) if size == 1 and full != 1 else wanted
             for wanted, size, full in zip(
                 frame.held(flow, shard)[offset:], tensor.sizes, frame.sizes[offset:], strict=True

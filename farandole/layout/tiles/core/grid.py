@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
-from farandole.layout.tiles.core.intervals import Interval, Runs, share, total
+from farandole.layout.tiles.core.intervals import Interval, Runs, owned_interval, total
 
 Axes = tuple[int | None, ...]
 """For each axis of a tensor but the first: the axis of the grid that divides it."""
@@ -58,15 +58,20 @@ class Grid:
 
     def owned(self, shard: int, sizes: Sequence[int], axes: Axes) -> Box:
         """What a shard owns of a tensor."""
+        # Invariant: along the axes that divide a tensor, the shards' boxes cover it without
+        # overlap. A sum over owned parts therefore counts every element once, and every element has
+        # one owner that collects its gradient.
         at = self.coordinates[shard]
         return tuple(
-            Interval(0, size) if axis is None else share(at[axis], self.parts[axis], size)
+            Interval(0, size) if axis is None else owned_interval(at[axis], self.parts[axis], size)
             for size, axis in zip(sizes, axes, strict=True)
         )
 
     def held(self, shard: int, sizes: Sequence[int], axes: Axes, margin: Margin) -> Box:
         """What a shard has of a tensor: what it owns, and a margin inside the image."""
         box = self.owned(shard, sizes, axes)
+        # A margin around nothing would be a part that somebody else owns, and there would be no own
+        # part to place it against.
         if is_empty(box):
             return box
         return tuple(
@@ -82,6 +87,14 @@ class Grid:
             for other, there in enumerate(self.coordinates)
             if all(axis in summed or here[axis] == there[axis] for axis in range(len(self.parts)))
         )
+
+    def groups_along(self, axes: Sequence[int | None]) -> list[tuple[int, ...]]:
+        """For every shard, the shards that a sum along these axes of the grid adds up."""
+        # Only shards that differ along a summed axis have different parts of a sum. Shards that
+        # differ elsewhere hold copies or other elements: adding those would count elements twice
+        # or mix them up.
+        summed = [axis for axis in axes if self.is_divided(axis)]
+        return [self.beside(shard, summed) for shard in range(self.shards)]
 
     def __str__(self) -> str:
         image = "x".join(map(str, self.parts[1:]))
@@ -123,6 +136,9 @@ def copies(grid: Grid, sizes: Sequence[int], axes: Axes, needs: Sequence[Needs])
 
     In an order that all shards find alike.
     """
+    # Every shard computes this list for all shards, from sizes alone. So a sender knows what to
+    # send without being asked. Invariant: each needed position inside the tensor comes from exactly
+    # one owner, and its gradient goes back to that owner alone.
     found = []
     for to, wanted in enumerate(needs):
         for source in range(grid.shards):

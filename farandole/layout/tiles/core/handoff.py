@@ -16,28 +16,30 @@ from typing import Any
 
 import torch
 
-from farandole.layout.shards.rows import Rows, share_of
+from farandole.layout.shards.batch_shard import BatchShard, sample_range
 from farandole.layout.tiles.core.flow import Flow
+from farandole.layout.tiles.core.full_tensor import full_tensor
 from farandole.layout.tiles.core.shard_group import ShardGroup
 from farandole.layout.tiles.core.tile import Tile
-from farandole.layout.tiles.core.whole import whole_of
-from farandole.layout.tiles.halo.exchange import slices
+from farandole.layout.tiles.halo.exchange import exchanged, slices
 
 
 def hand_off(flow: Flow, tile: Tile) -> torch.Tensor:
-    """This shard's samples, as `Rows`; differentiable. *Together*, by all shards. Where all shards
-    are here, all samples, as a plain tensor."""
+    """Returns this shard's samples as a `BatchShard`; differentiable. *Together*, by all shards.
+
+    Where all shards are here, returns all samples as a plain tensor.
+    """
     if flow.shards.all_here:
-        return whole_of(tile)
-    rows = Rows(flow, _moved(flow.shards, tile, gathers=False), tile.rows)
+        return full_tensor(tile)
+    rows = BatchShard(flow, _moved(flow.shards, tile, gathers=False), tile.rows)
     rows.source = weakref.ref(tile)
     return rows
 
 
-def hand_over(flow: Flow, tile: Tile) -> torch.Tensor:
+def gather_to_first(flow: Flow, tile: Tile) -> torch.Tensor:
     """To the first shard all samples, and to the others none; differentiable. *Together.*"""
     if flow.shards.all_here:
-        return whole_of(tile)
+        return full_tensor(tile)
     return _moved(flow.shards, tile, gathers=True)
 
 
@@ -45,7 +47,7 @@ def _moved(shards: ShardGroup, tile: Tile, gathers: bool) -> torch.Tensor:
     (shard,) = shards.mine
     pieces = tile.own_pieces()
     if not tile.divided:
-        rows = share_of(shard, shards.grid.shards, tile.rows, gathers).rows
+        rows = sample_range(shard, shards.grid.shards, tile.rows, gathers).rows
         # No view: it may be changed in place, and the tile must not.
         return pieces[0][rows.start : rows.stop].clone()
     result: torch.Tensor = _Shared.apply(_Move(shards, shards.next(), tile, gathers), pieces[0])
@@ -62,7 +64,7 @@ class _Move:
         self.sizes = tile.sizes
         grid = shards.grid
         count = grid.shards
-        self.shares = [share_of(shard, count, tile.rows, gathers) for shard in range(count)]
+        self.ranges = [sample_range(shard, count, tile.rows, gathers) for shard in range(count)]
         self.boxes = [grid.owned(shard, tile.sizes, tile.axes) for shard in range(grid.shards)]
         # Along axes that do not divide the tile, several shards have the same part. Each asks those
         # with its own coordinates there. Invariant: every part of a sample comes exactly once, and
@@ -78,17 +80,17 @@ class _Move:
     @property
     def receivers(self) -> list[int]:
         """The other shards that get samples."""
-        return [shard for shard in self.partners if shard != self.shard and self.shares[shard].rows]
+        return [shard for shard in self.partners if shard != self.shard and self.ranges[shard].rows]
 
     @property
     def senders(self) -> list[int]:
         """The other shards that this one gets samples from."""
-        if not self.shares[self.shard].rows:
+        if not self.ranges[self.shard].rows:
             return []
         return [shard for shard in self.partners if shard != self.shard]
 
     def rows(self, shard: int) -> slice:
-        rows = self.shares[shard].rows
+        rows = self.ranges[shard].rows
         return slice(rows.start, rows.stop)
 
 
@@ -96,13 +98,12 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, move: _Move, own: torch.Tensor) -> torch.Tensor:
         ctx.move = move
-        for to in move.receivers:
-            move.shards.post(to, move.number, False, [own[move.rows(to)].contiguous()])
+        outgoing = {to: own[move.rows(to)].contiguous() for to in move.receivers}
+        incoming = exchanged(move.shards, move.number, False, outgoing, move.senders)
         rows = move.rows(move.shard)
         result = own.new_empty((rows.stop - rows.start, *move.sizes))
         result[slices(move.boxes[move.shard])] = own[rows]
-        for source in move.senders:
-            (part,) = move.shards.take(source, move.number, False)
+        for source, part in incoming:
             result[slices(move.boxes[source])] = part
         return result
 
@@ -110,21 +111,24 @@ class _Shared(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         move: _Move = ctx.move
         (gradient,) = gradients
-        for source in move.senders:
-            part = gradient[slices(move.boxes[source])].contiguous()
-            move.shards.post(source, move.number, True, [part])
+        # Values came from the senders, so gradients go to them: the same boxes and samples as in
+        # the forward, with senders and receivers exchanged. All posts come before the first take,
+        # as there.
+        outgoing = {
+            source: gradient[slices(move.boxes[source])].contiguous() for source in move.senders
+        }
+        incoming = exchanged(move.shards, move.number, True, outgoing, move.receivers)
         inside = move.boxes[move.shard]
         result = gradient.new_zeros(
             (move.samples, *(interval.length for interval in inside)),
         )
         _add(result, move, move.shard, gradient[slices(inside)])
-        for to in move.receivers:
-            (part,) = move.shards.take(to, move.number, True)
+        for to, part in incoming:
             _add(result, move, to, part)
         return None, result
 
 
 def _add(result: torch.Tensor, move: _Move, shard: int, part: torch.Tensor) -> None:
     # A spare share is a sample that another shard has too: its gradient must not count twice.
-    if not move.shares[shard].spare:
+    if not move.ranges[shard].spare:
         result[move.rows(shard)] += part

@@ -23,6 +23,7 @@ def axes_of(flow: Flow, leaf: torch.Tensor) -> Axes:
     """An input's: images are divided, other tensors are not."""
     grid = flow.grid
     if grid.spatial == 0:
+        # Without tiles, only the channels are divided, whatever else the tensor has.
         return (0, *(None,) * (leaf.dim() - 2)) if leaf.dim() > 1 else ()
     if leaf.dim() != grid.spatial + 2:
         return (None,) * (leaf.dim() - 1)
@@ -48,6 +49,8 @@ def cut_like(flow: Flow, target: Any, sizes: list[tuple[int, ...]]) -> Any:
         others = leaf.dim() - 1 - grid.spatial
         axes: Axes = (None,) * (leaf.dim() - 1)
         if others >= 0 and tuple(leaf.shape[others + 1 :]) in images:
+            # One axis before the image is taken for channels. Targets with several have them whole
+            # on every shard, which is exact and divides less.
             front: Axes = (0,) if others == 1 else (None,) * others
             axes = (*front, *range(1, grid.spatial + 1))
         return cut(flow, leaf, axes)

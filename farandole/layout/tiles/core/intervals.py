@@ -4,10 +4,10 @@
     output            oa ━━━━━ ob                            the same share, whatever its size
     needs       oa·s − p ━━━━━━━━━━━━━━━ (ob − 1)·s − p + d·(k − 1) + 1
 
-A tile owns, of every tensor, the same share of its axis: `share(index, parts, size)`. Who owns what
-follows from the size alone, so two branches that meet again always agree, and nothing but the size
-has to be known about a tensor. What an output needs of its input follows from the layer, and may
-begin before the image and end behind it: there the layer's padding is.
+A tile owns the same share of an axis of every tensor: `owned_interval(index, parts, size)`. Who
+owns what follows from the size alone, so two branches that meet again always agree, and nothing but
+the size has to be known about a tensor. What an output needs of its input follows from the layer.
+It may begin before the image and end behind it: there the layer's padding is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Runs = tuple[Interval, ...]
 """Positions of an axis that a tile needs, in order; without overlaps."""
 
 
-def share(index: int, parts: int, size: int) -> Interval:
+def owned_interval(index: int, parts: int, size: int) -> Interval:
     """What part `index` of `parts` owns of an axis with `size` positions; may be empty."""
     owned = piece(index, parts, size)
     return Interval(owned.start, owned.stop)
@@ -87,18 +87,23 @@ class Window(NamedTuple):
     def needs(self, output: Interval) -> Interval:
         if not output.length:
             return Interval(0, 0)
+        # Not clipped to the image: positions before 0 or behind the end are padding. Whoever puts
+        # the input together fills them, so a border tile gets the same values as the whole image.
         first = output.start * self.stride - self.before
         last = (output.stop - 1) * self.stride - self.before
         return Interval(first, last + self.reach)
 
     def within(self, input: Interval) -> Interval:
         """The outputs that look at nothing but these inputs; may be none."""
+        # The inverse of `needs`, rounded inwards: the start rounds up and the stop rounds down.
+        # Invariant: `needs(within(x))` lies inside `x`. One output too many here would be computed
+        # from a halo that has not arrived yet.
         first = -(-(input.start + self.before) // self.stride)
         last = (input.stop + self.before - self.reach) // self.stride
         return Interval(first, max(first, last + 1))
 
 
-class Spread(NamedTuple):
+class TransposedWindow(NamedTuple):
     """A transposed convolution: every input is spread over `kernel` outputs."""
 
     kernel: int
@@ -115,6 +120,9 @@ class Spread(NamedTuple):
         """Every input that is spread to one of these outputs; may be none."""
         if not output.length:
             return Interval(0, 0)
+        # Input i reaches the outputs from i·stride − padding to i·stride − padding + reach. Solved
+        # for i, this gives the first input that still reaches `output.start` and the last one that
+        # does not begin behind `output.stop − 1`.
         reach = self.dilation * (self.kernel - 1)
         first = -(-(output.start + self.padding - reach) // self.stride)
         last = (output.stop - 1 + self.padding) // self.stride
@@ -132,6 +140,8 @@ class Cells(NamedTuple):
     outputs: int
 
     def cell(self, output: int) -> Interval:
+        # Torch's own rounding. Where `outputs` does not divide `size`, neighbouring cells overlap,
+        # and two shards may need the same input.
         start = output * self.size // self.outputs
         return Interval(start, -(-(output + 1) * self.size // self.outputs))
 
@@ -149,6 +159,7 @@ def runs(positions: Iterable[int]) -> Runs:
     found = []
     start = last = ordered[0]
     for position in ordered[1:]:
+        # Every run is a copy of its own, so a short gap is cheaper to send than to leave out.
         if position - last > _WORTH_SKIPPING:
             found.append(Interval(start, last + 1))
             start = position

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from farandole.layout.shards.rows import Rows
+from farandole.layout.shards.batch_shard import BatchShard
 from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.snapshot import plain
 from farandole.layout.tiles.core.tile import Divided, Tile
@@ -22,10 +22,12 @@ def sent(value: Any) -> Any:
     def one(leaf: torch.Tensor) -> Any:
         if isinstance(leaf, Divided):
             leaf.flow.check()
-        if isinstance(leaf, Rows):
+        if isinstance(leaf, BatchShard):
             return {_ROWS: leaf.own, "where": f"{leaf.samples}/{leaf.factor}"}
         if not isinstance(leaf, Tile):
             return plain(leaf)
+        # Without the margin: the next stage asks for what it needs itself, and its layers may need
+        # another margin or none.
         pieces = leaf.own_pieces()
         sizes = ",".join(map(str, leaf.sizes))
         axes = ",".join("-" if axis is None else str(axis) for axis in leaf.axes)
@@ -45,7 +47,7 @@ def received(flow: Flow, message: Any) -> Any:
             for part in node["where"].split("/")
         )
         if _ROWS in node:
-            return Rows(flow, node[_ROWS], first[0], second[0])  # type: ignore[arg-type]
+            return BatchShard(flow, node[_ROWS], first[0], second[0])  # type: ignore[arg-type]
         piece = node[_TILE]
         pieces = list(piece) if isinstance(piece, (list, tuple)) else [piece]
         return Tile(flow, pieces, first, tuple(second))  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ def function_name(function: Any) -> str:
 
 
 def refuse(flow: Flow, function: Any) -> UserError:
-    """For what would reach this shard's part alone, or a copy of it."""
+    """The error for a function that would reach this shard's part alone, or a copy of it."""
     return UserError(
         f"{flow.layer}: {function_name(function)} is not possible with a tensor that is divided "
         "among workers: it would see or change this worker's part only. Write it as a function "
@@ -26,7 +26,7 @@ def refuse(flow: Flow, function: Any) -> UserError:
 
 
 def refuse_below(flow: Flow, function: Any) -> UserError:
-    """For what comes by another way than through the functions of torch that Python calls."""
+    """The error for a call that did not come through the functions of torch that Python calls."""
     name = function_name(function).partition(".")[0]
     return UserError(
         f"{flow.layer}: {name} is computed inside of torch.func (vmap, grad, jvp), torch.jit, a "
@@ -46,7 +46,7 @@ def refused(function: Any) -> Handler:
     return handler
 
 
-class Spoiled:
+class Invalidated:
     """Stands in for the flow of a divided tensor that must not be used any more."""
 
     def __init__(self, flow: Flow, function: Any) -> None:

@@ -28,6 +28,8 @@ class ShardGroup(ABC):
 
     def next(self) -> int:
         """A number for an exchange. Shards do the same in the same order, and so agree on it."""
+        # A backward uses the number of its forward. So a gradient finds its exchange even where
+        # autograd visits the nodes in another order than the forward made them.
         return next(self._numbers)
 
     def expect(self, shard: int) -> None:  # noqa: B027 (where nothing travels, nothing is to do)

@@ -1,6 +1,6 @@
 """Functions that do something to a tensor, or show where it lies: not for tensors that are divided.
 
-They would reach this shard's part alone, or a copy that was put together, and nobody would see.
+Such a function would reach this shard's part alone, or a temporary copy, without any error.
 
 Tensors that are whole on every shard look as in the plain model, but each shard has only a part of
 their gradient: what a shard has made of its tile. So hooks are not for them either.
@@ -87,6 +87,8 @@ def _is_of_weights_alone(tensors: Sequence[Tensor]) -> bool:
     while waiting:
         node: Any = waiting.pop()
         kind = getattr(node, "_forward_cls", None)
+        # An autograd function of this library in the graph is an exchange: below it, gradients are
+        # those of one shard's tile.
         if kind is not None and kind.__module__.partition(".")[0] == _OURS:
             return False
         for below, _ in node.next_functions:

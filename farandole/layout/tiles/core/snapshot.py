@@ -1,7 +1,7 @@
 """A whole tensor that the plain model has as a view of something that is divided here.
 
-In the plain model a change of the view in place changes what it is a view of. Here it is a copy. So
-after such a change, whoever uses the original is told that it is out of date.
+In the plain model, a change of the view in place changes its original. Here the view is a copy. So
+after such a change, any use of the original is an error that says that it is out of date.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from farandole.layout.shards.rows import same_memory, spoil, version_of
+from farandole.layout.shards.batch_shard import invalidate, same_memory, version_of
 from farandole.layout.tiles.core.tile import Divided
 
 
@@ -39,8 +39,10 @@ class Snapshot(torch.Tensor):
             result = func(*args, **kwargs)
         for each, version in zip(given, versions, strict=True):
             if version != version_of(plain(each)):
+                # The plain model would have changed the source as well. The copy here has not, so
+                # the source must not be read any more.
                 for source in each.sources:
-                    spoil(source(), func)
+                    invalidate(source(), func)
 
         def marked(leaf: torch.Tensor) -> torch.Tensor:
             with torch._C.DisableTorchFunctionSubclass():

@@ -105,6 +105,7 @@ def strict(function: Any, handler: Handler) -> Handler:
             own = name if name in checks else _ALIASES.get(name, name)
             known = known and own in checks and own not in named
             named[own] = value
+        # An unknown spelling is never an error here: torch itself computes or refuses it.
         if not known or not all(name in named for name in required):
             return flow.otherwise(flow, function, args, kwargs)
         for name, value in named.items():

@@ -108,6 +108,7 @@ def _data(flow: Flow, input: Tile) -> Tile:
 
 def _is_contiguous(flow: Flow, input: Tile, *args: Any, **kwargs: Any) -> bool:
     """A tile can always be viewed as if it was."""
+    # Code asks before it calls `view`, which a tile can do however its pieces lie in memory.
     return True
 
 
@@ -121,6 +122,9 @@ def _elements() -> dict[Any, Handler]:
     table: dict[Any, Handler] = {}
     # Whatever changes a tensor in place, unless it is known how.
     for place in PLACES:
+        # Later entries replace earlier ones: first every function is refused that might write to a
+        # tensor, then the known ones get their handlers. A function that torch adds later is
+        # refused, not computed wrongly.
         table |= {each: cannot_change(each) for each in changing(place)}
     table |= {each: refused(each) for each in has_side_effects()}
     for place in PLACES:

@@ -68,6 +68,8 @@ class Divided(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        # The wrapper has a shape and no memory. An operator that gets here has passed by the table
+        # of functions, and there is nothing that it could compute with.
         raise refuse_below(divided_leaves((args, kwargs))[0].flow, func)
 
 
@@ -178,6 +180,7 @@ class Tile(Divided):
         if wider == self.margin:
             return
         grid = self.flow.grid
+        # Differentiable, as `collect` is: the gradient of a margin goes back to its owner.
         boxes = [grid.held(shard, self.sizes, self.axes, wider) for shard in range(grid.shards)]
         self.pieces = self.collect([tuple((run,) for run in box) for box in boxes])
         self.margin = wider
@@ -185,6 +188,8 @@ class Tile(Divided):
     def has_all(self, needs: Sequence[Needs]) -> bool:
         """Whether every shard has what it needs inside of the tensor: then nothing has to
         travel."""
+        # Decided for all shards, not for those here. Invariant: either every shard takes part in an
+        # exchange or none does; one that others skip would wait for ever.
         return all(self._has(shard, needs[shard]) for shard in range(self.flow.grid.shards))
 
     def _has(self, shard: int, needs: Needs) -> bool:
@@ -276,6 +281,7 @@ def cut(flow: Flow, whole: torch.Tensor, axes: Axes) -> Tile:
     mine = flow.shards.mine
     pieces = [whole[slices(flow.grid.owned(shard, sizes, axes))].contiguous() for shard in mine]
     if len(mine) > 1:  # what one shard changes in place is not another's, nor its version
+        # `contiguous` makes no copy of a piece that is contiguous already.
         pieces = [piece.clone() if _is_view(piece, whole) else piece for piece in pieces]
     return Tile(flow, pieces, sizes, axes)
 

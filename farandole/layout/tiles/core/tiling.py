@@ -18,12 +18,18 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from farandole.errors import FarandoleError, UserError
-from farandole.layout.shards.rows import Rows, share_of
-from farandole.layout.shards.table import row_functions
+from farandole.layout.shards.batch_shard import BatchShard, sample_range
+from farandole.layout.shards.table import batch_functions
 from farandole.layout.tiles.core.custom_functions import at_work, watch_custom_functions
 from farandole.layout.tiles.core.flow import Flow, Windowed
-from farandole.layout.tiles.core.handoff import hand_off, hand_over
+from farandole.layout.tiles.core.full_tensor import (
+    all_rows_for_loss,
+    compute_replicated,
+    full_tensor,
+)
+from farandole.layout.tiles.core.handoff import gather_to_first, hand_off
 from farandole.layout.tiles.core.inputs import as_tile, cut_like
+from farandole.layout.tiles.core.layer_hooks import LayerHooks
 from farandole.layout.tiles.core.messages import received, sent
 from farandole.layout.tiles.core.refusals import function_name
 from farandole.layout.tiles.core.shard_group import ShardGroup
@@ -31,7 +37,6 @@ from farandole.layout.tiles.core.side_effects import WholeGradientsOnly
 from farandole.layout.tiles.core.snapshot import plain
 from farandole.layout.tiles.core.table import functions
 from farandole.layout.tiles.core.tile import Divided, Tile
-from farandole.layout.tiles.core.whole import all_rows_for_loss, computed_whole, whole_of
 
 _WATCHED = 2  # forward passes
 
@@ -56,18 +61,16 @@ class Tiling:
         gathers: bool = False,
     ) -> None:
         watch_custom_functions()
-        self.flow = Flow(shards, functions(), self._otherwise, row_functions())
+        self.flow = Flow(shards, functions(), self._otherwise, batch_functions())
         self.handed_off_at: str | None = None  # the first layer behind the tiles, once it is known
-        self.computed_whole_at: list[str] = []  # what every shard computes all of, once it is known
+        self.replicated_at: list[str] = []  # what every shard computes all of, once it is known
         self._chosen = chosen
         self._gathers = gathers
         self._samples = 0
         self._passes = 0  # forward passes so far
         self._recording = True  # of each forward pass, until somebody has seen it
         self._in_loss = False
-        self._path: list[str] = []
-        for module, name in names.items():
-            self._watch(module, name)
+        self._layers = LayerHooks(self.flow, names, chosen, self._at_chosen)
 
     def cut(self, value: Any) -> Any:
         """What the model is given, as a message of tiles. Tensors that are no images stay whole on
@@ -89,7 +92,7 @@ class Tiling:
         """A stage that is not the last; returns a message."""
         self._begin(samples)
         result = self._run(run, message)
-        return self._handed_over(result) if self._gathers else sent(result)
+        return self._gathered_to_first(result) if self._gathers else sent(result)
 
     def loss(
         self,
@@ -115,8 +118,8 @@ class Tiling:
         self._begin(samples)
         result = self._run(run, message)
         if last:
-            return pytree.tree_map_only(torch.Tensor, _whole, result)
-        return self._handed_over(result) if self._gathers else sent(result)
+            return pytree.tree_map_only(torch.Tensor, _full, result)
+        return self._gathered_to_first(result) if self._gathers else sent(result)
 
     def end_recording(self) -> list[Windowed]:
         """The windowed layers of the last forward pass. Those that follow are not recorded."""
@@ -136,6 +139,9 @@ class Tiling:
             if first:
                 first = False
                 return run(value)
+            # Invariant: the second run makes the same exchanges as the first, in the same order, on
+            # every shard. `windows` selects the margin of each layer, so it has to start from the
+            # same count.
             self._samples, self.flow.windows = samples, windows
             # Recorded again if it was, so that it does the same; but the layers are known already.
             known, self.flow.record = self.flow.record, [] if recorded else None
@@ -153,8 +159,8 @@ class Tiling:
         if isinstance(value, Tile):
             pieces = zip(shards.mine, value.own_pieces(), strict=True)
             return [(value.owned(shard)[0].slice, piece) for shard, piece in pieces]
-        if isinstance(value, Rows):
-            return [] if value.spans.share.spare else [(slice(None), value.own)]
+        if isinstance(value, BatchShard):
+            return [] if value.spans.own_range.spare else [(slice(None), value.own)]
         return [(slice(None), plain(value))] if 0 in shards.mine else []  # every shard has the same
 
     # Whole samples
@@ -162,11 +168,11 @@ class Tiling:
     def _handed_off(self, value: Any) -> Any:
         return pytree.tree_map_only(Tile, lambda tile: hand_off(self.flow, tile), value)
 
-    def _handed_over(self, result: Any) -> Any:
+    def _gathered_to_first(self, result: Any) -> Any:
         """To the first shard, whole."""
 
         def one(leaf: torch.Tensor) -> torch.Tensor:
-            return hand_over(self.flow, leaf) if isinstance(leaf, Tile) else _whole(leaf)
+            return gather_to_first(self.flow, leaf) if isinstance(leaf, Tile) else _full(leaf)
 
         return pytree.tree_map_only(torch.Tensor, one, result)
 
@@ -178,29 +184,33 @@ class Tiling:
         If it treats samples one by one, the tiles end here. If not, every shard computes it whole.
         """
         if self._in_loss:
+            # All shards call the same functions of the loss, so all of them get here, or none.
+            # Nothing has been exchanged for this function yet.
             raise _NeedsWholeError
         place = f"{flow.layer} ({function_name(function)})"
-        handler = flow.row_handlers.get(function)
+        handler = flow.batch_handlers.get(function)
         tiles = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tile)]
         result = NotImplemented
         if tiles and handler is not None and not flow.shards.all_here:
             result = handler(*self._by_samples(function, args, kwargs))
         ends = result is not NotImplemented
         if not ends:
-            result = computed_whole(flow, function, args, kwargs)
+            result = compute_replicated(flow, function, args, kwargs)
             # Where all shards are here, samples that are whole and no tile are their end as well.
             ends = flow.shards.all_here and handler is not None and _has_samples(result, tiles)
         if ends:
             self._check_may_end(function)
             self.handed_off_at = self.handed_off_at or place
-        elif place not in self.computed_whole_at:
-            self.computed_whole_at.append(place)
+        elif place not in self.replicated_at:
+            self.replicated_at.append(place)
         return result
 
     def _by_samples(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a handler of shares is called with."""
         args, kwargs = self._handed_off((args, kwargs))
-        first = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Rows))
+        first = next(
+            leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, BatchShard)
+        )
         return first, function, args, kwargs
 
     def _check_may_end(self, function: Any) -> None:
@@ -231,28 +241,26 @@ class Tiling:
             value = function(result, cut_like(self.flow, target, sizes))
         finally:
             self._in_loss = False
-        return value if self.flow.shards.all_here else value * self._weight()
+        # The value is the same on all shards, and the shards' weights add up to one. So the sum of
+        # what the shards return is the loss, and the sum of their gradients is its gradient.
+        return value if self.flow.shards.all_here else value * _weight(self.flow, self._samples)
 
     def _loss_of_samples(
         self, function: Callable[[Any, Any], torch.Tensor], result: Any, target: Any
     ) -> torch.Tensor:
         """Every shard computes the loss of the whole batch, whatever it does with its samples."""
+        flow = self.flow
         result = pytree.tree_map_only(torch.Tensor, self._for_loss, self._handed_off(result))
-        value = function(result, pytree.tree_map_only(Tile, self._whole_target, target))
-        return value if self.flow.shards.all_here else value * self._weight()
+        whole_target = pytree.tree_map_only(
+            Tile, lambda tile: full_tensor(as_tile(flow, tile)), target
+        )
+        value = function(result, whole_target)
+        return value if self.flow.shards.all_here else value * _weight(self.flow, self._samples)
 
     def _for_loss(self, leaf: torch.Tensor) -> torch.Tensor:
-        if isinstance(leaf, Rows) and leaf.samples == self._samples:
+        if isinstance(leaf, BatchShard) and leaf.samples == self._samples:
             return all_rows_for_loss(leaf)
-        return _whole(leaf)
-
-    def _whole_target(self, tile: Tile) -> torch.Tensor:
-        return whole_of(as_tile(self.flow, tile))
-
-    def _weight(self) -> float:
-        shards = self.flow.shards
-        share = share_of(shards.mine[0], shards.grid.shards, self._samples)
-        return 0.0 if share.spare else len(share.rows) / self._samples
+        return _full(leaf)
 
     # Around a forward pass
 
@@ -279,41 +287,24 @@ class Tiling:
         if self._recording:
             self.flow.record = []
         self._samples = samples
-        self._path.clear()
+        self._layers.begin()
 
-    def _watch(self, module: nn.Module, name: str) -> None:
-        def enter(module: nn.Module, args: tuple[Any, ...]) -> Any:
-            self._path.append(name)
-            self.flow.layer = name
-            if module._backward_hooks or module._backward_pre_hooks:
-                self._refuse_backward_hooks(module)
-            if name != self._chosen:
-                return None
-            if self.handed_off_at is None:
-                self.handed_off_at = name
-            return self._handed_off(args)
-
-        def leave(module: nn.Module, args: Any, result: Any) -> None:
-            if self._path:
-                self._path.pop()
-            self.flow.layer = self._path[-1] if self._path else "the model's own forward"
-
-        if isinstance(module, torch.jit.ScriptModule):  # has no hooks
-            return
-        module.register_forward_pre_hook(enter)
-        module.register_forward_hook(leave)
-
-    def _refuse_backward_hooks(self, module: nn.Module) -> None:
-        if torch.is_grad_enabled():
-            raise UserError(
-                f"{self.flow.layer}: its backward hook (register_full_backward_hook) would see the "
-                "gradient of this worker's tile alone. Write it as a torch.autograd.Function, "
-                "whose backward sees all of it, or train this model without tiles."
-            )
+    def _at_chosen(self, args: tuple[Any, ...]) -> Any:
+        """The tiles end at the chosen layer; returns what it is given instead."""
+        if self.handed_off_at is None:
+            self.handed_off_at = self._chosen
+        return self._handed_off(args)
 
 
-def _whole(leaf: torch.Tensor) -> torch.Tensor:
-    return whole_of(leaf) if isinstance(leaf, Divided) else plain(leaf)
+def _weight(flow: Flow, samples: int) -> float:
+    """What this shard's loss counts; over all shards this adds up to one."""
+    own = sample_range(flow.shards.mine[0], flow.grid.shards, samples)
+    # A spare shard repeats a sample that another one counts.
+    return 0.0 if own.spare else len(own.rows) / samples
+
+
+def _full(leaf: torch.Tensor) -> torch.Tensor:
+    return full_tensor(leaf) if isinstance(leaf, Divided) else plain(leaf)
 
 
 def _has_samples(value: Any, tiles: Sequence[Tile]) -> bool:

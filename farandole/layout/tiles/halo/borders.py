@@ -23,7 +23,7 @@ _LEAST_INTERIOR = 0.95  # of a shard's outputs: strips are slow for what they co
 Index = tuple[slice, ...]
 
 
-class Bit(NamedTuple):
+class InputPart(NamedTuple):
     """Values that a shard has or gets: a box of the input, and where it lies."""
 
     tensor: int  # among the pieces of the shards here, then what came from elsewhere
@@ -38,7 +38,7 @@ class Slab(NamedTuple):
     padding: tuple[int, ...]
 
 
-class Move(NamedTuple):
+class SlabMove(NamedTuple):
     """A part of a tensor that belongs into a slab."""
 
     tensor: int
@@ -55,11 +55,11 @@ class Term(NamedTuple):
     channels: Interval  # of the output
     shape: tuple[int, ...]  # of the slab, without the batch
     padding: tuple[int, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[SlabMove, ...]
     has_gaps: bool  # zeros between the bits
 
 
-class Share(NamedTuple):
+class ConvolutionPart(NamedTuple):
     """What a shard convolves. Without outputs it has no terms."""
 
     shape: tuple[int, ...]  # of its outputs, without the batch
@@ -68,15 +68,19 @@ class Share(NamedTuple):
     border: tuple[Term, ...]  # strips, from all bits
 
 
-def share_of(
-    kernel: Kernel, outputs: Box, here: Sequence[Bit], others: Sequence[Bit], strips: Sequence[Box]
-) -> Share:
+def convolution_part(
+    kernel: Kernel,
+    outputs: Box,
+    here: Sequence[InputPart],
+    others: Sequence[InputPart],
+    strips: Sequence[Box],
+) -> ConvolutionPart:
     """Of a shard that has some bits and gets others, which the outputs in `strips` wait for."""
     shape = tuple(interval.length for interval in outputs)
     if is_empty(outputs):
-        return Share(shape, None, None, ())
+        return ConvolutionPart(shape, None, None, ())
     everything = [*here, *others]
-    return Share(
+    return ConvolutionPart(
         shape,
         _term(kernel, outputs, outputs, everything),
         _term(kernel, outputs, outputs, here) if strips else None,
@@ -84,14 +88,16 @@ def share_of(
     )
 
 
-def _term(kernel: Kernel, outputs: Box, part: Box, bits: Sequence[Bit]) -> Term:
+def _term(kernel: Kernel, outputs: Box, part: Box, bits: Sequence[InputPart]) -> Term:
     slab = slab_of(kernel.needs(part), bits)
     moves, filled = [], 0
     for bit in bits:
         box = common(slab.box, bit.box)
         if not is_empty(box):
             there, here = slices(relative(box, bit.origin)), slices(relative(box, slab.box))
-            moves.append(Move(bit.tensor, there, here, box == bit.origin, box == slab.box))
+            moves.append(SlabMove(bit.tensor, there, here, box == bit.origin, box == slab.box))
+            # Parts do not overlap, so where their volumes fall short of the slab there are gaps,
+            # which must be zero.
             filled += volume(box)
     return Term(
         slices(relative(part, outputs)),
@@ -125,6 +131,8 @@ def interior(
     inside = [outputs[0]]
     for axis, window in enumerate(windows, start=1):
         known, need = owned[axis], needed[axis]
+        # At an edge of the image the shard also knows what lies beyond: the padding, which is zero.
+        # So outputs at the edge belong to the interior there.
         start = min(known.start, need.start) if known.start == 0 else known.start
         stop = max(known.stop, need.stop) if known.stop == sizes[axis] else known.stop
         inside.append(window.within(Interval(start, stop)).meets(outputs[axis]))
@@ -139,11 +147,13 @@ def around(outer: Box, inner: Box) -> list[Box]:
         for side in (Interval(whole.start, kept.start), Interval(kept.stop, whole.stop)):
             if side.length:
                 strips.append((*rest[:axis], side, *rest[axis + 1 :]))
+        # The next axis cuts its strips from what is left. Invariant: strips do not overlap, so no
+        # output is computed twice, and together with the interior they are all outputs.
         rest = (*rest[:axis], kept, *rest[axis + 1 :])
     return strips
 
 
-def slab_of(needed: Box, bits: Sequence[Bit]) -> Slab:
+def slab_of(needed: Box, bits: Sequence[InputPart]) -> Slab:
     """What must be put together of what is needed, where all but the bits is zero.
 
     Zeros on both sides of an axis alike need not be: they are left to torch. So a tile is often
@@ -157,6 +167,7 @@ def slab_of(needed: Box, bits: Sequence[Bit]) -> Slab:
     for axis, need in enumerate(needed[1:], start=1):
         before = min(each[axis].start for each in found) - need.start
         after = need.stop - max(each[axis].stop for each in found)
+        # Torch pads both sides of an axis alike, so it can only add the smaller of the two.
         zeros = min(before, after)
         box.append(Interval(need.start + zeros, need.stop - zeros))
         padding.append(zeros)

@@ -9,7 +9,7 @@ gradient is the sum of the gradients, because every shard goes on with the sum i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,12 +72,15 @@ class _Gather(torch.autograd.Function):
         results = []
         for shard, piece, shape in zip(mine, pieces, job.shapes, strict=True):
             result = piece.new_empty((piece.shape[0], *shape))
+            # Copies do not overlap, so their volumes add up. If they fill the result, nothing of it
+            # lies outside the image, and filling it first would be wasted work.
             if _filled(job, shard) < result[0].numel() if result.shape[0] else False:
                 result.fill_(job.fill)
             for copy in job.copies:
                 if copy.to == shard and copy.source in sources:
                     result[slices(copy.put)] = sources[copy.source][slices(copy.taken)]
             results.append(result)
+        # Local copies come first, while messages of others are still on their way.
         for copy, part in taken_parts(job.shards, job.number, job.copies):
             results[mine.index(copy.to)][slices(copy.put)] = part
         return tuple(results) if len(results) > 1 else results[0]
@@ -177,7 +180,22 @@ def sum_shards(
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
-def tell_shards(
+def exchanged(
+    shards: ShardGroup,
+    number: int,
+    back: bool,
+    outgoing: Mapping[int, torch.Tensor],
+    incoming: Iterable[int],
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Sends a tensor to each of some shards elsewhere; then what comes from others, one by one."""
+    # Everything is posted before anything is taken, so shards cannot wait for each other in a
+    # circle.
+    for shard, tensor in outgoing.items():
+        shards.post(shard, number, back, [tensor])
+    return ((shard, shards.take(shard, number, back)[0]) for shard in incoming)
+
+
+def all_gather_shards(
     shards: ShardGroup,
     number: int,
     back: bool,
@@ -187,17 +205,14 @@ def tell_shards(
     """For every shard here, the values of all shards of its group, in their order."""
     mine = shards.mine
     known = dict(zip(mine, values, strict=True))
-    wanted = {other for shard in mine for other in groups[shard]} - set(mine)
-    for shard in mine:
-        for other in groups[shard]:
-            if other not in mine:
-                shards.post(other, number, back, [known[shard]])
-    for other in sorted(wanted):
-        (known[other],) = shards.take(other, number, back)
+    outgoing = {
+        other: known[shard] for shard in mine for other in groups[shard] if other not in mine
+    }
+    known |= exchanged(shards, number, back, outgoing, sorted(outgoing))
     return [[known[other] for other in groups[shard]] for shard in mine]
 
 
-def add_shards(
+def all_reduce_shards(
     shards: ShardGroup,
     number: int,
     back: bool,
@@ -207,7 +222,8 @@ def add_shards(
     """As `sum_shards`, without autograd. Always added in the order of the shards, so that all that
     hold the same sum hold the same bits."""
     results = []
-    for first, *rest in tell_shards(shards, number, back, groups, values):
+    for first, *rest in all_gather_shards(shards, number, back, groups, values):
+        # A copy, because the first value may be a tensor that its owner still uses.
         result = first.clone()
         for other in rest:
             result += other
@@ -225,9 +241,17 @@ class _Sum(torch.autograd.Function):
         *values: torch.Tensor,
     ) -> Any:
         ctx.shards, ctx.number, ctx.groups = shards, number, groups
-        results = add_shards(shards, number, False, groups, values)
+        results = all_reduce_shards(shards, number, False, groups, values)
         return tuple(results) if len(results) > 1 else results[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return None, None, None, *add_shards(ctx.shards, ctx.number, True, ctx.groups, gradients)
+        # Each contribution is in the sums of all members of its group. So its gradient is the sum
+        # of their gradients: the adjoint of this sum is the same sum. `back` keeps the two apart in
+        # the mail, since they have one number.
+        return (
+            None,
+            None,
+            None,
+            *all_reduce_shards(ctx.shards, ctx.number, True, ctx.groups, gradients),
+        )

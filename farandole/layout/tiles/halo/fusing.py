@@ -3,12 +3,12 @@
     plain     exchange ─ conv ─ exchange ─ conv ─ exchange ─ conv
     fused     exchange ─ conv ────────── conv ────────── conv         one exchange, of a wide halo
 
-A shard computes beyond what it owns: as far as the layers behind, up to the end of the group, will
-need it. Those find it there, and ask nobody. Beyond the border of the image nothing is computed;
-every layer finds its own padding there, so the result stays exact. Messages are saved; the price is
-that shards compute overlaps. That pays for small messages over a slow network.
+A shard computes beyond what it owns, as far as the later layers of the group need it. These layers
+then find their input complete and exchange nothing. Nothing is computed beyond the border of the
+image: every layer adds its own padding there, so the result stays exact. Fusing saves messages and
+costs overlapping computation, which pays for small messages over a slow network.
 
-Nothing here must be right for the result to be: a layer that lacks anything asks for it as ever.
+A bad plan costs time, never correctness: a layer that lacks part of its input asks for it as usual.
 
 The model counts messages and bytes of halos alone. BatchNorm's statistics are exchanged as before,
 and what is computed between windowed layers (activations and the like) counts nothing.
@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from farandole.errors import UserError
 from farandole.layout.tiles.core.flow import Windowed, no_margin
 from farandole.layout.tiles.core.grid import Axes, Box, Grid, Margin, is_empty, widest
-from farandole.layout.tiles.core.intervals import Interval, share
+from farandole.layout.tiles.core.intervals import Interval, owned_interval
 from farandole.layout.tiles.halo.windows import reach
 from farandole.schedule import Link
 
-Groups = Sequence[Sequence[int]]
+LayerGroups = Sequence[Sequence[int]]
 """Numbers of consecutive layers that share an exchange; every layer is in one of them."""
 
 MOST_LAYERS = 8  # in a group: the overlap grows with each
@@ -35,7 +35,7 @@ _COMPUTATIONS = 3  # of a layer in a step, in forward passes: a backward pass ta
 _NAMED = 4  # groups, in a description
 
 
-def margins_for(grid: Grid, layers: Sequence[Windowed], groups: Groups) -> list[Margin]:
+def margins_for(grid: Grid, layers: Sequence[Windowed], groups: LayerGroups) -> list[Margin]:
     """For `Flow.margins`: how far beyond what it owns each layer's output must be computed, so that
     inside a group no layer asks."""
     halos = _Halos(grid, layers)
@@ -76,6 +76,8 @@ def choose_groups(grid: Grid, layers: Sequence[Windowed], link: Link) -> list[ra
             first: best[first] + halos.seconds(range(first, stop), link)
             for first in range(stop - 1, max(-1, stop - 1 - MOST_LAYERS), -1)
         }
+        # The group with one layer is first in `costs`, and `min` keeps the first of equals. So
+        # plain halos win in doubt, on every shard alike.
         first = min(costs, key=costs.__getitem__)
         best.append(costs[first])
         begins.append(first)
@@ -91,12 +93,12 @@ def plain(layers: Sequence[Windowed]) -> list[range]:
     return [range(number, number + 1) for number in range(len(layers))]
 
 
-def cost_seconds(grid: Grid, layers: Sequence[Windowed], groups: Groups, link: Link) -> float:
+def cost_seconds(grid: Grid, layers: Sequence[Windowed], groups: LayerGroups, link: Link) -> float:
     """What halos cost in a step: the exchanges, and what is computed twice."""
     return _Halos(grid, layers).total(groups, link)
 
 
-def describe(grid: Grid, layers: Sequence[Windowed], groups: Groups, link: Link) -> str:
+def describe(grid: Grid, layers: Sequence[Windowed], groups: LayerGroups, link: Link) -> str:
     """A line for the log."""
     halos = _Halos(grid, layers)
     alone, chosen = ([halos.asking(group) for group in each] for each in (plain(layers), groups))
@@ -140,6 +142,8 @@ class _Halos:
         in the group need of it for their own."""
         margins = {number: no_margin(len(self._layers[number].axes)) for number in group}
         for number in reversed(group):
+            # From the last layer to the first: a layer's own margin is known before it decides how
+            # much of its input it needs.
             wide = self._reach(number, margins[number])
             if wide is None:
                 continue
@@ -176,7 +180,7 @@ class _Halos:
             result += _COMPUTATIONS * layer.seconds * more
         return result
 
-    def total(self, groups: Groups, link: Link) -> float:
+    def total(self, groups: LayerGroups, link: Link) -> float:
         return sum(self.seconds(group, link) for group in groups)
 
     def _needed(self, number: int, margin: Margin) -> list[Box]:
@@ -220,6 +224,8 @@ class _Halos:
         before = {source for source in sources if source >= 0} - inside
         for other in read:
             before -= self._layers[other].sources
+        # Sources from before the group have no margin, unless a reader inside the group has made
+        # the tensor wide. If one such source is left, the layer has to ask.
         if before or not (inside or read):
             return False
         had = [(self._layers[source].sizes, margins[source]) for source in inside]
@@ -253,7 +259,9 @@ class _Halos:
         count = 1
         for run, size, axis in zip(box, sizes, axes, strict=True):
             parts = 1 if axis is None else self._grid.parts[axis]
-            count *= sum(share(index, parts, size).meets(run).length > 0 for index in range(parts))
+            count *= sum(
+                owned_interval(index, parts, size).meets(run).length > 0 for index in range(parts)
+            )
         return count
 
     def _area(self, layer: Windowed, margin: Margin) -> int:

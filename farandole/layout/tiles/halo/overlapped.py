@@ -26,9 +26,15 @@ from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Box, Copy, relative
 from farandole.layout.tiles.core.shard_group import ShardGroup
 from farandole.layout.tiles.core.tile import Tile
-from farandole.layout.tiles.halo.borders import Bit, Share, Term, border, share_of
+from farandole.layout.tiles.halo.borders import (
+    ConvolutionPart,
+    InputPart,
+    Term,
+    border,
+    convolution_part,
+)
 from farandole.layout.tiles.halo.exchange import expect_parts, post_parts, slices, taken_parts
-from farandole.layout.tiles.halo.windows import Shares, as_needs
+from farandole.layout.tiles.halo.windows import OutputParts, as_needs
 from farandole.layout.tiles.ops.kernels import Kernel
 
 
@@ -36,7 +42,7 @@ class OverlapPlan(NamedTuple):
     """A layer's convolution, for the shards here."""
 
     kernel: Kernel
-    shares: Sequence[Share]
+    parts: Sequence[ConvolutionPart]
     travels: bool  # whether any shard gets something from another
     copies: Sequence[Copy]  # between different shards; those here are one end of it
     incoming: Sequence[Copy]  # those of them that come from elsewhere
@@ -50,7 +56,7 @@ class OverlapPlan(NamedTuple):
         shards would not agree on what travels further on.
         """
         return not self.travels and all(
-            share.whole and _lies_ready(share.whole) for share in self.shares
+            part.whole and _lies_ready(part.whole) for part in self.parts
         )
 
 
@@ -77,20 +83,22 @@ def convolve(
     flow: Flow,
     x: Tile,
     kernel: Kernel,
-    shares: Shares,
+    outputs: OutputParts,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> list[torch.Tensor]:
     """The outputs of each shard here; differentiable. *Together*, by all shards."""
-    key = kernel, x.sizes, x.axes, x.margin, shares.margin, flow.overlap
+    # A plan follows from this key alone. It is made once for a layer and a shape, not in every
+    # call.
+    key = kernel, x.sizes, x.axes, x.margin, outputs.margin, flow.overlap
     plan: OverlapPlan = flow.plans.get(key) or flow.plans.setdefault(
-        key, _plan(flow, x, kernel, shares)
+        key, _plan(flow, x, kernel, outputs)
     )
     # As torch's own convolution does; and what is cast before it travels is smaller.
     weight, *pieces = (_autocast(each) for each in (weight, *x.pieces))
     bias = None if bias is None else _autocast(bias)
     if plan.is_plain:
-        terms = (share.whole for share in plan.shares)
+        terms = (part.whole for part in plan.parts)
         return [_outputs(kernel, term, pieces, weight, bias) for term in terms if term]
     job = ConvolutionTask(
         plan, flow.shards, flow.shards.next() if plan.travels else -1, flow.overlap
@@ -113,23 +121,22 @@ class _Convolve(torch.autograd.Function):
         post_parts(shards, number, plan.copies, lambda copy: job.sent(copy, pieces))
         # Everything is posted before anything is waited for. Invariant: all shards do their
         # exchanges in the same order, so no two of them wait for each other in a circle.
-        if any(share.ready for share in plan.shares):
+        if any(part.ready for part in plan.parts):
             expect_parts(shards, plan.copies)
         begun = [
-            share.ready and _outputs(kernel, share.ready, pieces, weight, bias)
-            for share in plan.shares
+            part.ready and _outputs(kernel, part.ready, pieces, weight, bias) for part in plan.parts
         ]
         came = dict(taken_parts(shards, number, plan.copies))
         tensors = [*pieces, *(came[copy] for copy in plan.incoming)]
         results = []
-        for share, result in zip(plan.shares, begun, strict=True):
-            if share.whole is None:
-                result = pieces[0].new_empty((pieces[0].shape[0], *share.shape))
+        for part, result in zip(plan.parts, begun, strict=True):
+            if part.whole is None:
+                result = pieces[0].new_empty((pieces[0].shape[0], *part.shape))
             elif result is None:
-                result = _outputs(kernel, share.whole, tensors, weight, bias)
+                result = _outputs(kernel, part.whole, tensors, weight, bias)
             # Outputs near the edge were computed as if the halo were zero. They are overwritten,
             # not added to: each output is the sum over its whole window, in torch's own order.
-            for term in share.border:
+            for term in part.border:
                 result[term.outputs] = _outputs(kernel, term, tensors, weight, bias)
             results.append(result)
         ctx.job, ctx.shapes = job, [tensor.shape for tensor in tensors]
@@ -147,9 +154,9 @@ class _Convolve(torch.autograd.Function):
         of_weight = of_bias = None
         of_pieces: list[Any] = [None] * len(for_pieces)
         terms = [
-            (share.whole, gradient)
-            for share, gradient in zip(plan.shares, gradients, strict=True)
-            if share.whole
+            (part.whole, gradient)
+            for part, gradient in zip(plan.parts, gradients, strict=True)
+            if part.whole
         ]
         # All shards agree on what has a gradient, and so on what travels.
         if any(for_pieces):
@@ -185,6 +192,8 @@ def _input_gradients(
         for move in term.moves:
             part = found[move.here]
             if move.all_there and move.tensor not in sums:
+                # A part is a view of the slab, which would stay in memory with it. Only a part that
+                # is the whole slab is kept as it is.
                 sums[move.tensor] = part if move.all_here else part.clone()
                 continue
             if move.tensor not in sums:
@@ -198,6 +207,8 @@ def _weight_gradient(
 ) -> torch.Tensor:
     result = torch.zeros_like(weight)
     for term, gradient in terms:
+        # Put together once more instead of kept since the forward: a slab is a second copy of the
+        # input.
         slab, rows = _put_together(term, tensors), term.channels.slice
         found = kernel.weight_gradient(gradient, slab, weight, term.channels, term.padding)
         result[rows] += found
@@ -239,37 +250,40 @@ def _lies_ready(term: Term) -> bool:
     return any(move.all_here for move in term.moves)
 
 
-def _plan(flow: Flow, x: Tile, kernel: Kernel, shares: Shares) -> OverlapPlan:
+def _plan(flow: Flow, x: Tile, kernel: Kernel, outputs: OutputParts) -> OverlapPlan:
     mine = flow.shards.mine
     held = [x.held(shard) for shard in mine]
-    needs = tuple(as_needs(box) for box in shares.needed)
+    needs = tuple(as_needs(box) for box in outputs.needed)
     if x.has_all(needs):
         parts = [
-            share_of(kernel, shares.wanted[shard], [Bit(at, box, box)], [], [])
+            convolution_part(kernel, outputs.wanted[shard], [InputPart(at, box, box)], [], [])
             for at, (shard, box) in enumerate(zip(mine, held, strict=True))
         ]
         return OverlapPlan(kernel, parts, False, (), (), ())
     copies = [
         copy
         for copy in flow.copies(x.sizes, x.axes, needs)
+        # A shard convolves its own piece where it lies, so it copies nothing to itself.
         if copy.source != copy.to and (copy.source in mine or copy.to in mine)
     ]
     incoming = [copy for copy in copies if copy.source not in mine]
     parts = []
     for at, shard in enumerate(mine):
-        wanted, needed, owned = shares.wanted[shard], shares.needed[shard], x.owned(shard)
+        wanted, needed, owned = outputs.wanted[shard], outputs.needed[shard], x.owned(shard)
         others = []
         for copy in (copy for copy in copies if copy.to == shard):
             box = tuple(run.moved(need.start) for run, need in zip(copy.put, needed, strict=True))
             if copy.source in mine:
                 place = mine.index(copy.source)
-                others.append(Bit(place, box, held[place]))
+                others.append(InputPart(place, box, held[place]))
             else:
-                others.append(Bit(len(mine) + incoming.index(copy), box, box))
+                others.append(InputPart(len(mine) + incoming.index(copy), box, box))
         strips: Sequence[Box] = ()
         if flow.overlap and any(copy.to == shard for copy in incoming):
             strips = border(kernel.windows, wanted, needed, owned, x.sizes)
-        parts.append(share_of(kernel, wanted, [Bit(at, owned, held[at])], others, strips))
+        parts.append(
+            convolution_part(kernel, wanted, [InputPart(at, owned, held[at])], others, strips)
+        )
     inside = [relative(x.owned(shard), box) for shard, box in zip(mine, held, strict=True)]
     return OverlapPlan(kernel, parts, True, copies, incoming, inside)
 

@@ -27,6 +27,8 @@ def plan_halos(
     for stage, tiling in sorted(tilings.items()):
         layers = tiling.end_recording()
         if tile_group is not None:
+            # Invariant: all shards choose the same groups, or they would disagree about who asks
+            # whom. Measured times differ between ranks, so those of one rank are used by all.
             seconds = tile_group.broadcast_json([layer.seconds for layer in layers])
             layers = [
                 layer._replace(seconds=spent) for layer, spent in zip(layers, seconds, strict=True)
@@ -40,6 +42,6 @@ def plan_halos(
 
 def _end(tiling: Tiling) -> str:
     end = f"tiles up to {tiling.handed_off_at}" if tiling.handed_off_at else "tiles to its end"
-    if not tiling.computed_whole_at:
+    if not tiling.replicated_at:
         return end
-    return f"{end}; computed whole by every rank: {', '.join(tiling.computed_whole_at)}"
+    return f"{end}; computed whole by every rank: {', '.join(tiling.replicated_at)}"

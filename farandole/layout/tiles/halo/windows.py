@@ -23,7 +23,7 @@ class WindowPart(NamedTuple):
     wanted: Box  # the part of the output
 
 
-class Shares(NamedTuple):
+class OutputParts(NamedTuple):
     """What every shard computes of a layer's output, and needs of its input for it."""
 
     margin: Margin
@@ -61,7 +61,7 @@ def windowed(
     """A layer with outputs of `sizes`: `needs` says what a part of the output needs of the input,
     and `compute` makes that part of it. Beyond the image there is `fill`."""
     axes = x.axes if axes is None else axes
-    margin, wanted, needed = next_shares(flow, x, sizes, needs, axes)
+    margin, wanted, needed = next_output_parts(flow, x, sizes, needs, axes)
     sources = x.collect([as_needs(box) for box in needed], fill)
     began = now(flow, sources[0])
     pieces = []
@@ -93,24 +93,27 @@ def record(flow: Flow, x: Tile, result: Tile, needs: Callable[[Box], Box], began
         position_bytes=x.rows * x.pieces[0].element_size(),
         seconds=(now(flow, result.pieces[0]) - began) / len(result.pieces),
     )
+    # A negative number stands for a reader. A later layer finds its halo in two ways: the layer
+    # that made its input has computed that far, or an earlier reader has made the same tensor wide.
     x.sources |= {~number}
     result.sources = frozenset([number])
     flow.record.append(met)
 
 
-def next_shares(
+def next_output_parts(
     flow: Flow, x: Tile, sizes: Sequence[int], needs: Callable[[Box], Box], axes: Axes
-) -> Shares:
+) -> OutputParts:
     """Of the windowed layer that is computed now."""
     margin = flow.next_margin(len(axes))
     wanted = [flow.grid.held(shard, sizes, axes, margin) for shard in range(flow.grid.shards)]
+    # `needs` of nothing would be an interval of the kernel's size somewhere in the image.
     needed = [_none(x) if is_empty(box) else needs(box) for box in wanted]
     if any(before or after for before, after in margin):
         # The input stays wide, for whoever else reads it: a branch, or what is added to it.
         wide = reach(flow.grid, x.sizes, x.axes, needed)
         if wide is not None:
             x.widen(wide)
-    return Shares(margin, wanted, needed)
+    return OutputParts(margin, wanted, needed)
 
 
 def reach(grid: Grid, sizes: Sequence[int], axes: Axes, needed: Sequence[Box]) -> Margin | None:
@@ -129,6 +132,8 @@ def reach(grid: Grid, sizes: Sequence[int], axes: Axes, needed: Sequence[Box]) -
         for at, (mine, run) in enumerate(zip(owned, inside, strict=True)):
             if axes[at] == CHANNELS and not mine.covers(run):
                 return None
+            # One margin for all shards, the widest that any of them needs. So each shard knows what
+            # the others hold, without asking.
             before, after = found[at]
             found[at] = max(before, mine.start - run.start), max(after, run.stop - mine.stop)
     return tuple(found)

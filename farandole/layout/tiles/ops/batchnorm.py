@@ -22,10 +22,11 @@ from farandole.layout.tiles.core.grid import Box, relative
 from farandole.layout.tiles.core.intervals import Interval
 from farandole.layout.tiles.core.shard_group import ShardGroup
 from farandole.layout.tiles.core.tile import Tile
-from farandole.layout.tiles.halo.exchange import add_shards, slices, tell_shards
+from farandole.layout.tiles.halo.exchange import all_gather_shards, all_reduce_shards, slices
+from farandole.layout.tiles.ops.statistics import combined, widened
 
 
-class Spread(NamedTuple):
+class BatchNormTask(NamedTuple):
     """What is normalised: by which shards, and what each of them has."""
 
     shards: ShardGroup
@@ -59,7 +60,7 @@ def batch_norm(
             for piece, box in zip(input.pieces, held, strict=True)
         ]
         return input.like(pieces)
-    spread = Spread(
+    task = BatchNormTask(
         flow.shards,
         flow.shards.next(),
         tuple(range(flow.grid.shards)),
@@ -71,13 +72,13 @@ def batch_norm(
         // math.prod(flow.grid.parts[each] for each in input.axes if each is not None),
     )
     pieces = normalised(
-        spread, input.pieces, running_mean, running_var, weight, bias, momentum, input.sizes[0]
+        task, input.pieces, running_mean, running_var, weight, bias, momentum, input.sizes[0]
     )
     return input.like(pieces)
 
 
 def normalised(
-    spread: Spread,
+    task: BatchNormTask,
     pieces: Sequence[torch.Tensor],
     running_mean: torch.Tensor | None,
     running_var: torch.Tensor | None,
@@ -87,18 +88,18 @@ def normalised(
     channels: int,
 ) -> list[torch.Tensor]:
     """The shards' pieces, normalised; moves the running statistics."""
-    if spread.values == 1:
+    if task.values == 1:
         raise UserError(
             "BatchNorm has one value for each channel, and needs at least two to learn from: take "
             "larger batches or images, or evaluate."
         )
     results: list[torch.Tensor]
-    *results, mean, variance = _Normalised.apply(spread, channels, weight, bias, *pieces)
+    *results, mean, variance = _Normalised.apply(task, channels, weight, bias, *pieces)
     with torch.no_grad():
         if running_mean is not None:
             running_mean.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
         if running_var is not None:
-            unbiased = variance * (spread.values / (spread.values - 1))
+            unbiased = variance * (task.values / (task.values - 1))
             running_var.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
     return results
 
@@ -107,29 +108,29 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        spread: Spread,
+        task: BatchNormTask,
         channels: int,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         *pieces: torch.Tensor,
     ) -> Any:
-        mean, variance = _statistics(spread, channels, pieces)
+        mean, variance = _statistics(task, channels, pieces)
         results = []
-        for shard, piece in zip(spread.shards.mine, pieces, strict=True):
-            at = spread.channels[spread.members.index(shard)].slice
-            results.append(_scaled(piece, at, mean, variance, weight, bias, spread.eps))
-        ctx.spread = spread
+        for shard, piece in zip(task.shards.mine, pieces, strict=True):
+            at = task.channels[task.members.index(shard)].slice
+            results.append(_scaled(piece, at, mean, variance, weight, bias, task.eps))
+        ctx.task = task
         ctx.bias_type = None if bias is None else bias.dtype
-        ctx.save_for_backward(weight, mean, (variance + spread.eps).rsqrt(), *pieces)
+        ctx.save_for_backward(weight, mean, (variance + task.eps).rsqrt(), *pieces)
         ctx.mark_non_differentiable(mean, variance)
         return *results, mean, variance
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        spread: Spread = ctx.spread
+        task: BatchNormTask = ctx.task
         weight, mean, inverse, *pieces = ctx.saved_tensors
-        mine = spread.shards.mine
-        spans = [spread.channels[spread.members.index(shard)] for shard in mine]
+        mine = task.shards.mine
+        spans = [task.channels[task.members.index(shard)] for shard in mine]
         sums = []
         for gradient, piece, span in zip(gradients, pieces, spans, strict=False):
             sums.append(torch.zeros(2, len(mean), dtype=mean.dtype, device=mean.device))
@@ -141,20 +142,26 @@ class _Normalised(torch.autograd.Function):
             by_weight = sum(each[0] for each in sums).to(weight.dtype)  # type: ignore[union-attr]
         if ctx.bias_type is not None:
             by_bias = sum(each[1] for each in sums).to(ctx.bias_type)  # type: ignore[union-attr]
+        # All shards agree on this, because they run the same graph: all of them exchange, or none.
         if not ctx.needs_input_grad[4]:
             return None, None, by_weight, by_bias, *(None for _ in pieces)
-        groups = _groups(spread)
-        total = add_shards(spread.shards, spread.number, True, groups, sums)[0] / spread.values
+        groups = _groups(task)
+        total = all_reduce_shards(task.shards, task.number, True, groups, sums)[0] / task.values
         results = []
-        for gradient, piece, span, box in zip(gradients, pieces, spans, spread.owned, strict=False):
+        for gradient, piece, span, box in zip(gradients, pieces, spans, task.owned, strict=False):
             at = span.slice
             shape = (1, -1, *(1,) * (piece.dim() - 2))
             scale = inverse[at] if weight is None else inverse[at] * weight[at]
             # Shards with copies of a value each give a part of what all know.
-            slope = scale * inverse[at] * total[0, at] / spread.copies
-            level = scale * total[1, at] / spread.copies - mean[at] * slope
+            # The gradient of an input x is scale · (gradient − mean(gradient) − x̂ · mean(gradient
+            # · x̂)), x̂ being the normalised x. With x̂ = (x − mean) · inverse this is gradient ·
+            # scale − x · slope − level.
+            slope = scale * inverse[at] * total[0, at] / task.copies
+            level = scale * total[1, at] / task.copies - mean[at] * slope
             result = gradient * scale.to(gradient.dtype).reshape(shape)
             results.append(result)
+            # A margin's inputs are not in the statistics, so only the first term applies to them.
+            # Their outputs do count: `_sums` has taken the whole piece.
             if box is None:
                 continue
             inside, own = result[slices(box)], piece[slices(box)]
@@ -180,29 +187,20 @@ def _scaled(
 
 
 def _statistics(
-    spread: Spread, channels: int, pieces: Sequence[torch.Tensor]
+    task: BatchNormTask, channels: int, pieces: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and variance of all channels, over all shards."""
-    told = []
-    for piece, box in zip(pieces, spread.owned, strict=True):
-        own = _wide(piece[:0] if box is None else piece[slices(box)])
+    local = []
+    for piece, box in zip(pieces, task.owned, strict=True):
+        own = widened(piece[:0] if box is None else piece[slices(box)])
         count = own.numel() // max(1, own.shape[1])
         found = own.new_zeros(3, own.shape[1])
         if count:
             mean, variance = _mean_and_variance(own)
             found = torch.stack([torch.full_like(mean, count), mean, variance * count])
-        told.append(found)
-    known = tell_shards(spread.shards, spread.number, False, _groups(spread), told)[0]
-    sums = known[0].new_zeros(2, channels)
-    for (count_of, mean_of, _), span in zip(known, spread.channels, strict=True):
-        sums[0, span.slice] += count_of
-        sums[1, span.slice] += count_of * mean_of
-    mean = sums[1] / sums[0]
-    deviation = known[0].new_zeros(channels)
-    for (count_of, mean_of, deviation_of), span in zip(known, spread.channels, strict=True):
-        apart = mean_of - mean[span.slice]
-        deviation[span.slice] += deviation_of + count_of * apart * apart
-    return mean, deviation / sums[0]
+        local.append(found)
+    known = all_gather_shards(task.shards, task.number, False, _groups(task), local)[0]
+    return combined(known, [span.slice for span in task.channels], (channels,))
 
 
 def _mean_and_variance(own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -234,13 +232,8 @@ def _sums(
     return torch.stack([with_input, alone])
 
 
-def _groups(spread: Spread) -> list[tuple[int, ...]]:
-    return [spread.members] * spread.shards.grid.shards
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In a precision that many values can be added up in."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+def _groups(task: BatchNormTask) -> list[tuple[int, ...]]:
+    return [task.members] * task.shards.grid.shards
 
 
 def _part(tensor: torch.Tensor | None, at: slice) -> torch.Tensor | None:

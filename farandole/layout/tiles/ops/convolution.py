@@ -15,17 +15,17 @@ import torch.nn.functional as F
 
 from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Box
-from farandole.layout.tiles.core.intervals import Interval, Spread, Window
+from farandole.layout.tiles.core.intervals import Interval, TransposedWindow, Window
 from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo.overlapped import convolve
 from farandole.layout.tiles.halo.windows import (
     WindowPart,
     are_numbers,
-    next_shares,
+    next_output_parts,
     numbers,
     windowed,
 )
-from farandole.layout.tiles.ops.kernels import Groups, Kernel
+from farandole.layout.tiles.ops.kernels import ChannelGroups, Kernel
 
 
 def conv(
@@ -47,7 +47,7 @@ def conv(
     if not fits:  # torch has its own words for it, or takes it for one sample
         return flow.otherwise(flow, _CONV[spatial], given, {})
     windows = _windows(weight, stride, padding, dilation)
-    kernel = Kernel(windows, Groups(input.sizes[0], weight.shape[0], groups))
+    kernel = Kernel(windows, ChannelGroups(input.sizes[0], weight.shape[0], groups))
     sizes = (
         weight.shape[0],
         *(window.length(size) for window, size in zip(windows, input.sizes[1:], strict=True)),
@@ -62,9 +62,9 @@ def conv(
         # While layers are recorded, they are timed without the wait for their halos. The gradients
         # of complex numbers are torch's.
         return windowed(flow, input, sizes, kernel.needs, compute)
-    shares = next_shares(flow, input, sizes, kernel.needs, input.axes)
-    pieces = convolve(flow, input, kernel, shares, weight, bias)
-    return Tile(flow, pieces, sizes, input.axes, shares.margin)
+    parts = next_output_parts(flow, input, sizes, kernel.needs, input.axes)
+    pieces = convolve(flow, input, kernel, parts, weight, bias)
+    return Tile(flow, pieces, sizes, input.axes, parts.margin)
 
 
 def conv_transpose(
@@ -97,8 +97,8 @@ def conv_transpose(
     if not fits:
         return flow.otherwise(flow, run, given, {})
     strides, dilations = numbers(stride, spatial), numbers(dilation, spatial)
-    spreads = [
-        Spread(*each)
+    windows = [
+        TransposedWindow(*each)
         for each in zip(
             weight.shape[2:],
             strides,
@@ -108,30 +108,30 @@ def conv_transpose(
             strict=True,
         )
     ]
-    channels = Groups(input.sizes[0], weight.shape[1] * groups, groups)
+    channels = ChannelGroups(input.sizes[0], weight.shape[1] * groups, groups)
     sizes = (
         channels.outputs,
-        *(spread.length(size) for spread, size in zip(spreads, input.sizes[1:], strict=True)),
+        *(window.length(size) for window, size in zip(windows, input.sizes[1:], strict=True)),
     )
     if min(sizes) < 1:
         return flow.otherwise(flow, run, given, {})
-    kernel = _SpreadKernel(run, spreads, channels, strides, dilations)
+    kernel = _TransposedKernel(run, windows, channels, strides, dilations)
     return windowed(flow, input, sizes, kernel.needs, partial(kernel.outputs, weight, bias))
 
 
-class _SpreadKernel(NamedTuple):
+class _TransposedKernel(NamedTuple):
     """A transposed convolution: each input is spread over several outputs."""
 
     run: Callable[..., torch.Tensor]
-    spreads: Sequence[Spread]  # one for each axis of the image
-    channels: Groups
+    windows: Sequence[TransposedWindow]  # one for each axis of the image
+    channels: ChannelGroups
     strides: Sequence[int]
     dilations: Sequence[int]
 
     def needs(self, box: Box) -> Box:
         # Where nothing is spread to an output, one input is asked for all the same: of zero length
         # nothing can be computed. It is cropped away, or lies beyond the image and is zero.
-        found = (spread.needs(each) for spread, each in zip(self.spreads, box[1:], strict=True))
+        found = (window.needs(each) for window, each in zip(self.windows, box[1:], strict=True))
         rest = (Interval(need.start, max(need.stop, need.start + 1)) for need in found)
         return (self.channels.needs(box[0]), *rest)
 
@@ -152,11 +152,11 @@ class _SpreadKernel(NamedTuple):
         # The result begins where the first needed input is spread to, and not where the wanted
         # outputs do: what other shards own is cut off on both sides.
         result = _cropped(result, 1, part.wanted[0], inside.start)
-        for axis, spread in enumerate(self.spreads, start=1):
+        for axis, window in enumerate(self.windows, start=1):
             wanted = part.wanted[axis]
-            result = _cropped(result, axis + 1, wanted, spread.begins(part.needed[axis].start))
+            result = _cropped(result, axis + 1, wanted, window.begins(part.needed[axis].start))
         if bias is not None:
-            result = result + bias[part.wanted[0].slice].reshape(-1, *(1,) * len(self.spreads))
+            result = result + bias[part.wanted[0].slice].reshape(-1, *(1,) * len(self.windows))
         return result
 
 
@@ -205,6 +205,7 @@ def _windows(weight: torch.Tensor, stride: Any, padding: Any, dilation: Any) -> 
         if padding == "valid":
             before = after = 0
         elif padding == "same":
+            # Torch puts the odd one of an uneven number of zeros behind the image.
             both = spacing * (kernel - 1)
             before, after = both // 2, both - both // 2
         else:

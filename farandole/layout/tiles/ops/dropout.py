@@ -29,6 +29,8 @@ def dropout(
         return flow.otherwise(flow, F.dropout, (input, p, training), {})
     if not training or p == 0.0:
         return input
+    # Invariant: every shard draws the same numbers, as many as one process would. A shard that drew
+    # for its own part only would change the random state of everything that follows.
     kept = F.dropout(_drawn_like(input, torch.ones), p)
     return _scaled(flow, input, kept, inplace)
 

@@ -38,6 +38,8 @@ def cat(flow: Flow, tensors: Sequence[Any], dim: int = 0) -> Any:
         needs = []
         for shard in range(flow.grid.shards):
             box = list(flow.grid.owned(shard, sizes, axes))
+            # The part of this shard's share of the result that lies in this tensor, in the tensor's
+            # own positions. It is often empty, and often owned by another shard.
             box[at - 1] = box[at - 1].meets(here).moved(-start)
             needs.append(as_needs(tuple(box)))
         columns.append(tile.collect(needs))

@@ -16,7 +16,7 @@ from farandole.layout.tiles.core.grid import Box
 from farandole.layout.tiles.core.intervals import Interval, Window
 
 
-class Groups(NamedTuple):
+class ChannelGroups(NamedTuple):
     """Which channels belong together."""
 
     inputs: int
@@ -47,7 +47,7 @@ class Kernel(NamedTuple):
     """What a convolution looks at: a window along each axis of the image, and which channels."""
 
     windows: tuple[Window, ...]
-    channels: Groups
+    channels: ChannelGroups
 
     def needs(self, outputs: Box) -> Box:
         rest = (window.needs(each) for window, each in zip(self.windows, outputs[1:], strict=True))
@@ -112,6 +112,8 @@ class Kernel(NamedTuple):
         mask: tuple[bool, bool, bool],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         whole = self.channels.whole(channels)
+        # Zeros stand for the gradients of those: their part of the sums is computed by the shards
+        # that own them.
         if channels != whole:  # a group whose other outputs are computed elsewhere
             around = (channels.start - whole.start, whole.stop - channels.stop)
             gradient = F.pad(gradient, (0, 0) * len(self.windows) + around)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.frames import Frame, tile_of
 from farandole.layout.tiles.core.grid import CHANNELS
-from farandole.layout.tiles.core.intervals import Interval, share
+from farandole.layout.tiles.core.intervals import Interval, owned_interval
 from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo.windows import as_needs
 from farandole.layout.tiles.ops.reductions import over_shards
@@ -35,7 +35,8 @@ def linear(flow: Flow, input: Tile, weight: torch.Tensor, bias: torch.Tensor | N
         made.sources = input.sources
         return made
     columns = input.sizes[-1]
-    spans = [share(at[CHANNELS], parts, weight.shape[0]) for at in flow.grid.coordinates]
+    spans = [owned_interval(at[CHANNELS], parts, weight.shape[0]) for at in flow.grid.coordinates]
+    # Adding up sends all outputs, and asking sends all inputs: the smaller of the two travels.
     if weight.shape[0] < columns and not any(before or after for before, after in input.margin):
         return _added_up(flow, input, weight, bias, sizes, spans)
     frame = Frame(sizes, input.axes, (*input.margin[:-1], (0, 0)))

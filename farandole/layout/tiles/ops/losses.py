@@ -53,6 +53,7 @@ def elementwise(function: Callable[..., Any]) -> Handler:
             return flow.otherwise(flow, function, (input, target), options)
         if reduction == "none":
             return pointwise(function)(flow, input, target, **options)
+        # A pixel in a margin is another shard's, and would be counted twice.
         frame = frame.without_margin()
         columns = {
             name: aligned(flow, value, frame)
@@ -146,6 +147,8 @@ def _of_classes(
     ]
     if reduction == "sum":
         return _over_shards(flow, pixels, sums)
+    # Both numbers travel in one message. The count is known to the owner of the pixels alone: which
+    # of them are ignored depends on the targets.
     both = [
         torch.stack([found, _counted(found, wanted, probable, **options)])
         for found, wanted in zip(sums, targets, strict=True)
@@ -183,9 +186,7 @@ def _counted(
 
 
 def _over_shards(flow: Flow, frame: Frame, values: list[torch.Tensor]) -> torch.Tensor:
-    divided = [axis for axis in frame.axes if flow.grid.is_divided(axis)]
-    groups = [flow.grid.beside(shard, divided) for shard in range(flow.grid.shards)]
-    return sum_shards(flow.shards, groups, values)[0]
+    return sum_shards(flow.shards, flow.grid.groups_along(frame.axes), values)[0]
 
 
 _REDUCTIONS = ("none", "mean", "sum")

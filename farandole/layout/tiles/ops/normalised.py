@@ -14,7 +14,8 @@ import torch
 
 from farandole.layout.tiles.core.grid import Box
 from farandole.layout.tiles.core.shard_group import ShardGroup
-from farandole.layout.tiles.halo.exchange import add_shards, slices, tell_shards
+from farandole.layout.tiles.halo.exchange import all_gather_shards, all_reduce_shards, slices
+from farandole.layout.tiles.ops.statistics import combined, widened
 
 
 class NormalisationTask(NamedTuple):
@@ -54,7 +55,7 @@ class _Normalised(torch.autograd.Function):
             piece, weight, bias = pieces[index], weights[index], biases[index]
             assert piece is not None
             inverse = (variance + job.eps).rsqrt()
-            result = (_wide(piece) - _spread(job, index, mean)).mul_(_spread(job, index, inverse))
+            result = (widened(piece) - _spread(job, index, mean)).mul_(_spread(job, index, inverse))
             if weight is not None:
                 result.mul_(weight)
             if bias is not None:
@@ -79,13 +80,13 @@ class _Normalised(torch.autograd.Function):
         sums, inputs = [], []
         for index, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
             mean, inverse = (_spread(job, index, each) for each in kept[2 * index : 2 * index + 2])
-            gradient = _wide(gradients[index])
+            gradient = widened(gradients[index])
             by_bias.append(None)
             by_weight.append(None)
             if ctx.like_bias[index] is not None:
                 shape, kind = ctx.like_bias[index]
                 by_bias[-1] = gradient.sum_to_size(shape).to(kind)
-            product = (_wide(piece) - mean).mul_(inverse).mul_(gradient)
+            product = (widened(piece) - mean).mul_(inverse).mul_(gradient)
             if weight is not None:
                 by_weight[-1] = product.sum_to_size(weight.shape).to(weight.dtype)
                 product.mul_(weight)
@@ -97,14 +98,16 @@ class _Normalised(torch.autograd.Function):
         if not ctx.needs_input_grad[1]:
             return None, *(None for _ in pieces), *by_weight, *by_bias
         results = []
-        totals = add_shards(job.shards, job.number, True, job.together, sums)
+        totals = all_reduce_shards(job.shards, job.number, True, job.together, sums)
         for index, (piece, total, box) in enumerate(zip(pieces, totals, job.owned, strict=True)):
             mean, inverse = (_spread(job, index, each) for each in kept[2 * index : 2 * index + 2])
             with_input, alone = (
                 _spread(job, index, each) for each in (total / job.values).unbind(1)
             )
             result = inputs[index] * inverse
-            own = (_wide(piece) - mean).mul_(inverse).mul_(with_input).add_(alone).mul_(inverse)
+            own = (widened(piece) - mean).mul_(inverse).mul_(with_input).add_(alone).mul_(inverse)
+            # Only owned inputs are in the statistics. The margin keeps the first term of the
+            # gradient alone.
             result[slices(box)] -= own[slices(box)]
             results.append(result.to(piece.dtype))
         return None, *results, *by_weight, *by_bias
@@ -114,9 +117,9 @@ def _statistics(
     job: NormalisationTask, pieces: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """For each shard here, mean and variance over all shards that share them."""
-    told = []
+    local = []
     for index, (piece, box) in enumerate(zip(pieces, job.owned, strict=True)):
-        own = _wide(piece[slices(box)])
+        own = widened(piece[slices(box)])
         dims = _reduced(job)
         count = math.prod(own.shape[at] for at in dims)
         if not dims:
@@ -131,20 +134,17 @@ def _statistics(
             kinds = job.group_of[index][box[0].slice]
             counts = _into(job.groups, kinds, counts)
             sums = _into(job.groups, kinds, mean * count)
+            # A group may have channels on several shards, and none on this one: then its count is
+            # zero.
             middle = sums / counts.clamp(min=1)
             apart = mean - middle.index_select(1, kinds)
             deviation = _into(job.groups, kinds, deviation + count * apart * apart)
             mean = middle
-        told.append(torch.stack([counts, mean, deviation]))
-    results = []
-    for known in tell_shards(job.shards, job.number, False, job.together, told):
-        mean = torch.stack([count * mean for count, mean, _ in known]).sum(0) / job.values
-        deviation = torch.zeros_like(mean)
-        for count, mean_of, deviation_of in known:
-            apart = mean_of - mean
-            deviation += deviation_of + count * apart * apart
-        results.append((mean, deviation / job.values))
-    return results
+        local.append(torch.stack([counts, mean, deviation]))
+    return [
+        combined(known, [...] * len(known), known[0].shape[1:])
+        for known in all_gather_shards(job.shards, job.number, False, job.together, local)
+    ]
 
 
 def _reduced(job: NormalisationTask) -> tuple[int, ...]:
@@ -169,8 +169,3 @@ def _folded(job: NormalisationTask, index: int, values: torch.Tensor) -> torch.T
 def _spread(job: NormalisationTask, index: int, values: torch.Tensor) -> torch.Tensor:
     """The statistics of a shard's channels, from those of their groups."""
     return values.index_select(1, job.group_of[index]) if job.groups else values
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In a precision that many values can be added up in."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -62,6 +62,7 @@ def instance_norm(
             (running_var, variance * (values / (values - 1))),
         ):
             if running is not None:
+                # As torch does: running statistics are the mean over the samples' own.
                 over_samples = found.reshape(found.shape[:2]).mean(0).to(running.dtype)
                 running.mul_(1 - momentum).add_(over_samples, alpha=momentum)
     return result
@@ -134,6 +135,7 @@ def local_response_norm(
     needs = []
     for shard in range(flow.grid.shards):
         channels, *rest = input.held(shard)
+        # May reach beyond the first or last channel. Those are filled with zeros, as torch does.
         near = Interval(channels.start - before, channels.stop + after)
         needs.append(as_needs((near if channels.length else channels, *rest)))
     pieces = []
@@ -185,11 +187,10 @@ def _job(
     flow: Flow, frame: Frame, dims: tuple[int, ...], values: int, eps: float
 ) -> NormalisationTask:
     grid, mine = flow.grid, flow.shards.mine
-    summed = [frame.axes[at - 1] for at in dims if grid.is_divided(frame.axes[at - 1])]
     return NormalisationTask(
         flow.shards,
         flow.shards.next(),
-        [grid.beside(shard, summed) for shard in range(grid.shards)],
+        grid.groups_along([frame.axes[at - 1] for at in dims]),
         dims,
         [
             relative(grid.owned(shard, frame.sizes, frame.axes), frame.held(flow, shard))

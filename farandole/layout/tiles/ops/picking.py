@@ -43,6 +43,8 @@ def pick(
             for from_, interval in zip(positions, owned, strict=True)
         ]
         sources.append(found)
+        # Only positions that outputs really come from. A strided slice asks for runs with gaps, and
+        # a shard without outputs asks for nothing.
         needs.append(
             tuple(
                 (interval,) if each is None else runs(at for at in each if at >= 0)
@@ -106,6 +108,8 @@ def getitem(flow: Flow, input: Any, index: Any) -> Any:
     result = input
     if any(each is not None for each in positions):
         result = pick(flow, input, sizes, positions)
+        # A slice is a view in the plain model. Where it had to be put together from several shards
+        # it is a copy here, and a write to it would not reach the original.
         result.copied = any(
             ours.untyped_storage().data_ptr() != theirs.untyped_storage().data_ptr()
             for ours, theirs in zip(result.pieces, input.pieces, strict=True)

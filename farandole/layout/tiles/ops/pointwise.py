@@ -90,9 +90,13 @@ def in_place(function: Callable[..., Any]) -> Handler:
         frame = common_frame(flow, tensors)
         if not isinstance(first, Tile) or frame is None:
             return cannot_change(function)(flow)
+        # Invariant: a change in place is seen by everybody who holds the tensor. A copy that stands
+        # for a view, or a tensor that would have to be divided otherwise first, cannot keep it.
         if first.copied or not frame_of(first).divided_like(flow, frame):  # a copy would change
             return cannot_change(function)(flow)
         shared = _share_memory(first.pieces)
+        # Shards in one process may share memory, for instance of a mean that all of them have. `x
+        # += 1` by each of them would add it several times.
         change = _computed(_once(function)) if shared else compute
         result = change(flow, first, *args, **kwargs)
         first.pieces, first.margin, first.sources = result.pieces, result.margin, result.sources

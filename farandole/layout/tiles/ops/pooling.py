@@ -88,6 +88,8 @@ def avg_pool(
                 for at in range(wanted.start, wanted.stop)
             ]
             if any(count != window.kernel for count in counts):
+                # Torch divides by the window's size. Windows at the edge count fewer positions, and
+                # are scaled by what was divided too much, axis by axis.
                 shares = [window.kernel / count for count in counts]
                 result = result * _along(result, shares, axis + 2)
         return result
@@ -202,6 +204,7 @@ def _cell_by_cell(
     wanted, offset = part.wanted[axis + 1], part.needed[axis + 1].start
     results = []
     for at in range(wanted.start, wanted.stop):
+        # Cells are given in positions of the whole image, and `source` begins at `offset` of it.
         cell = cells[axis].cell(at).moved(-offset)
         inside = source.narrow(axis + 2, cell.start, cell.length)
         results.append(_cell_by_cell(part, cells, pool, inside, (*lengths, cell.length)))

@@ -50,6 +50,8 @@ def mean(
     # The sum of a large image may be beyond what half precision can hold; its mean is not.
     wide = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
     count = _count(input, dims)
+    # Divided before the exchange, so that what travels has the size of a mean. Margins are left
+    # out: their elements belong to other shards, which add them themselves.
     sums = [piece.sum(dims, keepdim=True, dtype=wide) / count for piece in input.own_pieces()]
     means = [each.to(kind) for each in over_shards(flow, input, dims, sums)]
     return _result(flow, input, dims, keepdim, means)
@@ -103,8 +105,7 @@ def over_shards(
     flow: Flow, input: Tile, dims: Sequence[int], values: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Adds up what shards found along some dimensions of a tensor, for those that divide it."""
-    summed = [input.axes[at - 1] for at in dims if input.is_divided(at)]
-    groups = [flow.grid.beside(shard, summed) for shard in range(flow.grid.shards)]
+    groups = flow.grid.groups_along([input.axes[at - 1] for at in dims if at])
     return sum_shards(flow.shards, groups, values)
 
 

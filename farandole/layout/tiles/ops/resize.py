@@ -91,6 +91,8 @@ def interpolate(
     factors = _factors(input.sizes[1:], lengths, scales)
 
     def compute(part: WindowPart) -> torch.Tensor:
+        # By whole factors, an output's source depends on its distance from its own input alone. So
+        # a tile is enlarged like an image, and the overhang is cut off.
         if factors is not None and not align_corners:
             return _enlarged(part, factors, mode)
         result = part.source

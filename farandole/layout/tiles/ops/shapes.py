@@ -92,9 +92,13 @@ def _axes(input: Tile, wanted: list[int]) -> tuple[int | None, ...] | None:
             axes += [None] * len(sizes)
             continue
         size, axis = taken[0]
+        # Only the outermost axis of a merged group may be divided. A shard's part of an inner one
+        # is not contiguous in the merged axis.
         if divided != [0] or axis is None:
             return None
         parts = grid.parts[axis]
+        # Merged or split, an axis is still divided at the same elements only if both sizes divide
+        # evenly: shares of uneven sizes are rounded.
         if len(taken) == len(sizes) == 1 or size % parts == 0 == sizes[0] % parts:
             axes += [axis, *[None] * (len(sizes) - 1)]
         else:

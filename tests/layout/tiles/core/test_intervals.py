@@ -11,11 +11,11 @@ from farandole.layout.tiles.core.grid import Grid, copies, needed_shape
 from farandole.layout.tiles.core.intervals import (
     Cells,
     Interval,
-    Spread,
+    TransposedWindow,
     Window,
+    owned_interval,
     place_in,
     runs,
-    share,
     total,
 )
 
@@ -23,8 +23,8 @@ small = st.integers(0, 4)
 windows = st.builds(
     Window, st.integers(1, 5), st.integers(1, 4), small, small, dilation=st.integers(1, 3)
 )
-spreads = st.builds(
-    Spread, st.integers(1, 5), st.integers(1, 4), small, st.just(0), st.integers(1, 3)
+transposed_windows = st.builds(
+    TransposedWindow, st.integers(1, 5), st.integers(1, 4), small, st.just(0), st.integers(1, 3)
 )
 sizes = st.integers(1, 20)
 
@@ -36,7 +36,7 @@ def part_of(length: int, data: st.DataObject) -> Interval:
 
 @given(sizes, st.integers(1, 9))
 def test_shares_cover_an_axis_once(size: int, parts: int) -> None:
-    shares = [share(index, parts, size) for index in range(parts)]
+    shares = [owned_interval(index, parts, size) for index in range(parts)]
     owned = [at for each in shares for at in range(each.start, each.stop)]
     assert owned == list(range(size))
     assert max(each.length for each in shares) - min(each.length for each in shares) <= 1
@@ -78,28 +78,28 @@ def test_a_window_that_hangs_over_the_end(
     assert window.length(size, ceil=True) == made.shape[2]
 
 
-@given(spreads, sizes, st.data())
-def test_a_spread_needs_what_reaches_its_outputs(
-    spread: Spread, size: int, data: st.DataObject
+@given(transposed_windows, sizes, st.data())
+def test_a_transposed_window_needs_what_reaches_its_outputs(
+    window: TransposedWindow, size: int, data: st.DataObject
 ) -> None:
-    length = spread.length(size)
+    length = window.length(size)
     if length < 1:
         return
     output = part_of(length, data)
     reaching = {
         at
         for at in range(-30, size + 30)
-        for tap in range(spread.kernel)
-        if output.start <= at * spread.stride - spread.padding + tap * spread.dilation < output.stop
+        for tap in range(window.kernel)
+        if output.start <= at * window.stride - window.padding + tap * window.dilation < output.stop
     }
-    needs = spread.needs(output)
+    needs = window.needs(output)
     assert reaching <= set(range(needs.start, needs.stop))
     if reaching:
         # The first and the last may reach past the outputs, but never fall short of them.
         first, last = needs.start, needs.stop - 1
-        behind = spread.dilation * (spread.kernel - 1)
-        assert spread.begins(first) + behind >= output.start
-        assert spread.begins(last) < output.stop
+        behind = window.dilation * (window.kernel - 1)
+        assert window.begins(first) + behind >= output.start
+        assert window.begins(last) < output.stop
 
 
 @given(sizes, sizes, st.data())

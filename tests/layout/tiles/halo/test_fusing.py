@@ -28,7 +28,7 @@ from farandole.layout.tiles.core.table import functions
 from farandole.layout.tiles.core.tile import Tile, cut
 from farandole.layout.tiles.halo.exchange import slices
 from farandole.layout.tiles.halo.fusing import (
-    Groups,
+    LayerGroups,
     choose_groups,
     cost_seconds,
     describe,
@@ -171,7 +171,7 @@ def same(found: Outcome, expected: Outcome) -> None:
         close(found.buffers[name], buffer, 1.0)
 
 
-def exact_here(model: nn.Module, x: Tensor, grid: Grid, groups: Groups) -> None:
+def exact_here(model: nn.Module, x: Tensor, grid: Grid, groups: LayerGroups) -> None:
     layers = recorded(model, x, grid)
     weighting = torch.randn_like(model(x)).detach()
     margins = margins_for(grid, layers, groups)
@@ -180,7 +180,7 @@ def exact_here(model: nn.Module, x: Tensor, grid: Grid, groups: Groups) -> None:
 
 
 def exact_with_threads(
-    model: nn.Module, x: Tensor, grid: Grid, groups: Groups, layers: Sequence[Windowed]
+    model: nn.Module, x: Tensor, grid: Grid, groups: LayerGroups, layers: Sequence[Windowed]
 ) -> list[str]:
     """Returns the layers whose halos were sent, in order."""
     with torch.no_grad():

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import Box, Grid, Margin
-from farandole.layout.tiles.core.intervals import Interval, Window, share
+from farandole.layout.tiles.core.intervals import Interval, Window, owned_interval
 from farandole.layout.tiles.core.shard_group import LocalShards, ShardGroup
 from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo import borders
-from farandole.layout.tiles.halo.borders import Bit, around, interior, slab_of
+from farandole.layout.tiles.halo.borders import InputPart, around, interior, slab_of
 from farandole.layout.tiles.halo.exchange import slices
 from farandole.layout.tiles.ops.convolution import conv
 from farandole.layout.tiles.ops.kernels import Kernel
@@ -311,7 +311,9 @@ def test_what_looks_at_one_pixel_sends_nothing() -> None:
 
 def test_a_shard_without_pixels_takes_part() -> None:
     case = Case(Grid((3, 1)), (2, 2), (2, 5), (3, 3), {"padding": (2, 1)})
-    assert [share(shard, 3, 2).length for shard in range(3)].count(0) == 1  # of the input's rows
+    assert [owned_interval(shard, 3, 2).length for shard in range(3)].count(
+        0
+    ) == 1  # of the input's rows
     check(case, on_threads(case.grid, lambda shards: on_shards(case, shards)))
     narrow = Case(Grid((3, 1)), (2, 2), (4, 5), (3, 3), {"padding": (0, 1)})
     assert narrow.sizes[0] - 2 == 2  # rows of the output
@@ -430,8 +432,8 @@ def test_the_interior_looks_at_nothing_that_others_have(
 ) -> None:
     assume(size + window.before + window.after >= window.reach)
     shard = data.draw(st.integers(0, parts - 1))
-    outputs = share(shard, parts, window.length(size))
-    owned = share(shard, parts, size)
+    outputs = owned_interval(shard, parts, window.length(size))
+    owned = owned_interval(shard, parts, size)
     assume(outputs.length)
     one = Interval(0, 1)
     found = interior(
@@ -475,7 +477,7 @@ def test_zeros_on_both_sides_alike_are_left_to_torch() -> None:
     channels, rows = Interval(0, 4), Interval(0, 8)
 
     def slab(needed: Interval, *known: Interval) -> tuple[Interval, int]:
-        bits = [Bit(0, (channels, each), (channels, each)) for each in known]
+        bits = [InputPart(0, (channels, each), (channels, each)) for each in known]
         box, (padding,) = slab_of((channels, needed), bits)
         return box[1], padding
 

@@ -1,4 +1,4 @@
-"""`Rows`: a tensor of which every shard has other samples, and which looks whole to the model.
+"""`BatchShard`: a tensor of which every shard has other samples. It looks whole to the model.
 
 Behind the tiles the samples of a batch are divided among the shards. What a shard has of them is a
 type of its own, so that nothing has to be guessed: a plain tensor is whole, and the same on every
@@ -20,30 +20,36 @@ from typing import Any, NamedTuple
 import torch
 
 from farandole.layout.tiles.core.flow import Flow
-from farandole.layout.tiles.core.refusals import Spoiled
+from farandole.layout.tiles.core.refusals import Invalidated
 from farandole.layout.tiles.core.tile import Divided
 from farandole.schedule import piece
 
 
-class Share(NamedTuple):
-    """Which samples a shard has behind the tiles. A spare shard's count for nothing."""
+class SampleRange(NamedTuple):
+    """Which samples a shard has behind the tiles. A spare shard's samples count for nothing."""
 
     rows: range
     spare: bool
 
 
-def share_of(shard: int, shards: int, samples: int, gathers: bool = False) -> Share:
+def sample_range(shard: int, shards: int, samples: int, gathers: bool = False) -> SampleRange:
     """A shard that no sample is left for has the first one too, and it counts zero times.
 
     `gathers`: the first shard has all samples, and the others none at all.
     """
     if gathers:
-        return Share(range(0), spare=True) if shard else Share(range(samples), spare=False)
+        return (
+            SampleRange(range(0), spare=True) if shard else SampleRange(range(samples), spare=False)
+        )
+    # Invariant: the shares that are not spare hold every sample exactly once. A spare shard still
+    # computes something, because it must make the same exchanges as the others.
     rows = piece(shard, shards, samples)
-    return Share(rows, spare=False) if rows else Share(range(min(1, samples)), spare=True)
+    return (
+        SampleRange(rows, spare=False) if rows else SampleRange(range(min(1, samples)), spare=True)
+    )
 
 
-class Spans(NamedTuple):
+class RowSpans(NamedTuple):
     """Where the shards' rows are among all; `shard` is the one here."""
 
     shard: int
@@ -52,14 +58,14 @@ class Spans(NamedTuple):
     factor: int
 
     @property
-    def share(self) -> Share:
-        return self.share_of(self.shard)
+    def own_range(self) -> SampleRange:
+        return self.range_of(self.shard)
 
-    def share_of(self, shard: int) -> Share:
-        return share_of(shard, self.shards, self.samples)
+    def range_of(self, shard: int) -> SampleRange:
+        return sample_range(shard, self.shards, self.samples)
 
     def span(self, shard: int) -> slice:
-        rows = self.share_of(shard).rows
+        rows = self.range_of(shard).rows
         return slice(rows.start * self.factor, rows.stop * self.factor)
 
     def here(self, whole: torch.Tensor) -> torch.Tensor:
@@ -67,7 +73,7 @@ class Spans(NamedTuple):
         return whole[self.span(self.shard)]
 
 
-class Rows(Divided):
+class BatchShard(Divided):
     """This shard's samples, `own`, of a tensor of so many; `factor` rows belong to each."""
 
     own: torch.Tensor
@@ -77,8 +83,8 @@ class Rows(Divided):
     """What it is a copy of, where the plain model has one memory for both."""
 
     @staticmethod
-    def __new__(cls, flow: Flow, own: torch.Tensor, samples: int, factor: int = 1) -> Rows:
-        made: Rows = torch.Tensor._make_wrapper_subclass(
+    def __new__(cls, flow: Flow, own: torch.Tensor, samples: int, factor: int = 1) -> BatchShard:
+        made: BatchShard = torch.Tensor._make_wrapper_subclass(
             cls, (samples * factor, *own.shape[1:]), dtype=own.dtype, device=own.device
         )
         made.flow, made.own, made.samples, made.factor = flow, own, samples, factor
@@ -91,36 +97,37 @@ class Rows(Divided):
         return self.samples * self.factor
 
     @property
-    def spans(self) -> Spans:
+    def spans(self) -> RowSpans:
         shards = self.flow.shards
-        return Spans(shards.mine[0], shards.grid.shards, self.samples, self.factor)
+        return RowSpans(shards.mine[0], shards.grid.shards, self.samples, self.factor)
 
-    def like(self, own: torch.Tensor, factor: int | None = None) -> Rows:
+    def like(self, own: torch.Tensor, factor: int | None = None) -> BatchShard:
         """Other values for the same samples."""
-        return Rows(self.flow, own, self.samples, self.factor if factor is None else factor)
+        return BatchShard(self.flow, own, self.samples, self.factor if factor is None else factor)
 
-    def viewed(self, own: torch.Tensor, factor: int | None = None) -> Rows:
+    def viewed(self, own: torch.Tensor, factor: int | None = None) -> BatchShard:
         """The same values in another shape, in the same memory if torch has left them there."""
         made = self.like(own, factor)
         if same_memory(own, self.own):
+            # A view of a copy is a copy too: a write to it concerns the original as well.
             made.source = self.source
         return made
 
-    def goes_with(self, other: Rows) -> bool:
+    def goes_with(self, other: BatchShard) -> bool:
         """Whether every shard has the same rows of both."""
         return self.samples == other.samples and self.factor == other.factor
 
     def changed(self, function: Any) -> None:
         """It was changed in place: so would be, in the plain model, what it is a copy of."""
         if self.source is not None:
-            spoil(self.source(), function)
+            invalidate(self.source(), function)
 
     @classmethod
     def handled(
         cls, func: Any, divided: Sequence[Divided], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        handler = divided[0].flow.row_handlers.get(func)
-        if handler is None or not all(isinstance(leaf, Rows) for leaf in divided):
+        handler = divided[0].flow.batch_handlers.get(func)
+        if handler is None or not all(isinstance(leaf, BatchShard) for leaf in divided):
             return NotImplemented
         return handler(divided[0], func, args, kwargs)
 
@@ -129,13 +136,13 @@ class Rows(Divided):
             return f"Rows({tuple(self.shape)} of {self.samples} samples)"
 
 
-def spoil(value: Divided | None, function: Any) -> None:
-    """The plain model would have changed this too: whoever uses it from now on is told so."""
-    if value is None or isinstance(value.flow, Spoiled):
+def invalidate(value: Divided | None, function: Any) -> None:
+    """Makes every later use of a tensor an error, because the plain model would have changed it."""
+    if value is None or isinstance(value.flow, Invalidated):
         return
-    value.flow = Spoiled(value.flow, function)  # type: ignore[assignment]
-    if isinstance(value, Rows) and value.source is not None:
-        spoil(value.source(), function)
+    value.flow = Invalidated(value.flow, function)  # type: ignore[assignment]
+    if isinstance(value, BatchShard) and value.source is not None:
+        invalidate(value.source(), function)
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -149,6 +156,6 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-RowHandler = Callable[[Rows, Any, tuple[Any, ...], dict[str, Any]], Any]
+BatchHandler = Callable[[BatchShard, Any, tuple[Any, ...], dict[str, Any]], Any]
 """Computes a function for this shard's samples: called with the first of the shares among the
 arguments, the function, and its arguments. Returns NotImplemented for what it does not know."""

@@ -1,4 +1,4 @@
-"""Trying a model out without a trace: whatever a forward pass changes is put back.
+"""Runs a model and then puts back whatever its forward pass has changed.
 
 Random states are those of the process. Where ranks are threads, one after the other tries.
 """
@@ -20,7 +20,7 @@ _ALONE = threading.RLock()
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
+def process_lock() -> Iterator[None]:
     """For what changes torch itself for a while, as torch.fx does with `nn.Module.__call__`: two
     threads that did so at once would put each other's changes back."""
     with _ALONE:
@@ -28,15 +28,15 @@ def one_at_a_time() -> Iterator[None]:
 
 
 @contextmanager
-def left_as_they_were(modules: Sequence[nn.Module]) -> Iterator[None]:
+def state_restored(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Inside, modules may be run. Buffers, attributes, gradients, modes and random states are put
     back."""
-    with one_at_a_time(), _put_back(modules):
+    with process_lock(), _put_back(modules):
         yield
 
 
 @contextmanager
-def weights_left_alone(model: nn.Module) -> Iterator[None]:
+def weights_restored(model: nn.Module) -> Iterator[None]:
     """Inside, code may write to parameters too; takes a copy of them."""
     copies = [(weight, weight.detach().clone()) for weight in model.parameters()]
     try:
@@ -44,6 +44,7 @@ def weights_left_alone(model: nn.Module) -> Iterator[None]:
     finally:
         for weight, copy in copies:
             if not torch.equal(weight, copy):
+                # Past autograd: a counted write would make graphs that hold the weight unusable.
                 weight.data.copy_(copy)
 
 
@@ -51,6 +52,7 @@ def weights_left_alone(model: nn.Module) -> Iterator[None]:
 def _put_back(modules: Sequence[nn.Module]) -> Iterator[None]:
     parts = {part for module in modules for part in module.modules()}
     state = CodeState({str(number): part for number, part in enumerate(parts)})
+    # Also tensors in plain attributes: a cache that a trial fills must not be what training reads.
     tensors = {
         id(each): each
         for part in parts

@@ -1,6 +1,6 @@
-"""What is divided among shards, put together on each of them: for functions that need all of it.
+"""Puts divided tensors together on every shard, for functions that need all of a tensor.
 
-Every shard then computes the same. That is exact whatever the function is, and divides no work.
+Every shard then computes the same. This is exact for any function, and divides no work.
 
     forward    each shard's samples ──▶ all samples, on every shard
     backward   a sample's owner ◀── what every shard found for it, added up
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from farandole.layout.shards.rows import Rows, Spans, same_memory, version_of
+from farandole.layout.shards.batch_shard import BatchShard, RowSpans, same_memory, version_of
 from farandole.layout.tiles.core.flow import Flow
 from farandole.layout.tiles.core.grid import relative
 from farandole.layout.tiles.core.intervals import Interval
@@ -26,20 +26,20 @@ from farandole.layout.tiles.core.refusals import refuse
 from farandole.layout.tiles.core.shard_group import ShardGroup
 from farandole.layout.tiles.core.snapshot import snapshot
 from farandole.layout.tiles.core.tile import Divided, Tile, cut
-from farandole.layout.tiles.halo.exchange import gather
+from farandole.layout.tiles.halo.exchange import exchanged, gather
 
 
-def whole_of(value: Divided) -> torch.Tensor:
-    """All of it, on every shard; differentiable. *Together.*"""
+def full_tensor(value: Divided) -> torch.Tensor:
+    """Returns all of a divided tensor, on every shard; differentiable. *Together.*"""
     if isinstance(value, Tile):
-        return _whole_tile(value)
-    assert isinstance(value, Rows)
+        return _full_tile(value)
+    assert isinstance(value, BatchShard)
     shards = value.flow.shards
-    result: torch.Tensor = _AllRows.apply(shards, shards.next(), value.spans, value.own)
+    result: torch.Tensor = _FullBatch.apply(shards, shards.next(), value.spans, value.own)
     return result
 
 
-def _whole_tile(tile: Tile) -> torch.Tensor:
+def _full_tile(tile: Tile) -> torch.Tensor:
     flow = tile.flow
     if not tile.divided:
         return tile.own_pieces()[0]
@@ -55,45 +55,51 @@ def _whole_tile(tile: Tile) -> torch.Tensor:
     return gather(flow.shards, found, needs, tile.pieces, owned, 0.0)[0]
 
 
-class _AllRows(torch.autograd.Function):
+class _FullBatch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, shards: ShardGroup, number: int, spans: Spans, own: torch.Tensor
+        ctx: Any, shards: ShardGroup, number: int, spans: RowSpans, own: torch.Tensor
     ) -> torch.Tensor:
         ctx.shards, ctx.number, ctx.spans = shards, number, spans
-        return _told(shards, number, spans, own)
+        return _all_rows(shards, number, spans, own)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         shards: ShardGroup = ctx.shards
-        spans: Spans = ctx.spans
+        spans: RowSpans = ctx.spans
         (gradient,) = gradients
+        # Every shard has computed with all samples and has a part of each sample's gradient. It
+        # sends each owner the part for that owner's samples, and adds up the parts that come for
+        # its own. This is the forward's exchange in the other direction.
         others = [other for other in range(spans.shards) if other != spans.shard]
-        for other in others:
-            if not spans.share_of(other).spare:
-                shards.post(other, ctx.number, True, [gradient[spans.span(other)].contiguous()])
+        outgoing = {
+            other: gradient[spans.span(other)].contiguous()
+            for other in others
+            if not spans.range_of(other).spare
+        }
+        incoming = exchanged(shards, ctx.number, True, outgoing, others)
         own = spans.here(gradient).clone()
-        if spans.share.spare:
+        if spans.own_range.spare:
+            # These rows are copies of a sample that has another owner, who gets all of its
+            # gradient.
             return None, None, None, own.zero_()
-        for other in others:
-            own += shards.take(other, ctx.number, True)[0]
+        for _, part in incoming:
+            own += part
         return None, None, None, own
 
 
-def _told(shards: ShardGroup, number: int, spans: Spans, own: torch.Tensor) -> torch.Tensor:
+def _all_rows(shards: ShardGroup, number: int, spans: RowSpans, own: torch.Tensor) -> torch.Tensor:
     """The rows of all shards."""
-    counting = [each for each in range(spans.shards) if not spans.share_of(each).spare]
-    known = {spans.shard: own}
-    for other in range(spans.shards):
-        if other != spans.shard and spans.shard in counting:
-            shards.post(other, number, False, [own.contiguous()])
-    for other in counting:
-        if other != spans.shard:
-            (known[other],) = shards.take(other, number, False)
+    counting = [each for each in range(spans.shards) if not spans.range_of(each).spare]
+    others = [each for each in range(spans.shards) if each != spans.shard]
+    # A spare shard gets all samples, as the others do, and sends none: its own are copies.
+    outgoing = dict.fromkeys(others, own.contiguous()) if spans.shard in counting else {}
+    incoming = [each for each in counting if each != spans.shard]
+    known = {spans.shard: own, **dict(exchanged(shards, number, False, outgoing, incoming))}
     return torch.cat([known[each] for each in counting])
 
 
-def all_rows_for_loss(value: Rows) -> torch.Tensor:
+def all_rows_for_loss(value: BatchShard) -> torch.Tensor:
     """All samples, for a loss that is the same on all shards and counts by their share of the
     samples, in all once. *Together.*
 
@@ -101,27 +107,31 @@ def all_rows_for_loss(value: Rows) -> torch.Tensor:
     has to travel back.
     """
     shards = value.flow.shards
-    result: torch.Tensor = _ForLoss.apply(shards, shards.next(), value.spans, value.own)
+    result: torch.Tensor = _FullBatchForLoss.apply(shards, shards.next(), value.spans, value.own)
     return result
 
 
-class _ForLoss(torch.autograd.Function):
+class _FullBatchForLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, shards: ShardGroup, number: int, spans: Spans, own: torch.Tensor
+        ctx: Any, shards: ShardGroup, number: int, spans: RowSpans, own: torch.Tensor
     ) -> torch.Tensor:
         ctx.spans = spans
-        return _told(shards, number, spans, own)
+        return _all_rows(shards, number, spans, own)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        spans: Spans = ctx.spans
-        share = spans.share
-        of_all = 0.0 if share.spare else spans.samples / len(share.rows)
+        spans: RowSpans = ctx.spans
+        own_range = spans.own_range
+        # `Tiling` has weighed this shard's loss by rows / samples. Every shard computes the whole
+        # gradient of its own rows, so that weight is divided out again.
+        of_all = 0.0 if own_range.spare else spans.samples / len(own_range.rows)
         return None, None, None, spans.here(gradients[0]) * of_all
 
 
-def computed_whole(flow: Flow, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def compute_replicated(
+    flow: Flow, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """A function of divided tensors, computed from all of them, by every shard alike. *Together.*
 
     Raises `UserError` if the function changes one of them in place: only a copy would change.
@@ -130,8 +140,10 @@ def computed_whole(flow: Flow, function: Any, args: tuple[Any, ...], kwargs: dic
     given: list[tuple[Divided, torch.Tensor]] = []
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, Divided):
-            leaves[at] = whole_of(leaf)
+            leaves[at] = full_tensor(leaf)
             given.append((leaf, leaves[at]))
+    # `full_tensor` makes copies. A write to a copy would be lost without a word, so versions are
+    # compared before and after.
     versions = [version_of(whole) for _, whole in given]
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     result = function(*args, **kwargs)
@@ -157,13 +169,15 @@ def _divided_again(
     compute all that follows. What is in the memory of a whole tensor stays as it is."""
     if result.layout is not torch.strided or any(same_memory(result, each) for each in kept):
         return result
+    # A result in the memory of a copy is a view in the plain model. It remembers its source, so
+    # that a later write to it makes the source unusable and not silently out of date.
     sources = [weakref.ref(each) for each, whole in given if same_memory(result, whole)]
     for like, _ in given:
         if isinstance(like, Tile) and result.shape == like.shape and like.divided:
             tile = cut(flow, result, like.axes)
             tile.copied = bool(sources)
             return tile
-        if isinstance(like, Rows) and result.dim() and result.shape[0] == like.count:
+        if isinstance(like, BatchShard) and result.dim() and result.shape[0] == like.count:
             rows = like.like(like.spans.here(result))
             rows.source = next(iter(sources), None)
             return rows

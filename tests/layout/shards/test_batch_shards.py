@@ -430,8 +430,8 @@ def test_where_tiles_end_and_what_is_computed_whole_is_known() -> None:
     tilings = check_trained_apart(made(lambda: Net(deviation)), *images(3), F.cross_entropy, (2, 1))
     for tiling in tilings:
         assert tiling.handed_off_at == "the model's own forward (reshape)"
-        assert tiling.computed_whole_at == ["the model's own forward (var)"]
+        assert tiling.replicated_at == ["the model's own forward (var)"]
     (tiling, _) = check_trained_apart(
         made(lambda: Net(largest)), *images(3), F.cross_entropy, (2, 1)
     )
-    assert tiling.computed_whole_at == ["the model's own forward (max)"]
+    assert tiling.replicated_at == ["the model's own forward (max)"]

@@ -1,0 +1,35 @@
+"""Means and variances that shards have found of their own parts, combined to those of all parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def combined(
+    parts: Sequence[torch.Tensor], places: Sequence[Any], shape: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean and the variance over all parts, as tensors of `shape`.
+
+    A part is a stack of counts, means and squared deviations. `places` are the indices in the
+    result that each part belongs to.
+    """
+    # As Chan et al. do. Sums and sums of squares would be simpler, but their difference cancels
+    # where the mean is large. Parts are added in the order of the shards, so all shards that share
+    # a statistic get the same bits.
+    counts, sums, deviation = parts[0].new_zeros(3, *shape).unbind(0)
+    for (count, mean_of, _), at in zip(parts, places, strict=True):
+        counts[at] += count
+        sums[at] += count * mean_of
+    mean = sums / counts
+    for (count, mean_of, deviation_of), at in zip(parts, places, strict=True):
+        apart = mean_of - mean[at]
+        deviation[at] += deviation_of + count * apart * apart
+    return mean, deviation / counts
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in a precision that many values can be added up in."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
