@@ -12,7 +12,7 @@ READY  := $(VENV)/.ready
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
 
-race: setup  ## the same script under each strategy: which reaches the target first?
+race: setup  ## one script, three ways to train: which reaches the target first?
 	$(BIN)/farandole race -n 2 --sync allreduce --sync allreduce:bucket_mib=0.05 --serial \
 	  --target accuracy=0.95 examples/digits.py
 

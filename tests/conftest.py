@@ -30,6 +30,13 @@ from typing import IO
 os.environ["OMP_NUM_THREADS"] = "1"
 # Results are compared with those of CPUs, also where there is a GPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# What was measured and checked before is kept in a cache. The tests share one of their own, so that
+# they find what this run of them has found, and nothing else. Fonts stay where they are: it takes
+# seconds to look for them.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
+    CACHE = tempfile.TemporaryDirectory(prefix="farandole-tests-")
+    os.environ["XDG_CACHE_HOME"] = CACHE.name
 # A race inside of a test forks nothing from a further process. A sandbox is not told that either.
 os.environ["FARANDOLE_FORK"] = "0"
 

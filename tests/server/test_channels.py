@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -369,12 +369,20 @@ def test_a_refusal_explains_but_a_later_welcome_counts(
     assert line.refused is None
 
 
+def free_port() -> int:
+    """A port that is bound twice in a row. It is not one of those that the system gives to the
+    connections of others, which would take it in between."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+
+
 @pytest.mark.parametrize("whose", ["of another job", "of another kind"])
 def test_who_is_cut_off_by_a_stranger_comes_back(ends: Ends, whose: str) -> None:
     """zmq does not connect again by itself after it was refused."""
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     if whose == "of another job":
         stranger = Port(OTHER, address)
     else:
