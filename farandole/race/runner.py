@@ -1,7 +1,7 @@
 """Runs the same script under each scheme, one after another, and follows what they log.
 
-Each lane is a `farandole run` of its own, in processes of its own, with the same seed and arguments, so
-nothing carries over from one to the next. The race only reads the metrics that the lanes write.
+Each lane is a `farandole run` of its own, in processes of its own, with the same seed and arguments.
+So nothing carries over from one to the next. The race only reads the metrics that the lanes write.
 """
 
 from __future__ import annotations
