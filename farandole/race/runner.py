@@ -1,6 +1,6 @@
 """Runs the same script under each scheme, one after another, and follows what they log.
 
-Each lane is a `farandole run` of its own, in processes of its own, with the same seed and arguments.
+Each lane is a `farandole run` of its own, in its own processes, with the same seed and arguments.
 So nothing carries over from one to the next. The race only reads the metrics that the lanes write.
 """
 
