@@ -1,4 +1,4 @@
-"""Collectives of one's own: what ranks can do together beside training a model.
+"""Direct calls of collectives, without training a model.
 
 farandole run -n 3 examples/collectives.py
 """
@@ -10,19 +10,19 @@ import farandole as fd
 run = fd.init()
 group = run.group
 
-# Every rank has seen different data; all want the histogram of the whole.
+# Every rank has its own data. All ranks compute the histogram of all data.
 samples = torch.randn(10_000, generator=torch.Generator().manual_seed(run.rank))
 histogram = torch.histc(samples, bins=40, min=-4, max=4)
-handle = group.start(group.all_reduce, histogram)  # in the background …
-mean = run.mean(float(samples.mean()))  # … and this waits for its turn
+handle = group.start(group.all_reduce, histogram)  # runs in the background
+mean = run.mean(float(samples.mean()))  # runs after the all-reduce
 total = int(handle.wait().sum())
 run.print(f"{total} of {run.size * 10_000} samples lie within 4 sigma; their mean is {mean:+.4f}")
 
-# The same sum by an algorithm of one's choice gives the same numbers: these are whole.
+# Another algorithm gives exactly the same sum, because the counts are whole numbers.
 by_ring = torch.histc(samples, bins=40, min=-4, max=4)
 assert torch.equal(group.all_reduce(by_ring, algorithm="ring"), histogram)
 
-# Each rank keeps the outliers it has found; how many differs from rank to rank.
+# Gather the outliers of all ranks. Their number differs from rank to rank.
 outliers = samples[samples.abs() > 3.5]
 found = group.all_gather(outliers)
 run.print("outliers by rank:", [len(part) for part in found])

@@ -1,4 +1,4 @@
-"""Hand-written digits on any number of workers: the smallest whole example.
+"""Hand-written digits on any number of workers: the smallest complete example.
 
     python examples/digits.py                      alone
     farandole run -n 2 examples/digits.py          two workers
@@ -28,14 +28,14 @@ run = fd.init()
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
 labels = torch.tensor(digits.target)
-order = torch.randperm(len(labels))  # the same on every rank: fd.init() has seeded torch
+order = torch.randperm(len(labels))  # the same on every rank, because fd.init() seeds torch
 train = TensorDataset(images[order[360:]], labels[order[360:]])
 test = TensorDataset(images[order[:360]], labels[order[:360]])
 
 model = build("small_cnn", classes=10, image_size=8, channels=1)
 opt = torch.optim.SGD(model.parameters(), lr=args.rate, momentum=0.9)
 model, opt = run.distribute(model, opt)
-run.load()  # goes on where a run of the same --name stopped
+run.load()  # resumes a run of the same --name
 
 
 @torch.no_grad()

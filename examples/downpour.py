@@ -1,12 +1,12 @@
-"""Downpour SGD on parameter servers: replicas that wait for nobody.
+"""Downpour SGD on parameter servers: replicas do not wait for each other.
 
     farandole run -n 4 --servers 2 --sync downpour:push=2,fetch=2,warmstart=10 examples/downpour.py
     farandole run -n 4 --servers 2 --sync server:staleness=4 examples/downpour.py
     python examples/downpour.py                    alone, with a server in a thread
 
-Each worker takes its own steps, pours the sum of its gradients into the servers now and then, and
-takes over the servers' parameters. Kill any worker but rank 0, or one of the servers, while it
-runs: the others go on.
+Each worker takes its own steps. Every few steps it pushes the sum of its gradients to the servers
+and fetches the parameters of the servers. You can kill any worker except rank 0, or one of the
+servers, while the example runs: the others go on.
 """
 
 import argparse
@@ -30,16 +30,16 @@ run = fd.init()
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
 labels = torch.tensor(digits.target)
-order = torch.randperm(len(labels))  # the same on every rank: fd.init() has seeded torch
+order = torch.randperm(len(labels))  # the same on every rank, because fd.init() seeds torch
 train = TensorDataset(images[order[360:]], labels[order[360:]])
 test = TensorDataset(images[order[:360]], labels[order[:360]])
 
 model = build("small_cnn", classes=10, image_size=8, channels=1)
-# The worker's own steps are SGD's; the servers' are Adagrad's, at `gain` times this rate.
+# Workers take steps of SGD. The servers take steps of Adagrad, at `gain` times this rate.
 opt = torch.optim.SGD(model.parameters(), lr=args.rate)
-# What is said here is for a run without --sync: the command line wins.
+# The command line's --sync takes precedence over this strategy.
 model, opt = run.distribute(model, opt, sync=fd.Downpour(push=2, fetch=2, warmstart=10))
-run.load()  # goes on where a run of the same --name stopped
+run.load()  # resumes a run of the same --name
 
 
 @torch.no_grad()
@@ -58,6 +58,6 @@ for epoch in run.epochs(args.epochs):
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         opt.step()
-    # At the end of a pass all have poured out the rest and hold the servers' parameters.
+    # After a pass all workers have pushed their gradients and hold the servers' parameters.
     run.log(epoch=epoch, loss=run.mean(loss.item()), accuracy=accuracy())
     run.save()

@@ -1,10 +1,10 @@
-"""Fashion-MNIST with the large-batch recipe: rate and warm-up follow the number of workers.
+"""Fashion-MNIST with the large-batch recipe: the learning rate follows the number of workers.
 
     farandole run -n 2 examples/fashion_mnist.py --epochs 3
-    farandole run -n 2 --name fashion examples/fashion_mnist.py    Ctrl-C; again: it goes on
+    farandole run -n 2 --name fashion examples/fashion_mnist.py    stop it with Ctrl-C, then resume
 
-Reads the four files of Debian's package dataset-fashion-mnist (apt install dataset-fashion-mnist),
-or the same files in a folder given with --data.
+The example reads the four files of Debian's package dataset-fashion-mnist (apt install
+dataset-fashion-mnist), or the same files in the folder given with --data.
 """
 
 import argparse
@@ -24,12 +24,12 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch", type=int, default=64, help="per worker")
-parser.add_argument("--samples", type=int, help="train on the first of them only")
+parser.add_argument("--samples", type=int, help="number of samples to use [all]")
 args = parser.parse_args()
 
 
 def read(kind: str) -> Dataset:
-    """One half of the dataset, from the files' own format: a short header, then bytes."""
+    """The training or the test set. Each file has a short header, followed by bytes."""
     images, labels = (
         args.data / f"{kind}-{name}-ubyte.gz" for name in ("images-idx3", "labels-idx1")
     )
@@ -56,9 +56,9 @@ recipe = fd.LargeBatch(base_rate=0.05, base_batch=64, warmup_epochs=0.5)
 schedule = recipe.apply(
     opt, global_batch=args.batch * run.size, steps_per_epoch=len(loader), epochs=args.epochs
 )
-if state := run.load():  # goes on where a run of the same --name stopped
+if state := run.load():  # resumes a run of the same --name
     schedule.load_state_dict(state["schedule"])
-# SIGTERM, or Slurm's warning SIGUSR1: all ranks save at the end of the same step, and leave.
+# On SIGTERM, or SIGUSR1 from Slurm, all ranks save at the end of the same step, and exit.
 run.save_when_stopped(state=lambda: {"schedule": schedule.state_dict()})
 
 
@@ -80,4 +80,4 @@ for epoch in run.epochs(args.epochs):
         opt.step()
         schedule.step()
     run.log(epoch=epoch, loss=run.mean(loss.item()), accuracy=accuracy())
-    run.save(background=True, schedule=schedule.state_dict())  # the next epoch need not wait
+    run.save(background=True, schedule=schedule.state_dict())  # the next epoch does not wait

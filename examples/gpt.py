@@ -1,11 +1,11 @@
-"""A small GPT that computes its own loss, on the text of a module of Python; whole or in stages.
+"""A small GPT that computes its own loss, trained on the source of a Python module.
 
     python examples/gpt.py                                                           alone
     farandole run -n 2 examples/gpt.py                                               2 whole models
     farandole run -n 2 --layout stages=2,microbatches=4 examples/gpt.py              2 stages
 
-`forward(words, targets)` returns `logits, loss`, so the trainer is given no loss function. The
-sample shows it the model at work: it is cut at its layers.
+`forward(words, targets)` returns `logits, loss`, so the trainer gets no loss function. The trainer
+records the model with the sample, and cuts it at its layers.
 """
 
 import argparse
@@ -21,8 +21,8 @@ import farandole as fd
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--batch", type=int, default=16, help="over all replicas together")
-parser.add_argument("--length", type=int, default=32, help="characters of a sample")
-parser.add_argument("--characters", type=int, default=40_000, help="of the text")
+parser.add_argument("--length", type=int, default=32, help="characters in a sample")
+parser.add_argument("--characters", type=int, default=40_000, help="characters in the text")
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--layers", type=int, default=4)
 args = parser.parse_args()
@@ -59,7 +59,7 @@ class GPT(nn.Module):
 
     def forward(self, words, targets=None):
         _, t = words.size()
-        assert t <= self.longest, f"{t} characters, and the model knows {self.longest} places"
+        assert t <= self.longest, f"{t} characters; the model takes at most {self.longest}"
         x = self.words(words) + self.places(torch.arange(t, device=words.device))
         for layer in self.layers:
             x = layer(x)
@@ -75,13 +75,13 @@ text = inspect.getsource(argparse)[: args.characters]
 alphabet = sorted(set(text))
 numbers = torch.tensor([alphabet.index(each) for each in text])
 samples = numbers[: len(numbers) // args.length * args.length].view(-1, args.length)
-train = TensorDataset(samples[:, :-1], samples[:, 1:])  # each character's target is the next one
+train = TensorDataset(samples[:, :-1], samples[:, 1:])  # the target of a character is the next one
 
 trainer = run.trainer(
     GPT(len(alphabet), args.length, args.width, args.layers),
     None,  # the model computes its own loss
     lambda parameters: torch.optim.AdamW(parameters, lr=3e-3),
-    sample=train[: args.batch],  # what forward is given: words and targets
+    sample=train[: args.batch],  # arguments of forward: words and targets
 )
 trainer.load()
 

@@ -1,4 +1,4 @@
-"""Images too large for one worker: each has a tile of them, reads that alone, and trains the whole.
+"""Images too large for one worker: each worker reads and trains on its tile of every image.
 
     farandole run -n 4 examples/large_images.py                          4 images of 16,384²
     farandole run -n 4 examples/large_images.py --size 1024 --images 16  16 smaller ones
@@ -6,8 +6,8 @@
     farandole run -n 4 --layout tiles=2x1 examples/large_images.py       2 replicas of that
     python examples/large_images.py --size 1024 --images 16              alone, tiles in turn
 
-The images are made first, 256 MiB each at the full size, and stay in the folder for the next run.
-Grain runs along their rows or along their columns, under much noise: that is to be learned.
+The example first creates the images, 256 MiB each at full size, and keeps them for the next run.
+The stripes of an image run along its rows or its columns, under much noise. The model learns which.
 """
 
 import argparse
@@ -34,7 +34,7 @@ args = parser.parse_args()
 
 
 def make_images(path: Path, images: int, size: int) -> None:
-    """Some rows at a time, so that no image is ever in memory. A file that is there is whole."""
+    """Writes some rows at a time, so that no image is ever in memory. Renames the complete file."""
     unfinished = path.with_suffix(".part")
     stored = np.lib.format.open_memmap(unfinished, "w+", np.uint8, (images, 1, size, size))
     for index in range(images):
@@ -50,7 +50,7 @@ def make_images(path: Path, images: int, size: int) -> None:
 
 
 class StoredImages:
-    """Images in one file, of which parts can be read: what Farandole asks for a tile."""
+    """Images in one file. Farandole calls `tile` to read a part of an image."""
 
     def __init__(self, path: Path) -> None:
         self._stored = np.load(path, mmap_mode="r")
@@ -64,21 +64,21 @@ class StoredImages:
         return self.tile(index, tuple(slice(0, size) for size in self.image_size))
 
     def tile(self, index: int, box: tuple[slice, ...]) -> tuple[Tensor, int]:
-        """What is in the box, and the label, which belongs to the whole image."""
+        """The pixels in the box, and the label of the whole image."""
         image = np.array(self._stored[(index, slice(None), *box)])
         self.bytes_read += image.nbytes
         return torch.from_numpy(image), index % 2
 
 
 class Brightness(nn.Module):
-    """Bytes as numbers around 0. On the worker, as bytes are a quarter of what there is to read."""
+    """Converts bytes to floats around 0. This is in the model, so that only bytes are read."""
 
     def forward(self, image: Tensor) -> Tensor:
         return image.float() / 128 - 1
 
 
 def classifier() -> nn.Sequential:
-    """It knows nothing of tiles."""
+    """A plain model. It contains nothing about tiles."""
     return nn.Sequential(
         Brightness(),
         nn.Conv2d(1, 8, 5, stride=4, padding=2),
@@ -99,20 +99,20 @@ path = args.folder / f"{args.images}x{args.size}.npy"
 if run.rank == 0 and not path.exists():
     args.folder.mkdir(parents=True, exist_ok=True)
     make_images(path, args.images, args.size)
-run.sum(0.0)  # all wait here until the file is there
+run.sum(0.0)  # all ranks wait here until the file exists
 images = StoredImages(path)
 
 if run.size % 4 == 0:
     layout = fd.Layout(tiles=(2, 2))
 elif run.size > 1:
     layout = fd.Layout(tiles=(run.size, 1))
-else:  # what the backward needs is computed again, layer by layer
+else:  # activations are recomputed layer by layer in the backward pass
     layout = fd.Layout(tiles=(2, 2), in_turn=True, recompute=True, recompute_blocks=1)
 trainer = run.trainer(
     classifier(),
     F.cross_entropy,
     lambda parameters: torch.optim.Adam(parameters, lr=args.rate),
-    layout=layout,  # --layout on the command line wins
+    layout=layout,  # --layout takes precedence
 )
 
 
@@ -122,7 +122,7 @@ def accuracy() -> float:
     for x, y in trainer.loader(images, global_batch_size=args.batch, shuffle=False):
         correct += float((trainer.predict(x).argmax(dim=1) == y).sum())
         seen += len(y)
-    # All ranks of a replica have counted the same images; so what was seen is counted, too.
+    # All ranks of a replica count the same images, so `seen` is summed as well.
     return run.sum(correct) / run.sum(seen)
 
 
@@ -131,7 +131,7 @@ for epoch in run.epochs(args.epochs):
         loss = trainer.step(x, y)
     run.log(epoch=epoch, loss=run.mean(loss.item()), accuracy=accuracy())
 
-passes = 2 * args.epochs  # to learn, and to see what was learned
+passes = 2 * args.epochs  # training and evaluation
 print(
     f"rank {run.rank} has read {images.bytes_read / passes / MIB:.3g} MiB in each pass over "
     f"{len(images)} images, which have {path.stat().st_size / MIB:.3g} MiB"

@@ -1,13 +1,13 @@
-"""Ratings as products of factors: each worker gets the rows that it needs, and pushes those.
+"""Matrix factorisation on parameter servers: workers exchange only the rows that they need.
 
     python examples/matrix_factorisation.py
     python examples/matrix_factorisation.py --users 100000 --items 20000 --workers 4 --servers 4
 
-A rating is nearly the product of a user's factors and an item's. Both are tables, and the servers
-take Adagrad's steps in them. Workers do not wait for each other: a batch touches few of the rows,
-seldom those that another worker is at. Gradients travel through a codec, as fewer bytes.
+A rating is approximately the product of a user's factors and an item's factors. Both are tables on
+the servers, which update them with Adagrad. Workers do not wait for each other: a batch uses few
+rows, and two workers seldom use the same rows at the same time. A codec compresses the gradients.
 
-Workers are threads here, because they start fast. Each has a store of its own, as a process would.
+Workers are threads here, because threads start fast. Each has its own store, as a process would.
 """
 
 import argparse
@@ -18,17 +18,21 @@ import torch
 
 from farandole.server import Cluster, Store, connect
 
-NOISE = 0.3  # of a rating: no model can come nearer than this
+NOISE = 0.3  # standard deviation of a rating: no model can have a smaller error
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--users", type=int, default=2000)
 parser.add_argument("--items", type=int, default=1000)
-parser.add_argument("--ratings", type=int, default=60, help="of each user")
+parser.add_argument("--ratings", type=int, default=60, help="ratings of each user")
 parser.add_argument("--factors", type=int, default=5)
 parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--batch", type=int, default=1000)
 parser.add_argument("--rate", type=float, default=0.6)
-parser.add_argument("--codec", default="int8", help="such as bf16, topk:ratio=0.1, or nothing")
+parser.add_argument(
+    "--codec",
+    default="int8",
+    help="codec of the gradients, such as bf16 or topk:ratio=0.1; empty for none",
+)
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--servers", type=int, default=2)
 args = parser.parse_args()
@@ -44,7 +48,7 @@ class Ratings(NamedTuple):
 
 
 def make_ratings() -> Ratings:
-    """In any order."""
+    """Ratings in random order."""
     torch.manual_seed(0)
     user = torch.randperm(args.users * args.ratings) % args.users
     item = torch.randint(args.items, user.shape)
@@ -65,7 +69,7 @@ def with_tables(store: Store) -> Store:
 
 
 def step(store: Store, batch: Ratings) -> None:
-    """Only rows of users and items in the batch travel, each once."""
+    """Fetches and pushes only the rows of the batch's users and items, each once."""
     users, of_user = batch.user.unique(return_inverse=True)
     items, of_item = batch.item.unique(return_inverse=True)
     gets = [store.start_get("users", rows=users), store.start_get("items", rows=items)]
@@ -87,7 +91,7 @@ def rmse(store: Store, held_out: Ratings) -> float:
 
 
 def work(rank: int, cluster: Cluster) -> int:
-    """One worker, on its share of the ratings; returns how many bytes it has sent."""
+    """Runs one worker on its share of the ratings. Returns the number of bytes that it has sent."""
     share = training.only(slice(rank, None, args.workers))
     random = torch.Generator().manual_seed(rank)
     with with_tables(connect(cluster.address, cluster.key_file, rank=rank)) as store:

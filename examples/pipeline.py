@@ -1,4 +1,4 @@
-"""A model cut into stages, one on each worker. The script does not know how many there are.
+"""A model cut into stages, one on each worker. The script runs on any number of workers.
 
     python examples/pipeline.py                                                        alone
     farandole run -n 2 examples/pipeline.py                                            2 stages
@@ -7,7 +7,7 @@
     farandole race -n 2 --layout whole --layout stages=2,microbatches=4 --target accuracy=0.95 \
                    examples/pipeline.py
 
-With --name a second run goes on where the first one stopped, also under another layout.
+With --name, a second run resumes the first one, also under another layout.
 """
 
 import argparse
@@ -31,7 +31,7 @@ run = fd.init()
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
 labels = torch.tensor(digits.target)
-order = torch.randperm(len(labels))  # the same on every rank: fd.init() has seeded torch
+order = torch.randperm(len(labels))  # the same on every rank, because fd.init() seeds torch
 train = TensorDataset(images[order[360:]], labels[order[360:]])
 test = TensorDataset(images[order[:360]], labels[order[:360]])
 
@@ -39,8 +39,8 @@ trainer = run.trainer(
     build("small_cnn", classes=10, image_size=8, channels=1),
     F.cross_entropy,
     lambda parameters: torch.optim.SGD(parameters, lr=args.rate, momentum=0.9),
-    layout=fd.Layout(stages=run.size, microbatches=4),  # --layout on the command line wins
-    sample=images[: args.batch],  # with it the cut is measured, not guessed
+    layout=fd.Layout(stages=run.size, microbatches=4),  # --layout takes precedence
+    sample=images[: args.batch],  # with a sample, the cut is measured
 )
 trainer.load()
 
@@ -51,7 +51,7 @@ def accuracy() -> float:
     for x, y in trainer.loader(test, batch_size=90, shuffle=False):
         correct += float((trainer.predict(x).argmax(dim=1) == y).sum())
         seen += len(y)
-    # All ranks of a replica have counted the same samples; so what was seen is counted, too.
+    # All ranks of a replica count the same samples, so `seen` is summed as well.
     return run.sum(correct) / run.sum(seen)
 
 

@@ -1,14 +1,14 @@
-"""Logistic regression with an L1 penalty over millions of keys, most of which never matter.
+"""Logistic regression with an L1 penalty over millions of keys, most of which are never used.
 
     python examples/sparse_logistic.py
     python examples/sparse_logistic.py --documents 200000 --l1 50 --workers 4 --servers 4
 
-Documents have 30 features each, hashed to 4 million keys. Every worker holds a share of the
-documents, gets the weights of the keys that occur there, and pushes their gradients. The servers
-take the proximal step, so that weights of no use are exactly 0; the KKT filter leaves out gradients
-of weights that stay there. In the end scikit-learn solves the same problem, alone.
+Each document has 30 features, hashed to 4 million keys. Every worker has a share of the documents.
+It fetches the weights of the keys in its share, and pushes their gradients. The servers take the
+proximal step, which makes useless weights exactly 0. The KKT filter skips gradients of weights that
+stay 0. At the end scikit-learn solves the same problem in one process, for comparison.
 
-Workers are threads here, because they start fast. Each has a store of its own, as a process would.
+Workers are threads here, because threads start fast. Each has its own store, as a process would.
 """
 
 import argparse
@@ -30,7 +30,12 @@ FEATURES = 30  # in a document
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--documents", type=int, default=10_000)
 parser.add_argument("--steps", type=int, default=40)
-parser.add_argument("--l1", type=float, default=10.0, help="the penalty on the sum of all losses")
+parser.add_argument(
+    "--l1",
+    type=float,
+    default=10.0,
+    help="weight of the L1 penalty, relative to the sum of all losses",
+)
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--servers", type=int, default=2)
 parser.add_argument("--filter", action=argparse.BooleanOptionalAction, default=True)
@@ -38,7 +43,7 @@ args = parser.parse_args()
 
 
 def documents(count: int) -> tuple[csr_array, np.ndarray]:
-    """Features as rare and as frequent as words, and clicks that depend on a few of them."""
+    """Features as rare and as frequent as words, and labels that depend on a few of them."""
     rng = np.random.default_rng(0)
     words = np.exp(rng.random(count * FEATURES) * np.log(KEYS)).astype(np.int64)
     ends = np.arange(0, count * FEATURES + 1, FEATURES, dtype=np.int32)
@@ -55,7 +60,7 @@ def hashed(words: np.ndarray) -> np.ndarray:
 
 
 def occurring(x: csr_array) -> tuple[csr_array, torch.Tensor]:
-    """The columns that are not empty, and which they are."""
+    """The columns that are not empty, and their numbers."""
     places = np.unique(x.indices)
     return x[:, places], torch.from_numpy(places.astype(np.int64))
 
@@ -71,7 +76,7 @@ def with_table(store: Store) -> Store:
 
 
 def work(rank: int, cluster: Cluster) -> tuple[Savings, int, int]:
-    """One worker, on its share of the documents; returns what it has sent, and what not."""
+    """Runs one worker on its share of the documents. Returns what it has sent and saved."""
     share, places = occurring(x[rank :: args.workers])
     rows = keys[places]
     transposed = share.T.tocsr()
@@ -79,9 +84,9 @@ def work(rank: int, cluster: Cluster) -> tuple[Savings, int, int]:
     with with_table(connect(cluster.address, cluster.key_file, rank=rank)) as store:
         weights = Filtered(store, "weights", filters)
         for step in range(args.steps):
-            weight = store.get("weights", rows=rows, staleness=0)  # when all have come so far
+            weight = store.get("weights", rows=rows, staleness=0)  # waits for all workers
             error = expit(share @ weight[:, 0].double().numpy()) - clicked[rank :: args.workers]
-            gradient = torch.from_numpy(transposed @ error) * args.workers  # as if it had all
+            gradient = torch.from_numpy(transposed @ error) * args.workers  # as for all documents
             weights.push(rows, gradient, weight, rate=1 / args.workers / (1 + step / 40))
             store.tick()
         return weights.savings, store.bytes_sent, store.saved_key_bytes

@@ -1,11 +1,10 @@
-"""One script under every strategy: what each of them needs of it.
+"""One script that runs under every strategy, with everything that any of them needs.
 
     farandole run -n 2 --sync local:every=8 examples/strategies.py
     farandole run -n 2 --sync adacomm:start=16,steps=40 examples/strategies.py
     farandole run -n 4 --hosts 2 --sync daso examples/strategies.py
 
-Nothing here is for one strategy only, and none of it harms under another: a script that has these
-lines can be raced.
+Lines that a strategy does not need do no harm under it. So you can race this script.
 """
 
 import argparse
@@ -34,12 +33,12 @@ test = TensorDataset(images[order[:360]], labels[order[:360]])
 
 model = build("small_cnn", classes=10, image_size=8, channels=1)
 opt = torch.optim.AdamW(model.parameters(), lr=0.003)
-# All but allreduce act on the optimizer's steps, so it is distributed with the model. What is said
-# here is for a run without --sync: the command line wins.
+# All strategies except allreduce act on the optimizer's steps, so the optimizer is distributed too.
+# The command line's --sync takes precedence over this strategy.
 model, opt = run.distribute(model, opt, sync=fd.Local(every=8))
-# postlocal waits for the rate to fall, and a falling rate lengthens adacomm's period.
+# postlocal waits until the rate falls. A falling rate lengthens adacomm's period.
 schedule = torch.optim.lr_scheduler.ExponentialLR(opt, gamma=0.8)
-if state := run.load():  # to the bit, on as many workers, also where replicas differ
+if state := run.load():  # bit for bit on the same number of workers
     schedule.load_state_dict(state["schedule"])
 
 
@@ -53,17 +52,15 @@ def accuracy() -> float:
     return run.sum(correct) / len(test)
 
 
-# run.epochs knows how long the run is: lagged and daso are synchronous in its first and last part.
+# lagged and daso are synchronous at the start and the end of a run; run.epochs tells its length.
 for epoch in run.epochs(args.epochs):
-    # run.loader knows when an epoch ends: replicas that have trained alone are averaged there.
+    # Replicas are averaged at the end of an epoch, which run.loader announces.
     for x, y in run.loader(train, global_batch_size=args.batch):
         opt.zero_grad()
         loss = F.cross_entropy(model(x), y)
         loss.backward()
-        run.observe_loss(
-            loss
-        )  # adacomm and daso steer by it; before the step, in which ranks may meet
+        run.observe_loss(loss)  # for adacomm and daso; before the step, which may synchronize ranks
         opt.step()
-    schedule.step()  # alike on all ranks
+    schedule.step()  # the same on all ranks
     run.log(epoch=epoch, loss=run.mean(loss.item()), accuracy=accuracy())
-    run.save(schedule=schedule.state_dict())  # between meetings too: then the average is saved
+    run.save(schedule=schedule.state_dict())  # saves the average where replicas differ

@@ -31,40 +31,47 @@ def _internal(name: str, meaning: str) -> str:
 
 
 # The options of `farandole run`, for jobs that another launcher starts.
-SYNC: Final = _user("SYNC", "The strategy, as `--sync` has it.")
-LAYOUT: Final = _user("LAYOUT", "The layout, as `--layout` has it.")
-NAME: Final = _user("NAME", "The run's folder below the folder of all runs.")
+SYNC: Final = _user("SYNC", "The strategy, in the form that `--sync` takes.")
+LAYOUT: Final = _user("LAYOUT", "The layout, in the form that `--layout` takes.")
+NAME: Final = _user("NAME", "The name of the run's folder in the folder of all runs.")
 RUNS: Final = _user("RUNS", "The folder of all runs.")
 SEED: Final = _user("SEED", "The random seed. It takes precedence over `fd.init(seed=…)`.")
 FALLBACK: Final = _user(
-    "FALLBACK", "1: if the newest checkpoint is damaged, go on from the newest good one."
+    "FALLBACK", "1: if the newest checkpoint is damaged, resume from the newest good one."
 )
-TRANSPORT: Final = _user("TRANSPORT", "What carries the bytes: auto, shm, c10d or mpi.")
+TRANSPORT: Final = _user(
+    "TRANSPORT", "The transport that carries the bytes: auto, shm, c10d or mpi."
+)
 HOSTS: Final = _user(
-    "HOSTS", "Pretended hosts: their number, or the number of workers of each, as in `3,1`."
+    "HOSTS", "Pretended hosts: their number, or the number of workers on each, as in `3,1`."
 )
 CHECK_FINITE: Final = _user(
-    "CHECK_FINITE", "0: go on with gradients and parameters that are NaN or infinite. 1: stop."
+    "CHECK_FINITE", "0: do not stop when a gradient or a parameter is NaN or infinite. 1: stop."
 )
-TRACE: Final = _user("TRACE", "The file of the trace. The ranks merge their parts themselves.")
+TRACE: Final = _user("TRACE", "The file to write a trace to. Rank 0 merges the parts of all ranks.")
 SERVERS: Final = _user("SERVERS", "The address of the parameter servers' registrar.")
 SERVER_KEY: Final = _user("SERVER_KEY", "The file with the parameter servers' key.")
-GRACE: Final = _user("GRACE", "How many seconds a worker has between SIGTERM and SIGKILL.")
+GRACE: Final = _user(
+    "GRACE", "How long a worker may take to save and exit after SIGTERM, in seconds."
+)
 FORK: Final = _user(
-    "FORK", "0: every worker is a fresh process, never forked from one that has imported torch."
+    "FORK",
+    "0: start every worker as a fresh process. Do not fork it from one that has imported torch.",
 )
 LINK: Final = _user(
-    "LINK", "The network between hosts, instead of a measurement: seconds, seconds per byte."
+    "LINK",
+    "The cost of the network between hosts, as seconds per message and seconds per byte, "
+    "separated by a comma. It replaces the measurement.",
 )
 TOKEN: Final = _user(
-    "TOKEN", "The secret by which a store between hosts knows the processes of its job."
+    "TOKEN", "The secret that a job's processes show to its store when they are on several hosts."
 )
 TOKEN_FILE: Final = _user("TOKEN_FILE", "A private file that contains the token.")
 
 # Set by launchers for the processes that they start.
-JOB: Final = _internal("JOB", "The identity of the job that a process belongs to.")
+JOB: Final = _internal("JOB", "The identifier of the job that a process belongs to.")
 LAUNCHER: Final = _internal("LAUNCHER", "The process id of the launcher.")
-SCRIPT: Final = _internal("SCRIPT", "The script, as the command line has it.")
+SCRIPT: Final = _internal("SCRIPT", "The script, as it was given on the command line.")
 STORE: Final = _internal("STORE", "The launcher's store: `unix:PORT:PATH` or `tcp:PORT:HOST`.")
 ACTIVITY: Final = _internal("ACTIVITY", "The file in which a worker records its progress.")
 STARTED: Final = _internal(

@@ -1,4 +1,4 @@
-"""The command line: one small file a command. Heavy imports happen inside the commands."""
+"""The command line: one small file for each command. Commands import torch only when they run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from farandole.horovod.cli import horovodrun
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(farandole.__version__, prog_name="farandole")
 def commands() -> None:
-    """Train a PyTorch model on many workers by any scheme, and learn which reaches your accuracy
+    """Train a PyTorch model on many workers, and find out which scheme reaches your accuracy
     first."""
 
 
@@ -34,7 +34,7 @@ for _command in (run, race, horovodrun, schedule, server, bench, doctor, emulate
 
 def main() -> None:
     """The entry point: our own errors become one clear line instead of a traceback."""
-    # Else the interpreter looks through all of torch once more before it ends, for half a second.
+    # Without this the garbage collector visits all of torch at exit, which takes half a second.
     atexit.register(gc.freeze)
     print_any_character()
     try:

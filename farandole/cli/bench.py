@@ -1,4 +1,4 @@
-"""`farandole bench`: how fast this machine trains, and how fast its ranks talk."""
+"""`farandole bench`: measures training throughput and the speed of communication."""
 
 from __future__ import annotations
 
@@ -17,59 +17,79 @@ from farandole.errors import UserError
 
 @click.group()
 def bench() -> None:
-    """Measure this machine."""
+    """Measure training throughput or all-reduce times on this machine."""
 
 
 bench.add_command(comm)
 
 
 @bench.command()
-@click.option("-n", "--workers", type=int, help="Workers on this host. [one per GPU, else 1]")
 @click.option(
-    "--model", default="resnet50", show_default=True, metavar="NAME", help="The model to train."
+    "-n", "--workers", type=int, help="Number of workers on this host. [one per GPU, or 1]"
 )
-@click.option("--batch-size", type=int, default=32, show_default=True, help="Images per worker.")
-@click.option("--image-size", type=int, help="Side of the square images. [the model's own]")
+@click.option(
+    "--model",
+    default="resnet50",
+    show_default=True,
+    metavar="NAME",
+    help="Model to train, by its name in farandole.models.",
+)
+@click.option(
+    "--batch-size",
+    type=int,
+    default=32,
+    show_default=True,
+    help="Images per worker in each step.",
+)
+@click.option(
+    "--image-size",
+    type=int,
+    help="Height and width of the images, in pixels. [the model's own]",
+)
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "tf32", "bf16"]),
     default="fp32",
     show_default=True,
-    help="tf32 needs an NVIDIA GPU from Ampere on; bf16 is PyTorch's autocast.",
+    help="Arithmetic. tf32 needs an NVIDIA GPU (Ampere or later). bf16 uses PyTorch's autocast.",
 )
-@click.option("--channels-last", is_flag=True, help="Use the channels-last memory format.")
-@click.option("--compile", is_flag=True, help="Use torch.compile.")
+@click.option(
+    "--channels-last",
+    is_flag=True,
+    help="Use the channels-last memory format for model and images.",
+)
+@click.option("--compile", is_flag=True, help="Compile the model with torch.compile.")
 @sync_option()
 @click.option(
     "--warmup-batches",
     type=int,
     default=10,
     show_default=True,
-    help="Batches before the timing starts.",
+    help="Batches to train before timing starts.",
 )
 @click.option(
     "--batches-per-iteration",
     type=int,
     default=10,
     show_default=True,
-    help="Batches that are timed together.",
+    help="Batches in each timed iteration.",
 )
 @click.option(
-    "--iterations", type=int, default=10, show_default=True, help="How often they are timed."
+    "--iterations", type=int, default=10, show_default=True, help="Number of timed iterations."
 )
-@click.option("--bare", is_flag=True, help="Also time a plain PyTorch loop; print the ratio.")
+@click.option("--bare", is_flag=True, help="Also time a plain PyTorch loop, and print the ratio.")
 @click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write settings and figures to FILE.",
+    help="Write the settings and all figures to FILE.",
 )
 def train(workers: int | None, sync: str | None, json_path: Path | None, **options: Any) -> None:
     """Train on random images and print images per second.
 
-    After some warm-up batches, it times iterations of several batches each. The result is their
-    mean, ± 1.96 standard deviations.
+    The command trains some warm-up batches, then times iterations of several batches each. The
+    result is the mean of the iterations, ± 1.96 standard deviations.
 
     \b
       farandole bench train -n 2 --model resnet18 --image-size 64

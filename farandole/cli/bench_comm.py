@@ -19,38 +19,56 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("-n", "--workers", type=int, help="Ranks on this host, 2 or more.")
+@click.option(
+    "-n",
+    "--workers",
+    type=int,
+    help="Number of ranks on this host, 2 or more. Required without --here.",
+)
 @click.option(
     "--sizes",
     default="4KiB:64MiB",
     show_default=True,
     metavar="SIZES",
-    help="Bytes on each rank: a range, in which each size is four times the one before, or a list.",
+    help="Bytes on each rank: a range, whose sizes grow by a factor of four, or a list such as "
+    "4KiB,1MiB.",
 )
 @click.option(
     "--algorithms",
     default="auto",
     show_default=True,
     metavar="NAMES",
-    help="Our algorithms to time, separated by commas: auto, native, ring, halving_doubling, …",
+    help="Farandole's algorithms to time, separated by commas: auto, native, ring, "
+    "halving_doubling, …",
 )
 @click.option(
     "--against",
     default="gloo",
     show_default=True,
     metavar="NAMES",
-    help="gloo, mpi, or both; empty for none. With mpi, mpirun starts the ranks.",
+    help="Libraries to compare with: gloo, mpi, both separated by a comma, or an empty text for "
+    "none. With mpi, mpirun starts the ranks.",
 )
-@click.option("--dtype", default="float32", show_default=True, metavar="NAME", help="Data type.")
+@click.option(
+    "--dtype",
+    default="float32",
+    show_default=True,
+    metavar="NAME",
+    help="Data type of the tensors.",
+)
 @click.option(
     "--memory",
     default="registered",
     show_default=True,
     metavar="KIND",
-    help="The memory of our side: registered with the group, as gradients are, or plain.",
+    help="Memory of Farandole's tensors: registered (with the group, as gradients are) or plain.",
 )
 @click.option(
-    "--repeats", type=int, default=20, show_default=True, help="Measurements of each side."
+    "--repeats",
+    type=int,
+    default=20,
+    show_default=True,
+    help="Number of measurements of each side.",
 )
 @click.option(
     "--timeout",
@@ -59,7 +77,7 @@ if TYPE_CHECKING:
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a rank waits for another.",
+    help="How long a rank waits for another one, in seconds.",
 )
 @click.option(
     "--json",
@@ -73,10 +91,14 @@ if TYPE_CHECKING:
     "plot_path",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Draw times and ratios into FILE, a PNG.",
+    help="Plot times and ratios to FILE, a PNG.",
 )
-@click.option("--here", is_flag=True, help="Be one rank of another launcher's job. Leave -n out.")
-@click.option("--command", "started_as", hidden=True, help="What to write down as the command.")
+@click.option(
+    "--here",
+    is_flag=True,
+    help="Run as one rank of a job that another launcher has started. Leave out -n.",
+)
+@click.option("--command", "started_as", hidden=True, help="The command to record in the result.")
 def comm(
     workers: int | None,
     sizes: str,
@@ -91,10 +113,10 @@ def comm(
     here: bool,
     started_as: str | None,
 ) -> None:
-    """Time all-reduces of many sizes on CPU ranks, beside gloo and MPI in the same processes.
+    """Time all-reduces of many sizes on CPU tensors, and compare them with gloo and MPI.
 
-    The sides take turns. What counts is the median of the slowest rank's times. Every result is
-    checked.
+    All sides run in the same processes and take turns. The reported time is the median over the
+    repeats of the slowest rank's time. Every result is checked.
 
     \b
       farandole bench comm -n 4

@@ -1,4 +1,4 @@
-"""`farandole doctor`: what works on this machine, and what to install."""
+"""`farandole doctor`: reports what works on this machine, and what to install."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import click
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(as_json: bool) -> None:
-    """Check this machine, and say how to get what is absent.
+    """Check what works on this machine, and say how to install what is missing.
 
-    Looks at Python, torch and its backends, CPUs, GPUs, memory, limits, MPI, Slurm and the
-    compiler. Then two workers run a real all-reduce and measure the cost of a message between
-    them. The exit code is 0 unless something that Farandole needs is broken; what is optional may
-    be missing.
+    The command checks Python, torch and its backends, CPUs, GPUs, memory, limits, MPI, Slurm and
+    the compiler. Then two workers run a real all-reduce and measure the cost of a message between
+    them. The exit code is 1 if something that Farandole needs is broken, and 0 otherwise.
     """
     from farandole.doctor import show
     from farandole.doctor.checks import is_broken

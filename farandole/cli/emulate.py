@@ -1,4 +1,4 @@
-"""`farandole emulate`: run a command on every host of an emulated cluster."""
+"""`farandole emulate`: runs a command on every host of an emulated cluster."""
 
 from __future__ import annotations
 
@@ -11,13 +11,26 @@ from farandole.errors import UserError
 
 
 @click.command(context_settings=PASS_ON)
-@click.option("--hosts", type=int, default=2, show_default=True, help="Number of hosts, up to 16.")
+@click.option("--hosts", type=int, default=2, show_default=True, help="Number of hosts, 1 to 16.")
 @click.option(
-    "--rate", default="1gbit", show_default=True, help="The bandwidth of each host's link."
+    "--rate",
+    default="1gbit",
+    show_default=True,
+    metavar="RATE",
+    help="Bandwidth of each host's link in each direction, in kbit, mbit or gbit per second.",
 )
-@click.option("--delay", help="Delay between any two hosts, such as 1ms. The kernel needs netem.")
-@click.option("--network", help="The hosts' addresses. [198.18.0.0/24]")
-@click.option("--clean", is_flag=True, help="Only remove what killed emulators left behind.")
+@click.option(
+    "--delay",
+    metavar="TIME",
+    help="Delay from any host to any other, in us, ms or s, such as 1ms. It needs a kernel with "
+    "netem. [none]",
+)
+@click.option("--network", metavar="CIDR", help="Addresses of the hosts. [198.18.0.0/24]")
+@click.option(
+    "--clean",
+    is_flag=True,
+    help="Remove what killed emulators have left behind, and run nothing.",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def emulate(
     hosts: int,
@@ -27,11 +40,12 @@ def emulate(
     clean: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND on every host of an emulated cluster: network namespaces of this machine, joined
-    by links with a bandwidth cap. Needs root.
+    """Run COMMAND on every host of an emulated cluster. This needs root.
 
-    {host}, {hosts} and {master} in COMMAND stand for the host's number, how many there are, and the
-    address of host 0. The exit code is that of the first host to fail; the others are stopped then.
+    Each host is a network namespace of this machine. Links with a bandwidth cap connect the hosts.
+    In COMMAND, {host} stands for the number of the host (from 0), {hosts} for the number of hosts,
+    and {master} for the address of host 0. If COMMAND fails on one host, the others are stopped and
+    the exit code is that of the failed host.
 
     \b
       farandole emulate --hosts 2 --rate 1gbit -- \\

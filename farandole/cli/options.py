@@ -12,12 +12,14 @@ from farandole.errors import UserError
 from farandole.sync.registry import STRATEGIES
 
 PASS_ON = {"allow_interspersed_args": False}
-"""What follows the script belongs to the script."""
+"""Words after the script are arguments of the script."""
 
 
 class OptionWithNames(click.Option):
-    """An option whose help lists names, for `{names}`. They are looked up when help is asked for,
-    because what knows them takes a while to import."""
+    """An option whose help lists names in place of `{names}`.
+
+    The names are looked up only when help is shown: the module that knows them is slow to import.
+    """
 
     def __init__(self, *args: Any, names: Callable[[], Iterable[str]], **settings: Any) -> None:
         self._names = names
@@ -40,26 +42,26 @@ def schedules() -> tuple[str, ...]:
 
 
 def sync_option(*, multiple: bool = False) -> Callable[[Any], Any]:
-    again = " Give it once for each strategy to compare." if multiple else " [allreduce]"
+    again = " Repeat it for each strategy to compare." if multiple else " [allreduce]"
     return click.option(
         "--sync",
         metavar="STRATEGY",
         multiple=multiple,
-        help=f"How replicas stay in step: {', '.join(STRATEGIES)}; "
-        f"with options as in local:every=8.{again}",
+        help=f"Strategy that keeps replicas in step: {', '.join(STRATEGIES)}; "
+        f"with options, as in local:every=8.{again}",
     )
 
 
 def layout_option(*, multiple: bool = False) -> Callable[[Any], Any]:
-    again = " Give it once for each layout to compare." if multiple else ""
+    again = " Repeat it for each layout to compare." if multiple else ""
     return click.option(
         "--layout",
         cls=OptionWithNames,
         names=schedules,
         metavar="LAYOUT",
         multiple=multiple,
-        help="Where a replica of the model lives: whole on every worker, or in stages on several, "
-        "as in stages=4,microbatches=8,schedule=gpipe, or on tiles of the image, as in tiles=2x2. "
+        help="How the model is divided over workers: whole (each worker has all of it), stages, as "
+        "in stages=4,microbatches=8,schedule=gpipe, or tiles of the image, as in tiles=2x2. "
         f"Schedules: {{names}}.{again} [the script's, else whole]",
     )
 
@@ -68,8 +70,8 @@ def hosts_option() -> Callable[[Any], Any]:
     return click.option(
         "--hosts",
         metavar="N",
-        help="Pretend that the workers are on N hosts, or on hosts with these numbers of workers, "
-        "such as 3,1. For DASO, which needs several hosts.",
+        help="Treat the workers as if they ran on N hosts, or on hosts with these numbers of "
+        "workers, such as 3,1. Use it to try DASO, which needs several hosts. [one host]",
     )
 
 
@@ -78,7 +80,7 @@ def seed_option(default: int | None = None) -> Callable[[Any], Any]:
         "--seed",
         type=int,
         default=default,
-        help="Random seed, instead of fd.init(seed=…). [0]",
+        help="Random seed. It overrides fd.init(seed=…). [0]",
     )
 
 
@@ -100,7 +102,7 @@ def stall_option() -> Callable[[Any], Any]:
         "--stall",
         type=float,
         metavar="SECONDS",
-        help="Report a worker that makes no step for this long, with its Python stack.",
+        help="Report a worker that takes no step for so many seconds, with its Python stack. [off]",
     )
 
 
@@ -110,7 +112,7 @@ def grace_option() -> Callable[[Any], Any]:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="When the job is stopped: how long workers have to save and exit. [30]",
+        help="How long workers may take to save and exit when the job is stopped, in seconds. [30]",
     )
 
 

@@ -1,4 +1,4 @@
-"""`farandole race`: the same script under each scheme; which reaches the target first?"""
+"""`farandole race`: runs the same script under each scheme, and compares the times to a target."""
 
 from __future__ import annotations
 
@@ -22,17 +22,22 @@ from farandole.errors import UserError
 
 
 @click.command(context_settings=PASS_ON)
-@click.option("-n", "--workers", type=int, required=True, help="Workers for each lane.")
+@click.option("-n", "--workers", type=int, required=True, help="Number of workers of each lane.")
 @layout_option(multiple=True)
 @sync_option(multiple=True)
-@click.option("--serial", is_flag=True, help="Also run the script on one worker, to compare with.")
+@click.option("--serial", is_flag=True, help="Also run the script on one worker, for comparison.")
 @click.option(
     "--target",
     metavar="METRIC=VALUE",
-    help='What to reach, such as accuracy=0.95 or "loss<=0.3"; the script must run.log it.',
+    help='Metric to reach, such as accuracy=0.95 or "loss<=0.3". The script must log it with '
+    "run.log.",
 )
 @click.option(
-    "--runs", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs are kept."
+    "--runs",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder of all runs.",
 )
 @seed_option(default=0)
 @hosts_option()
@@ -40,14 +45,14 @@ from farandole.errors import UserError
     "--servers",
     type=int,
     metavar="N",
-    help="Parameter servers for each strategy that needs them. [1]",
+    help="Number of parameter servers for each strategy that needs them. [1]",
 )
 @click.option(
     "--replicas",
     type=int,
     metavar="K",
-    help="Further copies of each range of parameters, on other servers. As many servers may fail. "
-    "[1 with several servers, else 0]",
+    help="Number of extra copies of each range of parameters, on other servers. As many servers "
+    "may fail as there are extra copies. [1 with several servers, else 0]",
 )
 @stall_option()
 @grace_option()
@@ -69,10 +74,11 @@ def race(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT under each strategy in turn, with the same seed and arguments, and say which
-    reaches the target first. With layouts too, under each layout with each strategy.
+    """Run SCRIPT under each strategy in turn, and report which one reaches the target first.
 
-    Shows a live table, then writes report.html, report.png and summary.json.
+    All lanes get the same seed and the same arguments. If layouts are given too, each layout runs
+    with each strategy. The command shows a live table, then writes report.html, report.png and
+    summary.json.
 
     \b
       farandole race -n 4 --hosts 2 --sync allreduce --sync local:every=8 --sync daso \\

@@ -1,4 +1,4 @@
-"""`farandole run`: start a script on workers."""
+"""`farandole run`: starts a script on workers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from farandole.launch.outcome_text import print_outcome
 
 
 @click.command(context_settings=PASS_ON)
-@click.option("-n", "--workers", type=int, help="Workers on this host. [one per GPU, else 1]")
+@click.option(
+    "-n", "--workers", type=int, help="Number of workers on this host. [one per GPU, or 1]"
+)
 @layout_option()
 @sync_option()
-@click.option("--name", help="The run's folder below --runs. [<script>-<time>]")
-@click.option("--runs", type=click.Path(path_type=Path), help="Where runs are kept. [runs]")
+@click.option("--name", help="Name of the run's folder in --runs. [<script>-<time>]")
+@click.option("--runs", type=click.Path(path_type=Path), help="Folder of all runs. [runs]")
 @click.option(
     "--fallback",
     is_flag=True,
@@ -37,71 +39,72 @@ from farandole.launch.outcome_text import print_outcome
 @click.option(
     "--transport",
     metavar="NAME",
-    help="What carries the bytes: auto, shm (shared memory) or c10d (gloo, NCCL). [auto]",
+    help="Transport that carries the bytes: auto, shm (shared memory) or c10d (gloo, NCCL). [auto]",
 )
 @hosts_option()
 @click.option(
     "--no-check-finite",
     is_flag=True,
-    help="Go on with gradients and parameters that are NaN or infinite, instead of stopping.",
+    help="Do not stop when a gradient or a parameter is NaN or infinite.",
 )
 @click.option(
     "--trace",
     metavar="FILE.json",
     type=click.Path(path_type=Path),
     envvar=environment.TRACE,
-    help="Write a timeline of all ranks, for https://ui.perfetto.dev.",
+    help="Write a timeline of all ranks to this file. Open it at https://ui.perfetto.dev.",
 )
 @click.option(
     "--servers",
     metavar="N|tcp://HOST:PORT",
-    help="How many parameter servers to start for the job, or the address of running ones. "
-    "[1 where --sync needs one]",
+    help="Number of parameter servers to start for the job, or the address of running ones. "
+    "[1 if the strategy needs servers]",
 )
 @click.option(
     "--replicas",
     type=int,
     metavar="K",
-    help="Further copies of each range of parameters, on other servers. As many servers may fail. "
-    "[1 with several servers, else 0]",
+    help="Number of extra copies of each range of parameters, on other servers. As many servers "
+    "may fail as there are extra copies. [1 with several servers, else 0]",
 )
 @click.option(
     "--functions",
     metavar="MODULE",
     multiple=True,
-    help="A module with functions for the servers to run. Repeat it for several modules.",
+    help="Module with functions that the servers may run. Repeat it for several modules.",
 )
 @click.option(
     "--key-file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The key of running servers; `farandole server` prints the name of the file.",
+    help="File with the key of running servers. `farandole server` prints its name.",
 )
 @click.option(
     "--restarts",
     type=int,
     default=0,
     metavar="R",
-    help="With parameter servers: start a failed worker again, up to R times. [0]",
+    help="With parameter servers: restart each failed worker up to R times. [0]",
 )
 @click.option(
     "--exit-timeout",
     type=float,
     metavar="SECONDS",
-    help="How long the other workers may go on after the first has finished. [15 minutes without "
-    "progress, a day in any case]",
+    help="How long the other workers may run after the first one has finished, in seconds. "
+    "[15 minutes without CPU time, a day in any case]",
 )
 @stall_option()
 @click.option(
     "--stall-kill",
     is_flag=True,
-    help="With --stall: also kill that worker, unless it only waits for another.",
+    help="With --stall: also kill a stalled worker, unless it waits for another one.",
 )
 @grace_option()
 @click.option(
     "--horovod",
     is_flag=True,
-    help="For scripts written for Horovod: in the workers, `import horovod` imports Farandole's.",
+    help="Run a script that was written for Horovod: in the workers, `import horovod` imports "
+    "Farandole's.",
 )
 @click.option(
     "--no-fork",
@@ -110,15 +113,15 @@ from farandole.launch.outcome_text import print_outcome
     "process that has imported torch.",
 )
 @click.option("--outcome-file", hidden=True, type=click.Path(path_type=Path))  # for `race`
-@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
+@click.option("-m", "module", is_flag=True, help="Run SCRIPT as a module, as `python -m` does.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options: Any) -> None:
-    """Start SCRIPT on workers of this host, each a process of its own.
+    """Start SCRIPT on workers of this host. Each worker is a process.
 
-    In the script, `fd.init()` joins the workers. Every line of output carries its rank. If a worker
-    fails, the others are stopped and its traceback is shown last. With parameter servers, any
-    worker except rank 0 may fail, and the rest go on.
+    In the script, `fd.init()` joins the workers. Every line of output starts with the rank of its
+    worker. If a worker fails, the others are stopped and its traceback is shown last. With
+    parameter servers, any worker except rank 0 may fail, and the rest go on.
 
     \b
       farandole run -n 4 train.py --epochs 10

@@ -1,6 +1,7 @@
-"""`farandole schedule`: a layout's pipeline on paper, to look at before it is run.
+"""`farandole schedule`: shows the pipeline of a layout before it runs.
 
-Who does what when, who waits, who holds what. Nothing is trained and no model is needed.
+The timeline shows which rank does what when, how long it waits and what it holds. The command
+trains nothing and needs no model.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NARROWEST, _WIDEST = 40, 240
 
 
 class _WithSchedules(click.Command):
-    """Lists the schedules below its help. They are looked up when help is asked for."""
+    """Lists the schedules below its help. They are looked up only when help is shown."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.epilog = f"Schedules: {', '.join(schedules())}."
@@ -38,10 +39,15 @@ class _WithSchedules(click.Command):
     default="1",
     show_default=True,
     metavar="SECONDS",
-    help="Of a micro-batch on a stage; or one number for each stage, as in 1+2+1.",
+    help="Duration of the forward pass of a micro-batch, in seconds: one number for all stages, or "
+    "one for each, as in 1+2+1.",
 )
 @click.option(
-    "--backward", default="2", show_default=True, metavar="SECONDS", help="In the same way."
+    "--backward",
+    default="2",
+    show_default=True,
+    metavar="SECONDS",
+    help="Duration of the backward pass of a micro-batch, in the same form.",
 )
 @click.option(
     "--transfer",
@@ -49,11 +55,16 @@ class _WithSchedules(click.Command):
     default=0.0,
     show_default=True,
     metavar="SECONDS",
-    help="Of what goes from one stage to the next.",
+    help="Duration of a transfer from one stage to the next, in seconds.",
 )
-@click.option("--steps", type=int, help=f"How many, for pipedream and 2bw. [{_STEPS}]")
 @click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw it: .png or .svg."
+    "--steps", type=int, help=f"Number of steps to show, for pipedream and 2bw. [{_STEPS}]"
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also draw the timeline to FILE, a .png or .svg.",
 )
 def schedule(
     layout: str,
@@ -63,8 +74,9 @@ def schedule(
     steps: int | None,
     plot: Path | None,
 ) -> None:
-    """Check the pipeline of LAYOUT and show it as a timeline, with what each rank holds and how
-    long it waits.
+    """Check the pipeline of LAYOUT, and show it as a timeline.
+
+    A table below the timeline says what each rank holds and how long it waits.
 
     \b
       farandole schedule stages=4,microbatches=8,schedule=1f1b

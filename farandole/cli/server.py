@@ -1,4 +1,4 @@
-"""`farandole server`: parameter servers for other hosts' jobs, or to use as a library."""
+"""`farandole server`: starts parameter servers for jobs of other hosts, or for use as a library."""
 
 from __future__ import annotations
 
@@ -12,36 +12,40 @@ _BIND = "127.0.0.1:0"
 
 
 @click.command()
-@click.option("--servers", type=int, metavar="N", help="How many to start on this host. [1]")
+@click.option(
+    "--servers", type=int, metavar="N", help="Number of servers to start on this host. [1]"
+)
 @click.option(
     "--replicas",
     type=int,
     metavar="K",
-    help="Further copies of each range of parameters, on other servers. As many servers may fail. "
-    "[1 with several servers, else 0]",
+    help="Number of extra copies of each range of parameters, on other servers. As many servers "
+    "may fail as there are extra copies. [1 with several servers, else 0]",
 )
 @click.option(
     "--bind",
     default=_BIND,
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to listen: an address of this host; port 0 is any free one.",
+    help="Address of this host to listen on. Port 0 picks a free port.",
 )
 @click.option(
     "--key-file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The key of the servers. Required if other hosts can reach them. [a new one]",
+    help="File with the key of the servers. Required if other hosts can reach them. [a new key]",
 )
 @click.option(
     "--functions",
     metavar="MODULE",
     multiple=True,
-    help="A module with functions for the servers to run. Repeat it for several modules. A server "
+    help="Module with functions that the servers may run. Repeat it for several modules. A server "
     "that joins others needs the same modules.",
 )
 @click.option(
-    "--join", metavar="tcp://HOST:PORT", help="Add one server to those that run at this address."
+    "--join",
+    metavar="tcp://HOST:PORT",
+    help="Add one server to the servers at this address, instead of starting new ones.",
 )
 def server(
     servers: int | None,
@@ -53,8 +57,8 @@ def server(
 ) -> None:
     """Start parameter servers, and run them until Ctrl-C.
 
-    Prints their address and their key file, for `farandole run --servers` and `fd.server.connect`.
-    What they hold is lost when they end.
+    The command prints the address and the key file of the servers, for `farandole run --servers`
+    and `fd.server.connect`. The servers keep their parameters in memory only.
 
     \b
       farandole server --servers 3

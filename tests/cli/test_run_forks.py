@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from conftest import Sandbox
+
+pytestmark = pytest.mark.fresh
 
 HOW = """
 import os, sys

@@ -66,8 +66,8 @@ def section(name: str, command: click.Command) -> str:
 def variables() -> str:
     lines = ["## Environment variables", ""]
     for for_users, text in (
-        (True, "You can set these. They serve mostly where another launcher starts the ranks:"),
-        (False, "Launchers set these for the processes that they start. Do not set them:"),
+        (True, "You can set these. They are useful when another launcher starts the ranks:"),
+        (False, "Launchers set these for the processes that they start. Do not set them yourself:"),
     ):
         lines += [text, "", "| variable | meaning |", "|---|---|"]
         chosen = [variable for variable in VARIABLES if variable.for_users is for_users]

@@ -30,7 +30,7 @@ TEXTS = {
     for file in FILES
     for text in re.findall(r"(?<![\w,])(?:tiles|channels)=\d[\w.,=+-]*", file.read_text())
 }
-FIRST, TOWERS, DATASET, LOOP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+FIRST, DATASET, LOOP, TOWERS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SAMPLES, SIZE = 4, 16
 
 
@@ -109,7 +109,7 @@ def test_the_grid_is_what_is_printed() -> None:
 
 
 def test_the_losses_it_names_are_computed_on_tiles() -> None:
-    (named,) = re.findall(r"the loss\nis computed on tiles: (.*?), both", PAGE)
+    (named,) = re.findall(r"computed\s+on\s+tiles: (.*?), both", PAGE, re.DOTALL)
     losses = [getattr(F, name) for name in re.findall(r"`(\w+)`", named)]
     losses += [F.binary_cross_entropy, F.binary_cross_entropy_with_logits]
     assert len(losses) == 8

@@ -16,6 +16,8 @@ Modules that were imported here are hidden until a script imports them. The libr
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -25,6 +27,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -44,9 +47,13 @@ MODULES = (
     "farandole.train",
     "farandole.launch.launcher",
     "farandole.cli",
+    "farandole.server.node.service",
+    "farandole.sync.server.base",
+    "farandole.horovod.torch",
 )
-# What starts further processes as its work: modules, and a folder of scripts.
+# What starts further processes as its work: modules, scripts of tests, and a folder of scripts.
 LAUNCHERS = ("farandole", "torch.distributed.run")
+LAUNCHER_SCRIPT = "launcher.py"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Read by the interpreter or by a library before any script; numbers of threads can be set later.
 READ_EARLY = re.compile(
@@ -84,8 +91,32 @@ def main() -> None:
         _set_threads(request.variables)
         beginning = Beginning(request.command, request.variables, request.folder)
         Preloaded.hide(before, request.variables, beginning)
-        forked.run(request.command)
-        return
+        _run(request.command)
+    os._exit(0)  # a server ends as those that it has forked
+
+
+def _run(command: Sequence[str]) -> None:
+    """What the interpreter does with this command, except for its last act: to take all modules
+    apart. That writes to almost every page that is shared with the server, so that each is copied
+    first: ten times the cost of everything else. Tests of the end of a process are `fresh`."""
+    code = 0
+    try:
+        forked.run(command)
+    except SystemExit as end:
+        code = _exit_code(end)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    print(end.code, file=sys.stderr)
+    return 1
 
 
 def _set_threads(variables: Mapping[str, str]) -> None:
@@ -133,7 +164,8 @@ def _starts_others(command: Sequence[str]) -> bool:
     _, first, *rest = command
     if first == "-m":
         return rest[0] in LAUNCHERS
-    return Path(first).resolve().is_relative_to(BENCHMARKS)
+    script = Path(first).resolve()
+    return script.name == LAUNCHER_SCRIPT or script.is_relative_to(BENCHMARKS)
 
 
 def _serve(connection: socket.socket) -> Request | None:

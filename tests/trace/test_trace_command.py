@@ -253,6 +253,7 @@ def test_a_job_that_is_stopped(sandbox: Sandbox) -> None:
     assert not list(sandbox.folder.glob("*.parts"))
 
 
+@pytest.mark.fresh  # the script changes the clock before anything is imported
 def test_hosts_whose_clocks_differ(sandbox: Sandbox, two_ranks: list[dict[str, str]]) -> None:
     """Started by hand, so that rank 0 merges; an hour between the clocks."""
     script = sandbox.script("train.py", TRAINING)

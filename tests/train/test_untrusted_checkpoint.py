@@ -19,7 +19,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from farandole.errors import CheckpointError
 from farandole.testing import run_world
@@ -61,9 +61,8 @@ class Trial:
         tensors += [value for each in state["state"].values() for value in each.values()]
         run = self.run
         counters = (run.samples, run.steps, run.epoch, run.resumed, random.getstate())
-        return repr([tensor.tolist() for tensor in tensors]) + repr(
-            (state["param_groups"], counters)
-        )
+        shown = [value.tolist() if isinstance(value, Tensor) else value for value in tensors]
+        return repr((shown, state["param_groups"], counters))
 
     def refuses(self, folder: Path) -> str:
         """Why. Nothing has changed then."""

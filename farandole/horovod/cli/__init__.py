@@ -1,4 +1,4 @@
-"""`farandole horovodrun`: Horovod's own command line, flag by flag."""
+"""`farandole horovodrun`: accepts every flag of Horovod's own command."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from farandole.horovod.cli.flags import horovod_flags
 def horovodrun(command: tuple[str, ...], **flags: Any) -> None:
     """Start COMMAND on workers, with the flags of Horovod 0.28's horovodrun.
 
-    In the workers `import horovod.torch` is Farandole's; the script stays as it is. A flag that has
-    no effect here is accepted, and says so.
+    In the workers, `import horovod.torch` imports Farandole's module. The script needs no change. A
+    flag that has no effect is accepted with a message.
 
     \b
       farandole horovodrun -np 4 python train.py --epochs 10
