@@ -91,14 +91,14 @@ def test_the_life_of_a_job(sandbox: Sandbox) -> None:
     *said, last = done.stdout.splitlines()
     assert last == "failure: None stopped by: None"
     assert sorted(said) == [
-        "[0] sits at 0 of 2",
-        "[1] sits at 0 of 2",
-        "[1] sits at 0 of 3",
-        "[1] sits at 1 of 2",
-        "[2] sits at 1 of 2",
-        "[2] sits at 1 of 3",
-        "[3] sits at 0 of 1",
-        "[3] sits at 2 of 3",
+        "[0] has rank 0 of 2",
+        "[1] has rank 0 of 2",
+        "[1] has rank 0 of 3",
+        "[1] has rank 1 of 2",
+        "[2] has rank 1 of 2",
+        "[2] has rank 1 of 3",
+        "[3] has rank 0 of 1",
+        "[3] has rank 2 of 3",
     ]
     assert done.stderr.splitlines() == [
         "farandole: worker 0 on localhost (rank 0) was killed by SIGKILL; another takes its place",
