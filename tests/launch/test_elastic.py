@@ -51,12 +51,12 @@ class Run:
         half.write_text("\n".join(hosts))
         half.rename(self.sandbox.folder / "hosts")
 
-    def seats(self, generation: int, size: int) -> list[list[int]]:
+    def assignments(self, generation: int, size: int) -> list[list[int]]:
         """For each rank its rank, size, local rank, local size, worker and process."""
         files = [self.sandbox.folder / f"assignment-{generation}-{rank}" for rank in range(size)]
         self.sandbox.wait_until(
             lambda: self.process.poll() is not None or all(file.exists() for file in files),
-            f"{size} workers sit in generation {generation}",
+            f"{size} workers have ranks in generation {generation}",
         )
         assert self.process.poll() is None, self.process.communicate()
         return [[int(word) for word in file.read_text().split()] for file in files]
@@ -64,17 +64,17 @@ class Run:
 
 def test_the_life_of_a_job(sandbox: Sandbox) -> None:
     run = Run(sandbox, "localhost:2")
-    first = run.seats(0, 2)
+    first = run.assignments(0, 2)
     assert [assignment[:5] for assignment in first] == [[0, 2, 0, 2, 0], [1, 2, 1, 2, 1]]
 
     os.kill(first[0][-1], signal.SIGKILL)
     (sandbox.folder / "again-0").touch()
-    second = run.seats(1, 2)
+    second = run.assignments(1, 2)
     assert [assignment[:5] for assignment in second] == [[0, 2, 0, 2, 1], [1, 2, 1, 2, 2]]
     assert second[0][-1] == first[1][-1]  # the same process
 
     run.say_hosts("localhost:2", "127.0.0.1:1")
-    third = run.seats(2, 3)
+    third = run.assignments(2, 3)
     assert [assignment[:5] for assignment in third] == [
         [0, 3, 0, 2, 1],
         [1, 3, 1, 2, 2],
@@ -82,7 +82,7 @@ def test_the_life_of_a_job(sandbox: Sandbox) -> None:
     ]
 
     run.say_hosts("127.0.0.1:1")
-    assert [assignment[:5] for assignment in run.seats(3, 1)] == [[0, 1, 0, 1, 3]]
+    assert [assignment[:5] for assignment in run.assignments(3, 1)] == [[0, 1, 0, 1, 3]]
 
     (sandbox.folder / "finish").touch()
     done = sandbox.finish(run.process)
@@ -91,14 +91,14 @@ def test_the_life_of_a_job(sandbox: Sandbox) -> None:
     *said, last = done.stdout.splitlines()
     assert last == "failure: None stopped by: None"
     assert sorted(said) == [
-        "[0] sits at 0 of 2",
-        "[1] sits at 0 of 2",
-        "[1] sits at 0 of 3",
-        "[1] sits at 1 of 2",
-        "[2] sits at 1 of 2",
-        "[2] sits at 1 of 3",
-        "[3] sits at 0 of 1",
-        "[3] sits at 2 of 3",
+        "[0] has rank 0 of 2",
+        "[1] has rank 0 of 2",
+        "[1] has rank 0 of 3",
+        "[1] has rank 1 of 2",
+        "[2] has rank 1 of 2",
+        "[2] has rank 1 of 3",
+        "[3] has rank 0 of 1",
+        "[3] has rank 2 of 3",
     ]
     assert done.stderr.splitlines() == [
         "farandole: worker 0 on localhost (rank 0) was killed by SIGKILL; another takes its place",
@@ -114,10 +114,10 @@ def test_the_life_of_a_job(sandbox: Sandbox) -> None:
 def test_a_stopped_worker_is_replaced(sandbox: Sandbox) -> None:
     """Ctrl-C then finds another that is stopped, and does not wait for it either."""
     run = Run(sandbox, "localhost:2")
-    first = run.seats(0, 2)
+    first = run.assignments(0, 2)
     os.kill(first[1][-1], signal.SIGSTOP)
     (sandbox.folder / "again-0").touch()  # rank 0's collective breaks
-    second = run.seats(1, 2)
+    second = run.assignments(1, 2)
     assert [assignment[:5] for assignment in second] == [[0, 2, 0, 2, 0], [1, 2, 1, 2, 2]]
     os.kill(second[1][-1], signal.SIGSTOP)
     begin = time.monotonic()
@@ -134,7 +134,7 @@ def test_a_stopped_worker_is_replaced(sandbox: Sandbox) -> None:
 
 def test_ctrl_c_leaves_nothing(sandbox: Sandbox) -> None:
     run = Run(sandbox, "localhost:1")
-    run.seats(0, 1)
+    run.assignments(0, 1)
     os.killpg(run.process.pid, signal.SIGINT)
     done = sandbox.finish(run.process)
     assert done.returncode == 130

@@ -1,4 +1,4 @@
-"""elastic_worker.py: takes seats, writes down each, and stays until something calls it away.
+"""elastic_worker.py: takes ranks, writes down each, and stays until something calls it away.
 
 Files in the current folder say what: again-N stands for a collective of generation N that broke,
 `finish` for the end of the training.
@@ -28,7 +28,7 @@ while True:
     note = Path(f"assignment-{generation}-{assignment.rank}")
     note.with_suffix(".half").write_text(" ".join(map(str, words)))
     note.with_suffix(".half").rename(note)
-    print(f"sits at {assignment.rank} of {assignment.size}")
+    print(f"has rank {assignment.rank} of {assignment.size}")
     while not Path(f"again-{generation}").exists() and not hosts_changed(os.environ, generation):
         if Path("finish").exists():
             sys.exit()

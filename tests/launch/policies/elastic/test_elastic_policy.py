@@ -315,7 +315,7 @@ def test_a_bad_host_is_left_out_and_the_others_go_on(rehearse: Callable[..., Reh
     play = rehearse({"a": 1, "b": 1})
     play.ranks(0, 1)
     for new in (2, 3, 4):
-        play.changed(0)  # commits do not help those that fail before they have a assignment
+        play.changed(0)  # commits do not help those that fail before they have a rank
         play.end(new - 1)
         play.look()
         if new < 4:
