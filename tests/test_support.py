@@ -117,6 +117,11 @@ def test_long_files_come_first_and_no_test_is_lost(monkeypatch: pytest.MonkeyPat
     assert found[found.index(("long", 0)) - 1][0] != "longer", "each worker begins with one of them"
 
 
+def test_weights_are_of_files_that_exist() -> None:
+    root = Path(order.__file__).parents[2]
+    assert [file for file in order.WEIGHTS if not (root / file).is_file()] == []
+
+
 @pytest.mark.parametrize(
     ("changed", "chosen", "not_chosen"),
     [

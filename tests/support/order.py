@@ -1,6 +1,6 @@
 """Long test files first, so that at the end no worker of the suite waits for another.
 
-`weights.json` has the seconds of the files that take longest, by name; all others are short.
+`weights.json` has the seconds of the files that take longest, by path; all others are short.
 With `worksteal`, pytest-xdist gives each of its workers one stretch of the list of tests, and later
 takes from the end of the longest what is left. So the list is made of stretches: the long files are
 dealt to them, longest first, and the short ones follow. The tests of a file stay together, since
@@ -37,4 +37,4 @@ def ordered(tests: Sequence[T], file_of: Callable[[T], str], workers: int) -> li
 
 
 def weight(file: str) -> float:
-    return WEIGHTS.get(Path(file).name, SHORT_SECONDS)
+    return WEIGHTS.get(file, SHORT_SECONDS)
