@@ -368,7 +368,7 @@ def test_what_needs_every_rank_fails_while_one_has_joined() -> None:
 
 
 def _when_joined(engine: Any, joined: threading.Event) -> None:
-    while not engine._join_is_told:
+    while not engine._join_is_announced:
         time.sleep(0.001)
     joined.set()
 
