@@ -16,7 +16,7 @@ from farandole.launch.hosts import gathered, parse_hosts, place_workers, read_ho
 from farandole.launch.policies.elastic.host_script import discover_by_script
 from farandole.launch.rank_variables import horovod_rank_variables, rank_variables
 from farandole.worker.network import address_for, interface_towards
-from farandole.worker.store.address import told
+from farandole.worker.store.address import launcher_store
 from farandole.worker.store.hosted import JobStore
 
 
@@ -88,7 +88,7 @@ def test_a_rank_on_the_second_host(tmp_path: Path) -> None:
     endpoint = LauncherEndpoint(store, "10.0.0.1", is_shared=True, interfaces=("eth0",))
     variables = {**rank_variables(topology, 2, "job"), **endpoint.remote_variables()}
     store.close()
-    assert told(variables) == store.elsewhere()
+    assert launcher_store(variables) == store.elsewhere()
     expected = {"RANK": "2", "LOCAL_RANK": "0", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
     expected |= {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
     expected |= {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
