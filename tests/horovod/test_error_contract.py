@@ -356,8 +356,9 @@ WAITS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("what", WAITS)
 def test_a_rank_that_leaves_is_told_to_all_who_wait_or_ask_later(what: str) -> None:
-    """Rank 0 leaves, rank 1 waits; rank 2 is busy with something else, and leaves last."""
-    heard = threading.Event()
+    """Rank 0 leaves, rank 1 waits; rank 2 is busy with something else. Neither leaves before the
+    other has asked: it would hear of the one that left last."""
+    heard, asked = threading.Event(), threading.Barrier(2, timeout=PATIENCE_SECONDS)
     left = r"rank 0 has called hvd.shutdown\(\)"
 
     def body() -> None:
@@ -369,11 +370,13 @@ def test_a_rank_that_leaves_is_told_to_all_who_wait_or_ask_later(what: str) -> N
         elif rank == 2:
             assert heard.wait(PATIENCE_SECONDS)
         if rank != 0:
-            with pytest.raises(HorovodInternalError, match=left):
-                hvd.barrier(some)
+            for group in (some, hvd.global_process_set):  # rank 2 may hear of it only now
+                with pytest.raises(HorovodInternalError, match=left):
+                    hvd.barrier(group)
             for call in (hvd.barrier, hvd.join):
                 with pytest.raises(HorovodInternalError, match=f"has ended: {left}"):
                     call()
+            asked.wait()
         hvd.shutdown()
         assert_not_initialized()
 

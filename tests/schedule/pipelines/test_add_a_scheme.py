@@ -64,8 +64,9 @@ def test_the_command_line_shows_it(scheme: str) -> None:
     assert shown.exit_code == 0, shown.output
     assert shown.output.startswith("last-first: 2 stage(s) on 2 rank(s), 3 micro-batch(es)\n")
     for command in ("schedule", "run"):
-        help_text = CliRunner().invoke(commands, [command, "-h"], env={"COLUMNS": "400"}).output
-        assert "zero-bubble, last-first, gems" in " ".join(help_text.split())
+        help_text = " ".join(CliRunner().invoke(commands, [command, "-h"]).output.split())
+        unwrapped = help_text.replace("- ", "-")  # lines are broken behind hyphens too
+        assert "zero-bubble, last-first, gems" in unwrapped
 
 
 def test_a_layout_runs_it(scheme: str, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def server(tmp_path: Path, token: bytes) -> Iterator[StoreServer]:
 
 def as_nobody(work: Callable[[], str]) -> str:
     """What `work` returns in a process of another user."""
+    "a host".encode("idna")  # an interpreter of root's may have modules that nobody else can read
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
