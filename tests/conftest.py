@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import pty
 import re
 import shlex
 import shutil
@@ -238,6 +239,16 @@ class Sandbox:
             stdout, stderr = process.communicate()
             pytest.fail(f"{process.args} did not end.\n{stdout}\n{stderr}")
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def on_terminal(self, command: Sequence[str | Path]) -> list[str]:
+        """Runs `command` to its end, and returns the lines that it wrote to a terminal."""
+        outside, inside = pty.openpty()
+        process = self.start(command, inside, inside)
+        os.close(inside)
+        assert process.wait(PATIENCE_SECONDS) == 0
+        shown = os.read(outside, 10_000).decode()
+        os.close(outside)
+        return shown.split("\r\n")
 
     def python(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """A fresh interpreter, with all that its start-up does; `fork` is sooner there."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,21 +131,8 @@ while not Path("go").exists():
 
 def test_on_a_terminal_rank_0_writes_itself(sandbox: Sandbox) -> None:
     script = sandbox.script("tty.py", "import sys\nprint(sys.stdout.isatty(), sys.stderr.isatty())")
-    outside, inside = pty.openpty()
-    job = subprocess.Popen(
-        [sys.executable, "-m", "farandole", "run", "-n", "2", str(script)],
-        cwd=sandbox.folder,
-        env=sandbox.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=inside,
-        stderr=inside,
-        start_new_session=True,
-    )
-    assert job.wait(60) == 0
-    os.close(inside)
-    shown = os.read(outside, 10_000).decode()
-    os.close(outside)
-    lines = [line for line in shown.split("\r\n") if "none of the 2 workers joined" not in line]
+    shown = sandbox.on_terminal([sys.executable, "-m", "farandole", "run", "-n", "2", script])
+    lines = [line for line in shown if "none of the 2 workers joined" not in line]
     assert sorted(lines) == ["", "True True", "[1] False False"]
 
 

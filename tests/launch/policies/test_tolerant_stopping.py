@@ -6,7 +6,6 @@ The servers are stand-ins that write down what happens to them; the workers are 
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -215,19 +214,8 @@ def test_without_the_servers_data_there_is_no_job(sandbox: Sandbox) -> None:
 def test_on_a_terminal_rank_0_writes_itself(sandbox: Sandbox) -> None:
     launcher = sandbox.script("launcher.py", FARANDOLE)
     script = sandbox.script("tty.py", "import sys\nprint(sys.stdout.isatty(), sys.stderr.isatty())")
-    outside, inside = pty.openpty()
-    job = subprocess.Popen(
-        [sys.executable, launcher, "run", "-n", "2", "--servers", "1", str(script)],
-        cwd=sandbox.folder,
-        env=sandbox.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=inside,
-        stderr=inside,
-        start_new_session=True,
+    shown = sandbox.on_terminal(
+        [sys.executable, launcher, "run", "-n", "2", "--servers", "1", script]
     )
-    assert job.wait(60) == 0
-    os.close(inside)
-    shown = os.read(outside, 10_000).decode()
-    os.close(outside)
-    lines = [line for line in shown.split("\r\n") if "none of the 2 workers joined" not in line]
+    lines = [line for line in shown if "none of the 2 workers joined" not in line]
     assert sorted(lines) == ["", "True True", "[1] False False"]
