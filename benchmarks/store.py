@@ -27,8 +27,8 @@ from farandole.worker.environment import RankAssignment
 from farandole.worker.join import join
 from farandole.worker.loopback import serve_tcp_store
 from farandole.worker.rendezvous import find_store
-from farandole.worker.store.address import StoreAddress
-from farandole.worker.store.hosted import LOOPBACK, JobStore
+from farandole.worker.store.address import LOOPBACK, StoreAddress
+from farandole.worker.store.job_store import JobStore
 
 PATIENCE = timedelta(seconds=120)
 SIDES = ("ours", "TCPStore")

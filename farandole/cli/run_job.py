@@ -83,20 +83,11 @@ def _check_times(options: RunOptions) -> None:
 
 def run_job(options: RunOptions) -> tuple[Outcome, int]:
     """How the job ended, and how many workers it had."""
-    import torch
-
     from farandole.launch.launcher import launch
     from farandole.launch.servers import OwnServers, launch_with_servers, plan_servers
-    from farandole.sync import parse
-    from farandole.train import settings
 
-    strategy = parse(options.sync) if options.sync is not None else None
-    layout = settings.read_layout(options.layout) if options.layout is not None else None
-    count = options.workers or torch.cuda.device_count() or 1
-    if layout is not None:
-        settings.check_workers(layout, count)
-        if strategy is not None:
-            settings.check_goes_with(layout, strategy)
+    count = options.workers or _gpu_count() or 1
+    strategy, layout = _scheme(options, count)
     plan = plan_servers(
         strategy, options.servers, options.replicas, options.functions, options.key_file
     )
@@ -113,6 +104,28 @@ def run_job(options: RunOptions) -> tuple[Outcome, int]:
         if options.trace is not None:
             _merge(options.trace)
     return outcome, count
+
+
+def _gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _scheme(options: RunOptions, workers: int) -> tuple[Strategy | None, Layout | None]:
+    """The strategy and the layout that were asked for. Imports torch only where one was."""
+    if options.sync is None and options.layout is None:
+        return None, None
+    from farandole.sync import parse
+    from farandole.train import settings
+
+    strategy = parse(options.sync) if options.sync is not None else None
+    layout = settings.read_layout(options.layout) if options.layout is not None else None
+    if layout is not None:
+        settings.check_workers(layout, workers)
+        if strategy is not None:
+            settings.check_goes_with(layout, strategy)
+    return strategy, layout
 
 
 def _job(
@@ -151,28 +164,38 @@ def _variables(
     options: RunOptions, strategy: Strategy | None, layout: Layout | None
 ) -> dict[str, str]:
     """What tells the workers what was asked for."""
-    from farandole.comm import check_transport
-    from farandole.trace import merge as tracing
-    from farandole.train.settings import write_layout
-
-    given = options.transport
-    transport = check_transport(given) if given is not None else None
     asked = {
         environment.SYNC: str(strategy) if strategy is not None else None,
-        environment.LAYOUT: write_layout(layout) if layout is not None else None,
+        environment.LAYOUT: _written(layout) if layout is not None else None,
         environment.NAME: options.name,
         environment.RUNS: str(options.runs) if options.runs else None,
         environment.FALLBACK: "1" if options.fallback else None,
         environment.SEED: str(options.seed) if options.seed is not None else None,
         environment.SCRIPT: options.script,
-        environment.TRANSPORT: transport,
+        environment.TRANSPORT: (
+            _checked(options.transport) if options.transport is not None else None
+        ),
         environment.CHECK_FINITE: "0" if options.no_check_finite else None,
         environment.HOSTS: options.hosts,
     }
     if options.trace is not None:
+        from farandole.trace import merge as tracing
+
         asked[environment.TRACE_PARTS] = str(tracing.prepare(options.trace))
         asked[environment.TRACE] = ""  # the launcher merges the parts, not the ranks
     return {key: value for key, value in asked.items() if value is not None}
+
+
+def _written(layout: Layout) -> str:
+    from farandole.train.settings import write_layout
+
+    return write_layout(layout)
+
+
+def _checked(transport: str) -> str:
+    from farandole.comm import check_transport
+
+    return check_transport(transport)
 
 
 def _check_hosts(

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from farandole.comm.activity import NO_ACTIVITY, Activity
+from farandole.system.activity import NO_ACTIVITY, Activity
 from farandole.trace.spans import NO_TRACE, Trace
 
 

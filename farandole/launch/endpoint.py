@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farandole.worker.network import interface_towards
-from farandole.worker.store.hosted import LOOPBACK, JobStore
+from farandole.worker.store.address import LOOPBACK
+from farandole.worker.store.job_store import JobStore
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _INTERFACES = (_GLOO_INTERFACE, "NCCL_SOCKET_IFNAME")

@@ -10,12 +10,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from farandole.errors import UserError
 from farandole.launch.job import Job, Outcome
 from farandole.launch.launcher import launch_tolerant
-from farandole.sync import Strategy
 from farandole.worker.signals import signals_noted
+
+if TYPE_CHECKING:
+    from farandole.sync import Strategy
 
 _ADDRESS = re.compile(r"tcp://(?P<host>[^/:\s]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
 

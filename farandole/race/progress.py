@@ -10,7 +10,11 @@ from rich.live import Live
 
 from farandole.race import runner
 from farandole.race.runner import Entry, RaceConfig
-from farandole.report import Lane, Target, TargetNotice, require_metric, table
+from farandole.report.lane import Lane
+from farandole.report.notice import TargetNotice
+from farandole.report.standing import require_metric
+from farandole.report.summary import table
+from farandole.report.target import Target
 from farandole.worker.signals import Stopped
 
 

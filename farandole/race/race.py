@@ -19,9 +19,11 @@ from farandole.launch.servers import needs_servers
 from farandole.race.checks import check_entries, check_servers
 from farandole.race.progress import run_all
 from farandole.race.runner import Entry, RaceConfig, output_of
-from farandole.report import Lane, Results, Target, headline, plain, table
-from farandole.report.lane import labels
+from farandole.report.lane import Lane, labels
 from farandole.report.page import write_report
+from farandole.report.standing import Results
+from farandole.report.summary import headline, plain, table
+from farandole.report.target import Target
 from farandole.sync import parse
 from farandole.train.claim import claim
 from farandole.train.settings import default_name

@@ -23,7 +23,8 @@ from farandole.environment import STARTED
 from farandole.launch.forks import Forked, ForkError, Forks
 from farandole.launch.job_directory import worker_defaults
 from farandole.launch.outcome_file import OutcomeRecord, read_outcome
-from farandole.report import Follower, History, Lane, outcome_of
+from farandole.report.history import Follower, History
+from farandole.report.lane import Lane, outcome_of
 from farandole.report.metrics import FILE_NAME
 from farandole.system.orphans import tied_to_this_process
 from farandole.worker.grace import DEFAULT_SECONDS

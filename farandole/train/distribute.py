@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from farandole.comm.activity import NO_ACTIVITY
 from farandole.errors import UserError
 from farandole.layout import Layout
 from farandole.sync import AllReduce, Strategy
 from farandole.sync.common.wrappers import refuse_wrapped, refuse_wrapper_around
+from farandole.system.activity import NO_ACTIVITY
 from farandole.train.checkpoint.saver import WholeSaver
 from farandole.train.compiling import NOTE, is_compiled
 from farandole.train.session import Session

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from farandole.comm import Group, check_transport
-from farandole.comm.activity import show_activity
 from farandole.errors import UserError
+from farandole.system.activity import show_activity
 from farandole.system.orphans import end_with_launcher
 from farandole.train.current_run import make_current
 from farandole.train.randomness import seed_everything

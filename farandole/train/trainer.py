@@ -18,7 +18,6 @@ from farandole.data import Loader
 from farandole.layout import Layout
 from farandole.sync import Strategy
 from farandole.train.engines.engine import Engine, WholeModelEngine
-from farandole.train.engines.pipelined import PipelinedEngine
 from farandole.train.engines.recipe import Recipe
 from farandole.train.passes import Passes
 from farandole.train.session import Session
@@ -57,11 +56,14 @@ class Trainer:
         self._session = session
         self._passes = passes
         whole = model if isinstance(model, nn.Module) else nn.Sequential(*model)
-        self._engine: Engine = (
-            WholeModelEngine(session, whole, recipe, sync)
-            if layout is None
-            else PipelinedEngine(session, whole, recipe, layout, sync, sample, check=check)
-        )
+        self._engine: Engine
+        if layout is None:
+            self._engine = WholeModelEngine(session, whole, recipe, sync)
+            return
+        # Stages and tiles are a third of all code. Scripts without a layout do not wait for it.
+        from farandole.train.engines.pipelined import PipelinedEngine
+
+        self._engine = PipelinedEngine(session, whole, recipe, layout, sync, sample, check=check)
 
     @property
     def model(self) -> nn.Module:

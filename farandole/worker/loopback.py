@@ -6,10 +6,12 @@ import os
 import socket
 from collections.abc import MutableMapping
 from datetime import timedelta
-
-from torch.distributed import TCPStore
+from typing import TYPE_CHECKING
 
 from farandole.worker.environment import is_loopback
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 
 def serve_tcp_store(timeout: timedelta, address: str, port: int) -> TCPStore:
@@ -18,6 +20,8 @@ def serve_tcp_store(timeout: timedelta, address: str, port: int) -> TCPStore:
     It listens on every interface unless it is handed a socket that is bound, so we bind one to
     `address` ourselves.
     """
+    from torch.distributed import TCPStore  # here: launchers, too, use this file, without torch
+
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

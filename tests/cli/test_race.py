@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from farandole.cli import main
-from farandole.report import History, Point
+from farandole.report.history import History, Point
 
 SCRIPT = """
 import sys, time, farandole as fd

@@ -172,3 +172,21 @@ def test_errors_are_one_line_from_the_shell_too(sandbox: Sandbox) -> None:
     done = sandbox.python("-m", "farandole", "run", "-n", "0", "train.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "farandole: -n 0: a job needs at least 1 worker.\n"
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # so that an import fails
+from farandole.cli import main
+sys.argv = ["farandole", "run", "-n", "2", "--name", "x", sys.argv[1]]
+main()
+"""
+
+
+@pytest.mark.fresh
+def test_a_job_whose_options_need_no_torch_starts_without_it(sandbox: Sandbox) -> None:
+    """The workers import it, at the same time, and nobody waits for the launcher to do so first."""
+    script = sandbox.script("hello.py", "import torch; print(torch.ones(1).item())")
+    done = sandbox.python(sandbox.script("launcher.py", WITHOUT_TORCH), script)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] 1.0", "[1] 1.0"]

@@ -17,7 +17,7 @@ from farandole.launch.policies.elastic.host_script import discover_by_script
 from farandole.launch.rank_variables import horovod_rank_variables, rank_variables
 from farandole.worker.network import address_for, interface_towards
 from farandole.worker.store.address import launcher_store
-from farandole.worker.store.hosted import JobStore
+from farandole.worker.store.job_store import JobStore
 
 
 def test_a_list_of_hosts_keeps_its_order_and_adds_up() -> None:

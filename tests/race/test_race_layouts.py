@@ -15,7 +15,7 @@ from farandole.cli import main
 from farandole.errors import UserError
 from farandole.race.checks import check_entries
 from farandole.race.runner import Entry, RaceConfig, folder_name, run_lane
-from farandole.report import Lane
+from farandole.report.lane import Lane
 
 Race = Callable[..., list[str]]
 

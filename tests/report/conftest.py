@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from farandole.report import Counters, History, Lane, Note, Outcome, Point
+from farandole.report.history import Counters, History, Note, Point
+from farandole.report.lane import Lane, Outcome
 
 
 @pytest.fixture(scope="session")

@@ -17,12 +17,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from farandole.report import Lane, Results, read_history
 from farandole.report.decisions import decisions
+from farandole.report.history import read_history
+from farandole.report.lane import Lane
 from farandole.report.metrics import MetricsLog
 from farandole.report.page import page, write_report
 from farandole.report.plots import adaptation, render
 from farandole.report.plots import curves as plots
+from farandole.report.standing import Results
 from farandole.report.summary import MOST_NOTES, summary_json
 
 MakeLane = Callable[..., Lane]

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.errors import UserError
-from farandole.report import Follower, Lane, outcome_of, read_history
+from farandole.report.history import Follower, read_history
+from farandole.report.lane import Lane, outcome_of
 from farandole.report.metrics import MetricsLog
 
 START = {"event": "start", "name": "digits", "sync": "local:every=8", "size": 2, "seed": 0}

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from farandole.report import History, Lane, Results, headline, plain, table
-from farandole.report.lane import labels
+from farandole.report.history import History
+from farandole.report.lane import Lane, labels
 from farandole.report.plots.drawing import LONGEST_LABEL, short_labels
 from farandole.report.sections import how_it_was_run
-from farandole.report.summary import summary_json
+from farandole.report.standing import Results
+from farandole.report.summary import headline, plain, summary_json, table
 
 MakeLane = Callable[..., Lane]
 PIPELINE = "stages=4,microbatches=8"

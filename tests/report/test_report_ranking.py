@@ -14,19 +14,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from farandole.errors import UserError
-from farandole.report import (
-    Lane,
-    Results,
-    Standing,
-    Target,
-    headline,
-    plain,
-    rank,
-    require_metric,
-    table,
-)
-from farandole.report.standing import choose_goal
-from farandole.report.summary import summary_json
+from farandole.report.lane import Lane
+from farandole.report.standing import Results, Standing, choose_goal, rank, require_metric
+from farandole.report.summary import headline, plain, summary_json, table
+from farandole.report.target import Target
 
 MakeLane = Callable[..., Lane]
 TARGET = Target.parse("accuracy=0.9")

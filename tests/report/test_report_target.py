@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import UserError
-from farandole.report import History, Lane, Target, TargetNotice
-from farandole.report.target import lower_is_better
+from farandole.report.history import History
+from farandole.report.lane import Lane
+from farandole.report.notice import TargetNotice
+from farandole.report.target import Target, lower_is_better
 
 MakeLane = Callable[..., Lane]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from farandole.errors import CheckpointError, FarandoleError
-from farandole.report import read_history
+from farandole.report.history import read_history
 from farandole.testing import run_world
 from farandole.train import Run
 from farandole.train.checkpoint import checkpoint

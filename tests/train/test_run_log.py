@@ -13,7 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from farandole.errors import FarandoleError, UserError
-from farandole.report import read_history
+from farandole.report.history import read_history
 from farandole.report.metrics import MetricsLog
 from farandole.testing import run_world
 from farandole.train import Run

@@ -20,10 +20,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from farandole.comm.activity import STACK_SIGNAL, Seen, read_activity, stack_file
 from farandole.environment import ACTIVITY
 from farandole.launch.messages import tell, write_error
 from farandole.launch.watches.exit_watch import Location, Overdue
+from farandole.system.activity import STACK_SIGNAL, Seen, read_activity, stack_file
 from farandole.system.process_state import handles, is_stopped
 
 _LOOK_SECONDS = 0.5

@@ -13,7 +13,6 @@ from typing import Any
 
 import zmq
 
-from farandole.comm.activity import NO_ACTIVITY, Activity
 from farandole.errors import CommError
 from farandole.server.channels import Line
 from farandole.server.client.pending import Answer, PendingRequests
@@ -21,6 +20,7 @@ from farandole.server.client.registrar_client import RegistrarClient
 from farandole.server.protocol.arena import Arena
 from farandole.server.protocol.messages import Command, Message, Read
 from farandole.server.protocol.process import keep_freed_memory
+from farandole.system.activity import NO_ACTIVITY, Activity
 
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 2.0  # without any answer, before everything open is sent again

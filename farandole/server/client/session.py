@@ -8,12 +8,12 @@ from typing import Any, Self
 import torch
 import zmq
 
-from farandole.comm.activity import Activity
 from farandole.server.client.calls import Calls
 from farandole.server.client.connections import Connections
 from farandole.server.client.registrar_client import RegistrarClient
 from farandole.server.client.requests import Requests
 from farandole.server.protocol.seal import read_key
+from farandole.system.activity import Activity
 
 
 class Session:

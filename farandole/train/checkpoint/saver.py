@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from farandole.layout.pipeline.pipelined import Pipelined
 from farandole.sync import Synchronizer
 from farandole.train.checkpoint.fitting_model import require_fitting_model
 from farandole.train.checkpoint.optimizer_state import (
@@ -25,6 +24,9 @@ from farandole.train.checkpoint.optimizer_state import (
     state_by_name,
 )
 from farandole.train.checkpoint.same_optimizer import require_same_kind
+
+if TYPE_CHECKING:
+    from farandole.layout.pipeline.pipelined import Pipelined
 
 State = tuple[dict[str, Any], dict[str, Any] | None]
 """Of a model and its optimizer, by the names in the whole model."""

@@ -17,6 +17,7 @@ from farandole.environment import STORE, TOKEN, TOKEN_FILE
 from farandole.errors import JoinError, UserError
 from farandole.worker.store.link import Link, connect_to_host, connect_to_path
 
+LOOPBACK = "127.0.0.1"
 _TOKEN_BYTES = 32
 _FEWEST_CHARACTERS = 32
 _LONGEST_FILE = 4096

@@ -18,7 +18,7 @@ from farandole.comm import ByDevice, C10d, Group, SharedMemory, Transport, over_
 from farandole.comm.transports.mpi_world import mpi_world
 from farandole.topology import Topology
 from farandole.worker.loopback import serve_tcp_store, stay_on_loopback
-from farandole.worker.store.hosted import LOOPBACK
+from farandole.worker.store.address import LOOPBACK
 
 Body = Callable[[Group], None]
 PATIENCE = timedelta(seconds=60)  # until all have started

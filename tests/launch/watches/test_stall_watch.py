@@ -72,7 +72,7 @@ if rank == 3:  # never calls fd.init()
         time.sleep(0.01)
     raise SystemExit
 
-from farandole.comm.activity import show_activity, stack_file
+from farandole.system.activity import show_activity, stack_file
 
 if rank == 2:
     signal.signal(signal.SIGUSR2, lambda *_: None)

@@ -23,7 +23,7 @@ from farandole.worker.store import peer_user, protocol
 from farandole.worker.store.address import StoreAddress, launcher_store, new_token, users_token
 from farandole.worker.store.client import StoreClient
 from farandole.worker.store.handshake import ClientGreeting, ServerGreeting, Tags
-from farandole.worker.store.hosted import JobStore
+from farandole.worker.store.job_store import JobStore
 from farandole.worker.store.native import Native
 from farandole.worker.store.peer import Peer
 from farandole.worker.store.server import StoreServer

@@ -13,7 +13,7 @@ from datetime import timedelta
 from farandole.launch.policies.elastic.generations import Placement
 from farandole.worker.elastic import LEAVE, PREFIX, WITH_STATE, WITHOUT_STATE, Change
 from farandole.worker.store.client import Prefixed
-from farandole.worker.store.hosted import JobStore
+from farandole.worker.store.job_store import JobStore
 
 _STORE_TIMEOUT = timedelta(seconds=60)
 _NOTHING_YET = -2  # before -1, with which a new worker asks

@@ -37,7 +37,7 @@ from farandole.worker.elastic import (
     note_state,
 )
 from farandole.worker.environment import RankAssignment
-from farandole.worker.store.hosted import JobStore
+from farandole.worker.store.job_store import JobStore
 
 PATIENCE = timedelta(seconds=60)
 
