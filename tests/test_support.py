@@ -104,7 +104,7 @@ def test_a_warm_process_is_killed_and_seen_as_any_other(tmp_path: Path) -> None:
     assert process.stdout.readline() == "ready\n"
     assert str(script) in " ".join(psutil.Process(process.pid).cmdline())
     process.kill()
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(150) == -signal.SIGKILL
     process.stdout.close()
 
 

@@ -132,7 +132,7 @@ def test_help_names_every_schedule_without_torch() -> None:
         "for name in ('run', 'race'): print(CliRunner().invoke(commands, [name, '-h']).output)\n"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
     assert done.stdout.endswith("False\n"), done.stderr
     unwrapped = "".join(done.stdout.split())
     assert unwrapped.count(f"Schedules:{','.join(schedule_names())}.") == 2

@@ -15,6 +15,7 @@ import pytest
 from farandole.cli import main
 from farandole.report.history import History, Point
 
+PATIENCE_SECONDS = 150.0
 SCRIPT = """
 import sys, time, farandole as fd
 run = fd.init()
@@ -156,9 +157,12 @@ def test_stopping_a_race_leaves_no_process(script, sent):
     def workers() -> list[psutil.Process]:
         return [p for p in psutil.process_iter() if _works_in(p, script)]
 
-    _wait_for(lambda: len(workers()) >= 4, "the race, its lane and two workers")
-    process.send_signal(sent)
-    output, _ = process.communicate(timeout=60)
+    try:
+        _wait_for(lambda: len(workers()) >= 4, "the race, its lane and two workers")
+        process.send_signal(sent)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        process.kill()
     _wait_for(lambda: not workers(), "the end of all processes")
     if sent != signal.SIGKILL:
         assert process.returncode == 128 + sent
@@ -173,7 +177,7 @@ def _works_in(process: psutil.Process, script: Path) -> bool:
 
 
 def _wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"waited 40 s for {what}"
+        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:g} s for {what}"
         time.sleep(0.1)

@@ -69,7 +69,7 @@ def run_alone() -> Callable[..., Loader]:
     """Makes a loader of one rank, in this thread: processes cannot be forked from a world's."""
 
     def make(source: Any, *, batch_size: int, seed: int = 0, **options: Any) -> Loader:
-        limit = timedelta(seconds=30)
+        limit = timedelta(seconds=150)
         group = Group(InProcess(Exchange(1, limit), 0))
         ours = LoaderOptions(batch_size, shuffle=options.pop("shuffle", None), seed=seed)
         return Loader(source, ours, group=group, device=torch.device("cpu"), **options)

@@ -33,7 +33,7 @@ def output(cluster: Cluster, host: int, command: list[str], **variables: str) ->
     process = cluster.start(
         host, command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=150)
     assert process.returncode == 0, said
     return said
 
@@ -149,7 +149,7 @@ def test_env_and_cwd_reach_the_command(cluster: Cluster, tmp_path: Path) -> None
         1, ["sh", "-c", "pwd; echo $NODE_RANK"], env={"NODE_RANK": "mine"}, cwd=tmp_path,
         stdout=subprocess.PIPE,
     )  # fmt: skip
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=150)
     assert said.split() == [str(tmp_path), "mine"]
 
 
@@ -179,7 +179,7 @@ def test_shared_memory_belongs_to_one_host(cluster: Cluster) -> None:
 def test_the_process_is_the_command_itself(cluster: Cluster) -> None:
     process = cluster.start(0, ["sleep", "600"])
     process.terminate()
-    assert process.wait(timeout=60) == -15
+    assert process.wait(timeout=150) == -15
 
 
 def test_an_unknown_host(cluster: Cluster) -> None:
@@ -191,7 +191,7 @@ ALL_REDUCE = """
 from pathlib import Path
 import farandole as fd, torch, torch.distributed as dist
 
-run = fd.init(timeout=60, folder="{folder}")
+run = fd.init(timeout=150, folder="{folder}")
 tensor = torch.full((250_000,), float(run.rank + 1))
 dist.all_reduce(tensor)
 assert tensor.unique().tolist() == [10.0], tensor
@@ -225,7 +225,7 @@ def test_an_all_reduce_crosses_the_links(cluster: Cluster, tmp_path: Path) -> No
             stderr=subprocess.PIPE,
         )
         hosts.append(started)
-    said = [host.communicate(timeout=90) for host in hosts]
+    said = [host.communicate(timeout=150) for host in hosts]
     errors = [path.read_text() for path in tmp_path.glob("*/*.err")]
     assert [json.loads(out) for out, _ in said] == [[0, 0]] * 2, errors
     for host in range(2):
@@ -257,7 +257,7 @@ def start_daemon_and_fail(cluster: Cluster, started: list[int]) -> None:
     process = cluster.start(
         2, ["sh", "-c", "setsid sleep 600 >&- 2>&- & echo $!"], stdout=subprocess.PIPE
     )
-    started.append(int(process.communicate(timeout=60)[0]))
+    started.append(int(process.communicate(timeout=150)[0]))
     started.append(cluster.start(0, ["sleep", "600"]).pid)
     assert all(map(is_running, started))
     raise RuntimeError("a test failed")
@@ -322,12 +322,12 @@ def test_the_next_start_removes_what_a_killed_one_left(root: None) -> None:
             stderr=subprocess.DEVNULL,
         )
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 150
             while sleeper.poll() is None and not pids_in(name):
                 assert time.monotonic() < deadline
             with Cluster(hosts=1):
                 assert namespaces.existing(name) == []
-                assert sleeper.wait(timeout=60) != 0
+                assert sleeper.wait(timeout=150) != 0
                 assert output(alive, 0, ["hostname"]).strip() == "emulated-0"
         finally:
             sleeper.kill()

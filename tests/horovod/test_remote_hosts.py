@@ -183,7 +183,7 @@ def test_an_attendant_passes_everything_on_and_leaves_nothing(sandbox: Sandbox) 
     attendant.stdin.write(order.line())
     attendant.stdin.flush()  # and stays open: the launcher lives
     found = frames(attendant.stdout.read())
-    assert attendant.wait(60) == 0
+    assert attendant.wait(150) == 0
     attendant.stdin.close()
     attendant.stdout.close()
     assert found[OUTPUT] == bytes(range(256)) * 4096

@@ -223,7 +223,7 @@ def test_its_launcher_is_its_parent_and_finds_it_and_its_children(place: Place) 
         assert kill_leftovers("0123456789abcdef", 6) == []
         killed = kill_leftovers("0123456789abcdef", 7)
         assert {found.pid for found in killed} == {worker.pid, child.pid}
-        assert worker.wait(60) == -signal.SIGKILL
+        assert worker.wait(150) == -signal.SIGKILL
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)

@@ -124,7 +124,7 @@ def test_a_watchdog_leaves_alone_what_it_was_not_told_of(
     assert ours.poll() is None
     silent = Watchdog(variables=variables, folders=[folder.path])
     del silent  # it goes without a word
-    assert ours.wait(60) == -signal.SIGKILL
+    assert ours.wait(150) == -signal.SIGKILL
     assert not folder.path.exists()
     assert theirs.poll() is None
     folder.close()

@@ -63,7 +63,7 @@ def test_it_has_a_price(line: str) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_it_runs(line: str, ranks: int) -> None:
-    exchange, sums = Exchange(ranks, timedelta(seconds=30)), {}
+    exchange, sums = Exchange(ranks, timedelta(seconds=150)), {}
 
     def work(rank: int) -> None:
         mine = torch.arange(5.0) + rank

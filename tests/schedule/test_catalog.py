@@ -53,7 +53,7 @@ def test_two_level_without_a_topology_is_a_ring_in_one_host() -> None:
 
 def test_the_room_does_not_import_torch() -> None:
     code = "import sys, farandole.schedule; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=150).returncode == 0
 
 
 def test_the_view_of_a_rank() -> None:

@@ -45,7 +45,9 @@ MODULES = (
     "torch._dynamo",  # every optimizer imports it
     "sklearn.datasets",
     "farandole.train",
+    "farandole.train.engines.pipelined",
     "farandole.launch.launcher",
+    "farandole.launch.policies.elastic.policy",
     "farandole.cli",
     "farandole.server.node.service",
     "farandole.sync.server.base",

@@ -49,7 +49,7 @@ def in_threads(*bodies: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=150)
     return [results[index] for index in range(len(bodies))]
 
 
@@ -201,7 +201,7 @@ def test_it_is_written_without_being_asked(tmp_path: Path) -> None:
     kept = Recorder(tmp_path / "part.jsonl", HEADER)
     with kept.span("forward", "compute"):
         pass
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 150
     while not part_of(kept.path).spans:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -247,17 +247,17 @@ def test_a_disk_that_hangs_does_not_hang_the_end(
 
     def hang(file: int, data: bytes) -> int:
         inside.set()
-        released.wait(30)
+        released.wait(150)
         return write(file, data)
 
     monkeypatch.setattr(os, "write", hang)
     with kept.span("forward", "compute"):
         pass
-    assert inside.wait(30)
+    assert inside.wait(150)
     kept.close()
     assert isinstance(kept.problem, TimeoutError)
     released.set()
-    kept._thread.join(30)
+    kept._thread.join(150)
 
 
 def test_memory_is_bounded_and_what_is_lost_is_counted(

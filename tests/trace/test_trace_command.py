@@ -35,7 +35,7 @@ if hosts:  # each rank on a host of its own, whose clock was started at another 
 import torch, torch.nn.functional as F
 import farandole as fd
 
-run = fd.init(name="traced", timeout=60)
+run = fd.init(name="traced", timeout=150)
 with run.group.trace.span("joined", "test"):  # the meter counts from here
     pass
 model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 2))

@@ -41,7 +41,13 @@ from farandole.worker.forking.preloaded import Preloaded
 LENGTH = struct.Struct(">I")  # of the request that follows
 STARTED = struct.Struct(">i")  # the id of the process
 NOBODY = 0
-PRELOADED = ("torch", "torch._dynamo", "farandole.train", "farandole.launch.launcher")
+PRELOADED = (
+    "torch",
+    "torch._dynamo",  # every optimizer imports it
+    "farandole.train",
+    "farandole.train.engines.pipelined",
+    "farandole.launch.launcher",
+)
 _ADOPTION_SECONDS = 30.0
 
 

@@ -19,7 +19,7 @@ def on_ranks() -> OnRanks:
     """`on_ranks(3, body)`: what `body(group)` returned on each of three ranks."""
 
     def call(size: int, body: Callable[[Group], Any]) -> list[Any]:
-        exchange = Exchange(size, timedelta(seconds=30))
+        exchange = Exchange(size, timedelta(seconds=150))
         results: list[Any] = [None] * size
         failures: list[Exception] = []
 

@@ -30,4 +30,4 @@ def body(world: Group) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(not run_world("c10d", 2, timedelta(seconds=20), body))
+    sys.exit(not run_world("c10d", 2, timedelta(seconds=100), body))

@@ -37,7 +37,7 @@ def body(transport: str, group: Group) -> None:
 if __name__ == "__main__":
     worlds = [world.split(":") for world in sys.argv[1:]]
     ends = [
-        run_world(name, int(size), timedelta(seconds=20), partial(body, name))
+        run_world(name, int(size), timedelta(seconds=100), partial(body, name))
         for name, size in worlds
     ]
     sys.exit(0 if all(ends) else 1)

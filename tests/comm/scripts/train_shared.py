@@ -12,7 +12,7 @@ import farandole as fd
 from farandole.comm import SharedMemory
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
-run = fd.init(timeout=30)
+run = fd.init(timeout=150)
 torch.manual_seed(0)
 model = torch.nn.Linear(1500, 1500)
 model, opt = run.distribute(model, torch.optim.SGD(model.parameters(), 0.1))

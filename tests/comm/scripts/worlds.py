@@ -21,7 +21,7 @@ from farandole.worker.loopback import serve_tcp_store, stay_on_loopback
 from farandole.worker.store.address import LOOPBACK
 
 Body = Callable[[Group], None]
-PATIENCE = timedelta(seconds=60)  # until all have started
+PATIENCE = timedelta(seconds=150)  # until all have started
 HOST_NAMES = "abaab"  # the hosts that the ranks of a two-level world take themselves to be on
 
 
@@ -78,7 +78,7 @@ def _fork_ranks(transport: str, size: int, timeout: timedelta, body: Body) -> No
 
             os._exit(_tell(be_rank))
         ranks.append(pid)
-    store = serve_tcp_store(timedelta(seconds=30), LOOPBACK, 0)
+    store = serve_tcp_store(timedelta(seconds=150), LOOPBACK, 0)
     os.write(writing, f"{store.port:05}".encode() * size)
     os.close(writing)
     ends = [os.waitpid(pid, 0)[1] for pid in ranks]

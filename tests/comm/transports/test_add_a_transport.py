@@ -18,7 +18,7 @@ from farandole.errors import UserError
 from farandole.testing.conformance import CHECKS, run_checks
 from farandole.worker.join import choose_transport
 
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=100)
 
 
 class Mailboxes(Transport):

@@ -24,7 +24,7 @@ CONFORM = Path(__file__).parents[1] / "scripts" / "conform.py"
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_threads(on_ranks: Any, size: int, check: Check) -> None:
-    for outcome in on_ranks(size, check, timeout_seconds=20):
+    for outcome in on_ranks(size, check, timeout_seconds=100):
         if outcome is not None:
             raise outcome
 

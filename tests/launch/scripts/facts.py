@@ -17,7 +17,7 @@ OPEN_TO_OTHERS = (psutil.CONN_LISTEN, psutil.CONN_NONE)  # TCP that listens, and
 interface = os.environ.get("GLOO_SOCKET_IFNAME")
 if "--own-group" in sys.argv:
     dist.init_process_group("gloo")
-run = fd.init(timeout=60)
+run = fd.init(timeout=150)
 own = psutil.Process()
 observed = [own]
 if "FARANDOLE_JOB" in os.environ:

@@ -27,7 +27,7 @@ def hang_up_and_linger() -> None:
 if how == "linger" and os.environ["RANK"] == "1":
     atexit.register(hang_up_and_linger)  # after fd has left: last registered, first called
 
-run = fd.init(timeout=60)
+run = fd.init(timeout=150)
 run.group.barrier()
 if how in ("exit", "linger") and run.rank == 1:
     sys.exit(3)

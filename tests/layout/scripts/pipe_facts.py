@@ -86,7 +86,7 @@ def trained(run: fd.Run, model: nn.Module, layout: str | None, x: torch.Tensor) 
 
 def main(folder: Path) -> None:
     torch.set_default_dtype(torch.float64)
-    run = fd.init(timeout=20)
+    run = fd.init(timeout=150)
     x = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
     found: dict[str, Any] = {}
     plain = copy.deepcopy(network())

@@ -192,7 +192,7 @@ def off_from_plain(run: fd.Run, inside: Inside, *, check: bool) -> Any:
 
 def main() -> None:
     torch.set_default_dtype(torch.float64)
-    run = fd.init(timeout=60)
+    run = fd.init(timeout=150)
     set_seed(run.rank)
     found = {
         f"{inside.__name__} {'checked' if check else 'unchecked'}": off_from_plain(

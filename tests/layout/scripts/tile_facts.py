@@ -83,7 +83,7 @@ def trained(run: fd.Run, layout: str, x: torch.Tensor, y: torch.Tensor) -> torch
 
 def main(folder: Path) -> None:
     torch.set_default_dtype(torch.float64)
-    run = fd.init(timeout=20)
+    run = fd.init(timeout=150)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(6, 2, SIZE, SIZE, generator=generator)
     y = torch.randint(3, (6,), generator=generator)

@@ -351,7 +351,7 @@ import torch.nn.functional as F
 import farandole as fd
 from farandole.comm.codecs import CODECS
 
-run = fd.init(timeout=60)
+run = fd.init(timeout=150)
 for name in CODECS:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))

@@ -390,7 +390,7 @@ LEAVING = """
 import torch, farandole as fd
 from torch.utils.data import TensorDataset
 
-run = fd.init(timeout=30)
+run = fd.init(timeout=150)
 model = torch.nn.Linear(600, 600)
 model, opt = run.distribute(model, torch.optim.SGD(model.parameters(), 0.01))
 data = TensorDataset(torch.randn(80, 600))

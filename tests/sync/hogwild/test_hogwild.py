@@ -295,9 +295,9 @@ def test_what_one_rank_writes_the_others_read_at_once(tmp_path: Path) -> None:
             with torch.no_grad():
                 model.weight.fill_(7.0)
             written.set()
-            assert read.wait(30)
+            assert read.wait(150)
         else:
-            assert written.wait(30)
+            assert written.wait(150)
             assert torch.equal(model.weight, torch.full((2, 2), 7.0))
             read.set()
 
@@ -416,7 +416,7 @@ def test_nobody_steps_while_another_still_evaluates(tmp_path: Path) -> None:
             if epoch == 1 and run.rank == 1:
                 other.put(threading.get_native_id())
             if epoch == 1 and run.rank == 0:
-                wait_until_asleep(os.getpid(), [other.get(timeout=60)])  # or it has stepped by now
+                wait_until_asleep(os.getpid(), [other.get(timeout=150)])  # or it has stepped by now
                 happened.append("evaluated")
             for x, y in run.loader(source, global_batch_size=BATCH):
                 F.cross_entropy(wrapped(x), y).backward()
@@ -671,7 +671,7 @@ sys.path[:0] = sys.argv[2:]
 import conform
 from test_hogwild import table, train_rows
 
-run = fd.init(timeout=60)
+run = fd.init(timeout=150)
 found = {"transport": run.group.transport.name}
 model = table()
 wrapped, optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), 0.01))

@@ -117,7 +117,7 @@ def _sums(model: nn.Module) -> list[float]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    world = fd.init(timeout=60)
+    world = fd.init(timeout=150)
     found: dict[str, Any] = {"transport": world.group.transport.name}
     for text in (*REPEATABLE, *SERVED):
         if text in SERVED:

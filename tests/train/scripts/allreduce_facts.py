@@ -17,7 +17,7 @@ from farandole.data.order import shuffled
 
 STEPS = 20
 
-run = fd.init(timeout=60)
+run = fd.init(timeout=150)
 facts: dict[str, object] = {}
 
 

@@ -21,7 +21,7 @@ STEP_SECONDS = 0.02
 
 
 def main() -> None:
-    run = fd.init(name="preempted", timeout=60)
+    run = fd.init(name="preempted", timeout=150)
     model = nn.Linear(1, 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)

@@ -27,7 +27,7 @@ def end_of(name: str, epoch: int, step: int) -> None:
         next(child for child in children if "farandole.server" in child.cmdline()).kill()
 
 
-run = fd.init(timeout=60, seed=1)
+run = fd.init(timeout=150, seed=1)
 centres = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)) * 2
 labels = torch.arange(STEPS * 30) % 4
 noise = torch.randn(len(labels), 8, generator=torch.Generator().manual_seed(2))

@@ -20,7 +20,7 @@ from farandole.worker.store.address import StoreAddress
 from farandole.worker.store.client import StoreClient
 from farandole.worker.store.server import StoreServer
 
-PATIENCE = timedelta(seconds=30)
+PATIENCE = timedelta(seconds=150)
 SOON = timedelta(seconds=0.1)
 TOKEN = b"t" * 32
 SERVER = f"""

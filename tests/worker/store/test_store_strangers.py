@@ -30,7 +30,7 @@ from farandole.worker.store.server import StoreServer
 from farandole.worker.store.table import Table
 from farandole.worker.store.torch_protocol import TorchProtocol
 
-PATIENCE = timedelta(seconds=30)
+PATIENCE = timedelta(seconds=150)
 NOBODY = 65534  # a user id that owns nothing here
 MEGABYTE = 1 << 20
 HUGE = struct.pack("<I", 1_500_000_000)
@@ -201,7 +201,7 @@ def test_a_flood_of_connections_lets_others_through(server: StoreServer, token: 
         late.set("a", "1")
         assert mine.get("a") == b"1"
         assert len(server._peers) < 300
-        deadline = time.monotonic() + 60  # each is cut after 5 s
+        deadline = time.monotonic() + 150  # each is cut after 5 s
         while server._greetings and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not server._greetings

@@ -39,7 +39,7 @@ from farandole.worker.elastic import (
 from farandole.worker.environment import RankAssignment
 from farandole.worker.store.job_store import JobStore
 
-PATIENCE = timedelta(seconds=60)
+PATIENCE = timedelta(seconds=150)
 
 
 class Everywhere(LocalBackend):
