@@ -19,7 +19,7 @@ def test_busy_clients_do_not_keep_it_from_the_registrar(monkeypatch):
     monkeypatch.setattr(Port, "receive", endless)
     with Cluster(servers=1, in_threads=True) as cluster:
         beats = []
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 150
         while len(beats) < 3:
             assert time.monotonic() < deadline, "it does not beat"
             (facts,) = cluster.facts().values()

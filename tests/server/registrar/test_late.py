@@ -15,11 +15,11 @@ from farandole.errors import CommError
 from farandole.server import Cluster, Store
 from farandole.server.registrar.transport import RegistrarTransport
 
-PATIENCE = timedelta(seconds=20)
+PATIENCE = timedelta(seconds=150)
 
 
 def join(cluster: Cluster, rank: int, *, late: bool = False) -> Group:
-    store = Store(cluster.address, cluster.key_file, rank=rank, timeout=20, late=late)
+    store = Store(cluster.address, cluster.key_file, rank=rank, timeout=150, late=late)
     return Group(RegistrarTransport(store, rank, 2, PATIENCE, late=late))
 
 
@@ -47,7 +47,7 @@ def test_it_enters_with_the_next_epoch():
         assert count_heads(first) == 1.0  # it does not count yet
         assert not entering.done()
         assert first.transport.begin_epoch(2) == 2
-        assert entering.result(20) == 2
+        assert entering.result(150) == 2
         assert list(pool.map(count_heads, (first, again))) == [2.0, 2.0]
         for group in (first, second, again):
             group.close()
@@ -62,7 +62,7 @@ def test_when_the_others_are_done_there_is_nothing_to_enter():
         waiting = threading.Thread(target=lambda: entered.append(again.transport.begin_epoch(0)))
         waiting.start()
         first.close()
-        waiting.join(20)
+        waiting.join(150)
         assert entered == [NEVER]
         assert count_heads(again) == 1.0  # what follows the loop does not wait for anybody
         second.close()

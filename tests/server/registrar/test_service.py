@@ -60,7 +60,7 @@ def test_meetings_do_not_wait_for_the_lost():
     with (
         Cluster(servers=1, in_threads=True) as cluster,
         connect(cluster.address, cluster.key_file, rank=0) as first,
-        connect(cluster.address, cluster.key_file, rank=1, timeout=5) as second,
+        connect(cluster.address, cluster.key_file, rank=1, timeout=60) as second,
     ):
         cluster.lost(1)
         assert first.meet("end", b"1") == {0: b"1"}
