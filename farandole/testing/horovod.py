@@ -21,7 +21,7 @@ def run_horovod(
     size: int,
     body: Callable[[], T],
     *,
-    timeout: timedelta = timedelta(seconds=30),
+    timeout: timedelta = timedelta(seconds=120),
     topology: Topology | None = None,
     settings: Settings | None = None,
 ) -> list[T]:

@@ -32,7 +32,7 @@ def run_world(
     folder: Path,
     sync: Strategy | None = None,
     seed: int = 0,
-    timeout: timedelta = timedelta(seconds=30),
+    timeout: timedelta = timedelta(seconds=120),
     topology: Topology | None = None,
     check_finite: bool = True,
 ) -> list[T]:

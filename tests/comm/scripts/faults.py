@@ -30,7 +30,7 @@ from farandole.comm import Group
 from farandole.errors import CommError
 
 VICTIM = 1
-TIMEOUT = timedelta(seconds=10)
+TIMEOUT = timedelta(seconds=30)
 PATIENCE_SECONDS = 300.0
 
 
@@ -67,7 +67,7 @@ def repeat(group: Group, case: str, turns: dict[str, int], errors: dict[str, Any
         while True:
             CASES[case](group)
             turns[case] += 1
-            time.sleep(0.2)
+            time.sleep(0.5)
     except CommError as error:
         errors[case] = {"error": str(error), "at": time.monotonic()}
     try:

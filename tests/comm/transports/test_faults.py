@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 FAULTS = Path(__file__).parents[1] / "scripts" / "faults.py"
 VICTIM, SURVIVORS = 1, (0, 2)
 CASES = 13
-TIMEOUT_SECONDS = 10  # the slowest survivor answers sooner on a busy machine
-SLACK_SECONDS = 20  # to find out who is missing, and for a busy machine
+TIMEOUT_SECONDS = 30  # the slowest survivor answers sooner, even on a machine that stands still
+SLACK_SECONDS = 60  # to find out who is missing, and for a busy machine
 
 
 def start(sandbox: Sandbox, command: list[str], transport: str, *worlds: str) -> Any:
@@ -51,7 +51,7 @@ def require_named(sandbox: Sandbox, world: str, struck: float) -> None:
         by_case: dict[str, Any] = json.loads(told.read_text())
         assert len(by_case) == CASES
         for case, found in by_case.items():
-            reasons = "did not answer within 10 s|hung up|has ended"
+            reasons = "did not answer within 30 s|hung up|has ended"
             wanted = rf"{case.split()[0]}.* failed on rank {rank} of 3: rank {VICTIM} ({reasons})"
             assert re.match(wanted, found["error"]), f"{world}, {case}: {found}"
             assert found["at"] - struck < TIMEOUT_SECONDS + SLACK_SECONDS, f"{world}, {case}"
