@@ -166,14 +166,14 @@ def _variables(
     """What tells the workers what was asked for."""
     asked = {
         environment.SYNC: str(strategy) if strategy is not None else None,
-        environment.LAYOUT: _written(layout) if layout is not None else None,
+        environment.LAYOUT: _layout_text(layout) if layout is not None else None,
         environment.NAME: options.name,
         environment.RUNS: str(options.runs) if options.runs else None,
         environment.FALLBACK: "1" if options.fallback else None,
         environment.SEED: str(options.seed) if options.seed is not None else None,
         environment.SCRIPT: options.script,
         environment.TRANSPORT: (
-            _checked(options.transport) if options.transport is not None else None
+            _checked_transport(options.transport) if options.transport is not None else None
         ),
         environment.CHECK_FINITE: "0" if options.no_check_finite else None,
         environment.HOSTS: options.hosts,
@@ -186,13 +186,13 @@ def _variables(
     return {key: value for key, value in asked.items() if value is not None}
 
 
-def _written(layout: Layout) -> str:
+def _layout_text(layout: Layout) -> str:
     from farandole.train.settings import write_layout
 
     return write_layout(layout)
 
 
-def _checked(transport: str) -> str:
+def _checked_transport(transport: str) -> str:
     from farandole.comm import check_transport
 
     return check_transport(transport)

@@ -60,7 +60,7 @@ class Trainer:
         if layout is None:
             self._engine = WholeModelEngine(session, whole, recipe, sync)
             return
-        # Stages and tiles are a third of all code. Scripts without a layout do not wait for it.
+        # Imported here: scripts without a layout need not wait for the code of stages and tiles.
         from farandole.train.engines.pipelined import PipelinedEngine
 
         self._engine = PipelinedEngine(session, whole, recipe, layout, sync, sample, check=check)

@@ -20,7 +20,7 @@ FAULTS = Path(__file__).parents[1] / "scripts" / "faults.py"
 VICTIM, SURVIVORS = 1, (0, 2)
 CASES = 13
 TIMEOUT_SECONDS = 30  # the slowest survivor answers sooner, even on a machine that stands still
-SLACK_SECONDS = 60  # to find out who is missing, and for a busy machine
+SLACK_SECONDS = 20  # to find out who is missing, and for a busy machine
 
 
 def start(sandbox: Sandbox, command: list[str], transport: str, *worlds: str) -> Any:
