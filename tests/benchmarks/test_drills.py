@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _benchmarks_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    # The tests' own variable: drills start their jobs as a user's shell does, forked by Farandole.
+    monkeypatch.delenv("FARANDOLE_FORK", raising=False)
 
 
 def test_a_selection_ends_as_promised(tmp_path: Path) -> None:
