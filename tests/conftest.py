@@ -29,6 +29,9 @@ from typing import IO
 # These tests run side by side, one a core: further threads in each only wait for their turn, and
 # burn time while they do. Said before torch is there to hear it; what a sandbox starts is not told.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Where a test or a job does have several threads, they sleep while they wait: there are more of
+# them than cores, and whoever spins keeps the others from working. Jobs inherit this.
+os.environ["OMP_WAIT_POLICY"] = "passive"
 # Results are compared with those of CPUs, also where there is a GPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # What was measured and checked before is kept in a cache. The tests share one of their own, so that
