@@ -78,11 +78,17 @@ FOREIGN = re.compile(
 )
 PACKAGES = {  # that only some tests need: the module, and how to get it
     "expecttest": "pip install expecttest",
+    "jsonschema": "pip install jsonschema",
     "mkdocs": "pip install mkdocs-material",
     "mpi4py": "pip install mpi4py",
+    "ray": "pip install ray",
     "sklearn": "pip install scikit-learn",
 }
-PROGRAMS = {"mpirun": "Debian: apt install openmpi-bin"}
+PROGRAMS = {
+    "mpirun": "Debian: apt install openmpi-bin",
+    "munged": "Debian: apt install munge",
+    "slurmctld": "Debian: apt install slurm-wlm",
+}
 PATIENCE_SECONDS = 400.0  # a machine that many share may stand still for minutes
 
 

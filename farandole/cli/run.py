@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from farandole import environment
+from farandole.cli.engine_options import ChosenEngine, engine_options
 from farandole.cli.options import (
     PASS_ON,
     grace_option,
@@ -26,6 +27,7 @@ from farandole.launch.outcome_text import print_outcome
 @click.option(
     "-n", "--workers", type=int, help="Number of workers on this host. [one per GPU, or 1]"
 )
+@engine_options()
 @layout_option()
 @sync_option()
 @click.option("--name", help="Name of the run's folder in --runs. [<script>-<time>]")
@@ -116,7 +118,15 @@ from farandole.launch.outcome_text import print_outcome
 @click.option("-m", "module", is_flag=True, help="Run SCRIPT as a module, as `python -m` does.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options: Any) -> None:
+@click.pass_context
+def run(
+    context: click.Context,
+    /,
+    outcome_file: Path | None,
+    horovod: bool,
+    trace: Path | None,
+    **options: Any,
+) -> None:
     """Start SCRIPT on workers of this host. Each worker is a process.
 
     In the script, `fd.init()` joins the workers. Every line of output starts with the rank of its
@@ -131,10 +141,16 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 4 --trace out.json train.py
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
       farandole run -n 4 --horovod train_with_horovod.py
+      farandole run --on slurm --nodes 4 --per-node 8 train.py
     """
     from farandole.cli.run_job import RunOptions, check, run_job
 
+    engine = ChosenEngine(context, options)
     chosen = RunOptions(horovod=horovod, trace=trace.absolute() if trace else None, **options)
+    if not engine.is_started_here:
+        from farandole.cli.run_on_engine import run_on_engine
+
+        sys.exit(run_on_engine(engine, chosen))
     check(chosen)
     outcome, workers = run_job(chosen)
     print_outcome(outcome, workers)

@@ -51,19 +51,22 @@ class RunOptions:
     arguments: tuple[str, ...]
 
 
-def check(options: RunOptions) -> None:
-    """Raises `UserError` for values that cannot work, before torch is imported."""
+def check(options: RunOptions, *, script_here: bool = True, mpi: bool = False) -> None:
+    """Raises `UserError` for values that cannot work, before torch is imported.
+
+    `script_here`: the workers find the script on this host. `mpi`: mpirun starts them.
+    """
     if options.horovod:
         _refuse_settings_of_our_own(options)
     if options.workers is not None and options.workers < 1:
         raise UserError(f"-n {options.workers}: a job needs at least 1 worker.")
     _check_times(options)
-    if not options.module:
+    if not options.module and script_here:
         check_script(options.script)
-    if options.transport == "mpi":
+    if options.transport == "mpi" and not mpi:
         raise UserError(
             "--transport mpi needs ranks that mpirun has started: "
-            f"{environment.TRANSPORT}=mpi mpirun -n {options.workers or 2} python {options.script}"
+            f"farandole run --on mpi -n {options.workers or 2} --transport mpi {options.script}"
         )
     if options.workers is None and {"-n", "--workers"} & set(options.arguments):
         click.echo(
@@ -104,6 +107,40 @@ def run_job(options: RunOptions) -> tuple[Outcome, int]:
         if options.trace is not None:
             _merge(options.trace)
     return outcome, count
+
+
+def job_of(options: RunOptions, workers: int) -> Job:
+    """The job of so many workers, for our own launcher on any hosts.
+
+    Raises `UserError` for strategies whose servers this command would have to start.
+    """
+    from farandole.launch.servers import OwnServers, plan_servers
+
+    strategy, layout = _scheme(options, workers)
+    plan = plan_servers(
+        strategy, options.servers, options.replicas, options.functions, options.key_file
+    )
+    if isinstance(plan, OwnServers):
+        raise UserError(
+            "the parameter servers of a job on several hosts are not started with it. Start them "
+            "with `farandole server --bind HOST:PORT --key-file FILE`, and give --servers "
+            "tcp://HOST:PORT --key-file FILE."
+        )
+    return _job(options, workers, strategy, layout, plan)
+
+
+def variables_of(options: RunOptions, workers: int) -> dict[str, str]:
+    """What tells workers what was asked for, where another launcher than ours starts them."""
+    strategy, layout = _scheme(options, workers)
+    found = _variables(replace(options, trace=None), strategy, layout)
+    if options.hosts is not None:
+        _check_hosts(options.hosts, workers, strategy, layout)
+    if options.trace is not None:
+        found[environment.TRACE] = str(options.trace)
+    if options.servers is not None:
+        found[environment.SERVERS] = options.servers
+        found[environment.SERVER_KEY] = str(options.key_file)
+    return found
 
 
 def _gpu_count() -> int:

@@ -1,0 +1,61 @@
+"""From the options of `farandole run --on ENGINE` to an engine that has done its part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from farandole.cli.engine_options import ChosenEngine
+from farandole.cli.run_job import RunOptions, check, job_of, variables_of
+from farandole.errors import UserError
+from farandole.launch.engine_request import EngineRequest
+from farandole.launch.engines import KUBERNETES, MPI
+
+# What reaches workers by variables, whoever starts them. Any other option, also one that is new,
+# is refused where the launcher is not ours: see `ChosenEngine.check_options`.
+_BY_VARIABLES = (
+    *("layout", "sync", "name", "runs", "fallback", "seed", "transport", "hosts"),
+    *("no_check_finite", "trace", "servers", "key_file", "grace"),
+    *("module", "script", "arguments"),
+)
+_ALLOWED = {MPI: (*_BY_VARIABLES, "workers"), KUBERNETES: (*_BY_VARIABLES, "restarts")}
+
+
+def run_on_engine(chosen: ChosenEngine, options: RunOptions) -> int:
+    """The exit code of the command. Raises `UserError` for what the engine cannot do."""
+    engine = chosen.engine
+    check(options, script_here=engine.has_script, mpi=chosen.name == MPI)
+    nodes, per_node = chosen.counts(options.workers)
+    if not engine.is_own_launcher:
+        chosen.check_options(_ALLOWED[chosen.name])
+        _check_servers(chosen.name, options)
+    if not engine.has_script:  # nor is this host's folder the one that the workers are in
+        options = replace(options, trace=chosen.as_given("trace"))
+    workers = nodes * per_node
+    return engine.start(
+        EngineRequest(
+            nodes=nodes,
+            per_node=per_node,
+            script=options.script,
+            command=(*(["-m"] if options.module else []), options.script, *options.arguments),
+            words=("run", *chosen.words(without=("name", "outcome_file"))),
+            name=options.name,
+            runs=options.runs or Path("runs"),
+            grace_seconds=options.grace,
+            restarts=options.restarts,
+            settings=chosen.settings,
+            hosts=None,
+            variables=lambda: variables_of(options, workers),
+            job=lambda: job_of(options, workers),
+        )
+    )
+
+
+def _check_servers(engine: str, options: RunOptions) -> None:
+    if options.servers is None:
+        return
+    if not options.servers.startswith("tcp://") or options.key_file is None:
+        raise UserError(
+            f"--servers {options.servers} under --on {engine}: start the servers with "
+            "`farandole server`, and give --servers tcp://HOST:PORT --key-file FILE."
+        )
