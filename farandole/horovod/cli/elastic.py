@@ -47,7 +47,7 @@ def start_elastic(
         or default_seconds("HOROVOD_ELASTIC_TIMEOUT", 600),
         answer_seconds=_collective_seconds(variables) + _ANSWER_GRACE_SECONDS,
         whole_command=True,
-        ssh=ssh,
+        channel=ssh,
         interfaces=interfaces,
     )
     outcome = launch_elastic(job)
