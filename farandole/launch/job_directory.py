@@ -58,7 +58,7 @@ class JobDirectory:
         self._job = job
         self._here = here
         self._output = {} if job.output is None else _output_files(job.output, job.workers)
-        self._worker_variable = worker_variable
+        self.worker_variable = worker_variable
         self.identity = uuid.uuid4().hex
         self.in_one_file = not self._output and _is_one_file(sys.stdout, sys.stderr)
         try:
@@ -159,11 +159,11 @@ class JobDirectory:
 
     def identification(self, worker: int) -> dict[str, str]:
         """The variables by which `kill` finds a worker."""
-        return {IDENTITY: self.identity, self._worker_variable: str(worker)}
+        return {IDENTITY: self.identity, self.worker_variable: str(worker)}
 
     def kill(self, rank: int | None = None) -> list[psutil.Process]:
         """Kills what is left of the job, or of one worker, such as its data-loading children."""
-        return kill_leftovers(self.identity, rank, self._worker_variable)
+        return kill_leftovers(self.identity, rank, self.worker_variable)
 
 
 def _is_one_file(first: TextIO, second: TextIO) -> bool:

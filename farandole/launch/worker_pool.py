@@ -123,6 +123,7 @@ class WorkerPool:
 
     def close(self, *, keep_logs: bool) -> None:
         """The job is over: leaves no process, and shows the rest of the output."""
+        self._backend.close()
         self.directory.reap()
         self._relay.stop()
         self.endpoint.store.close()

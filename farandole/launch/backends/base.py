@@ -61,4 +61,7 @@ class Backend(Protocol):
         """Whether workers can be started on `host`, and can reach the launcher from there."""
 
     def start(self, spec: WorkerSpec) -> Worker:
-        """Raises `LaunchError` where it cannot."""
+        """Does not wait for the host. Raises `LaunchError` where it cannot."""
+
+    def close(self) -> None:
+        """The job is over: leaves nothing behind but workers, which it was not asked to end."""

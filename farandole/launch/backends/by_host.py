@@ -1,4 +1,4 @@
-"""Workers on several hosts: those of this one are started directly, the others by ssh."""
+"""Workers on several hosts: those of this one are started directly, the others through agents."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ class BackendByHost:
             return self._local.start(spec)
         assert self._remote is not None, f"no backend reaches {spec.host}"
         return self._remote.start(spec)
+
+    def close(self) -> None:
+        self._local.close()
+        if self._remote is not None:
+            self._remote.close()

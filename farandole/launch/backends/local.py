@@ -87,6 +87,9 @@ class LocalBackend:
                 "Start fewer, or ask `farandole doctor` for this machine's limits."
             ) from error
 
+    def close(self) -> None:
+        """`JobDirectory.reap` ends whatever is left."""
+
     def _start(
         self, spec: WorkerSpec, out: BinaryIO | None, err: BinaryIO | None
     ) -> subprocess.Popen[bytes] | Forked:
