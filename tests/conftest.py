@@ -50,6 +50,7 @@ from farandole.emulate import namespaces
 from farandole.errors import UserError
 from farandole.launch.one_host_mpi import one_host_variables
 from tests.support.order import ordered
+from tests.support.slurm import SlurmCluster, running_slurm
 from tests.support.warm_starts import WarmStarts, fresh_starts
 
 # Hypothesis' own limit of time per example would be a timed test: the first one loads torch.
@@ -119,7 +120,8 @@ def has_ended(process: subprocess.Popen[str], deadline: float) -> bool:
 def require(name: str) -> None:
     """Skips the test where a package or a program is missing; where all must be there, fails it."""
     if name in PROGRAMS:
-        found, message = shutil.which(name), f"there is no {name} ({PROGRAMS[name]})"
+        where = f"{os.environ['PATH']}:/usr/sbin"  # where daemons are
+        found, message = shutil.which(name, path=where), f"there is no {name} ({PROGRAMS[name]})"
     else:
         found, message = find_spec(name), f"{name} is not installed ({PACKAGES[name]})"
     if found is None:
@@ -397,6 +399,15 @@ def mpirun() -> list[str]:
     variables = [f"{name}={value}" for name, value in one_host_variables({}).items()]
     words = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     return ["env", *variables, found, *words]
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmCluster]:
+    """A real Slurm with the nodes `one` and `two`."""
+    require("slurmctld")
+    require("munged")
+    with running_slurm() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -132,6 +132,11 @@ class ChosenEngine:
         """Whether `farandole run` itself starts the workers."""
         return self.engine.module is None
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the user has said how many nodes or workers there shall be."""
+        return self.nodes is not None or self.per_node is not None
+
     def _check(self, given: set[str]) -> None:
         known = {"on", *self.engine.options, *(() if self.is_started_here else _COMMON)}
         for name in sorted(given - known):
@@ -161,7 +166,7 @@ class ChosenEngine:
                 f"-n {workers} under --on {self.name}: say where they are, as in "
                 f"--nodes 1 --per-node {workers}"
             )
-        if self.nodes is not None or self.per_node is not None:
+        if self.is_counted:
             raise UserError(f"-n {workers} and --nodes or --per-node: give one of them.")
         return 1, workers
 

@@ -105,15 +105,25 @@ def run_job(options: RunOptions) -> tuple[Outcome, int]:
         outcome = launch_with_servers(job, plan) if isinstance(plan, OwnServers) else launch(job)
     finally:
         if options.trace is not None:
-            _merge(options.trace)
+            merge_trace(options.trace)
     return outcome, count
 
 
-def job_of(options: RunOptions, workers: int) -> Job:
-    """The job of so many workers, for our own launcher on any hosts.
+def check_scheme(options: RunOptions, workers: int) -> None:
+    """Raises `UserError` where strategy, layout and servers do not go with so many workers on
+    other hosts."""
+    _scheme_and_servers(options, workers)
 
-    Raises `UserError` for strategies whose servers this command would have to start.
-    """
+
+def job_of(options: RunOptions, workers: int) -> Job:
+    """The job of so many workers, for our own launcher on other hosts. Raises `UserError`."""
+    strategy, layout, plan = _scheme_and_servers(options, workers)
+    return _job(options, workers, strategy, layout, plan)
+
+
+def _scheme_and_servers(
+    options: RunOptions, workers: int
+) -> tuple[Strategy | None, Layout | None, OthersServers | None]:
     from farandole.launch.servers import OwnServers, plan_servers
 
     strategy, layout = _scheme(options, workers)
@@ -126,7 +136,7 @@ def job_of(options: RunOptions, workers: int) -> Job:
             "with `farandole server --bind HOST:PORT --key-file FILE`, and give --servers "
             "tcp://HOST:PORT --key-file FILE."
         )
-    return _job(options, workers, strategy, layout, plan)
+    return strategy, layout, plan
 
 
 def variables_of(options: RunOptions, workers: int) -> dict[str, str]:
@@ -278,7 +288,7 @@ def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
     )
 
 
-def _merge(trace: Path) -> None:
+def merge_trace(trace: Path) -> None:
     """Whatever became of the job: what its ranks recorded is there."""
     from farandole.trace import merge as tracing
     from farandole.worker.signals import undisturbed

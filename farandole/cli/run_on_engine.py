@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from farandole.cli.engine_options import ChosenEngine
-from farandole.cli.run_job import RunOptions, check, job_of, variables_of
+from farandole.cli.run_job import RunOptions, check, check_scheme, job_of, merge_trace, variables_of
 from farandole.errors import UserError
 from farandole.launch.engine_request import EngineRequest
 from farandole.launch.engines import KUBERNETES, MPI
@@ -31,24 +31,27 @@ def run_on_engine(chosen: ChosenEngine, options: RunOptions) -> int:
         _check_servers(chosen.name, options)
     if not engine.has_script:  # nor is this host's folder the one that the workers are in
         options = replace(options, trace=chosen.as_given("trace"))
-    workers = nodes * per_node
-    return engine.start(
-        EngineRequest(
-            nodes=nodes,
-            per_node=per_node,
-            script=options.script,
-            command=(*(["-m"] if options.module else []), options.script, *options.arguments),
-            words=("run", *chosen.words(without=("name", "outcome_file"))),
-            name=options.name,
-            runs=options.runs or Path("runs"),
-            grace_seconds=options.grace,
-            restarts=options.restarts,
-            settings=chosen.settings,
-            hosts=None,
-            variables=lambda: variables_of(options, workers),
-            job=lambda: job_of(options, workers),
-        )
+    request = EngineRequest(
+        nodes=nodes,
+        per_node=per_node,
+        script=options.script,
+        command=(*(["-m"] if options.module else []), options.script, *options.arguments),
+        words=("run", *chosen.words(without=("name", "outcome_file"))),
+        name=options.name,
+        runs=options.runs or Path("runs"),
+        grace_seconds=options.grace,
+        restarts=options.restarts,
+        settings=chosen.settings,
+        is_counted=options.workers is not None or chosen.is_counted,
+        check=lambda workers: check_scheme(options, workers),
+        variables=lambda workers: variables_of(options, workers),
+        job=lambda workers: job_of(options, workers),
     )
+    try:
+        return engine.start(request)
+    finally:
+        if engine.is_own_launcher and options.trace is not None:
+            merge_trace(options.trace)
 
 
 def _check_servers(engine: str, options: RunOptions) -> None:

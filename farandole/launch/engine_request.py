@@ -24,11 +24,13 @@ class EngineRequest:
     grace_seconds: float
     restarts: int
     settings: Mapping[str, Any]  # the engine's own options, those that were given, by their names
-    hosts: Mapping[str, int] | None  # slots by host, where the user has named hosts
-    variables: Callable[[], dict[str, str]] = field(repr=False)
-    """For workers that another launcher than ours starts: the variables that say what was asked."""
-    job: Callable[[], Job] = field(repr=False)
-    """For our own launcher."""
+    is_counted: bool  # the user has said how many; else an allocation is used as it is
+    check: Callable[[int], None] = field(repr=False)
+    """Raises `UserError` where the job cannot be one of so many workers."""
+    variables: Callable[[int], dict[str, str]] = field(repr=False)
+    """For so many workers, which another launcher than ours starts: what tells them what to do."""
+    job: Callable[[int], Job] = field(repr=False)
+    """Of so many workers, for our own launcher."""
 
     @property
     def workers(self) -> int:

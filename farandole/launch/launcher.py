@@ -55,10 +55,16 @@ def launch(job: Job) -> Outcome:
 
 
 def launch_on_hosts(
-    job: Job, topology: Topology, channel: Channel, interfaces: Sequence[str] = ()
+    job: Job,
+    topology: Topology,
+    channel: Channel,
+    interfaces: Sequence[str] = (),
+    *,
+    address: str | None = None,
 ) -> Outcome:
     """Runs `job` on the hosts of `topology`; the one called `localhost` is this one.
 
+    `address` is where the others reach this one, if that shall not be found out by their names.
     `interfaces` are those that the hosts share, if the system shall not choose. Raises `UserError`
     when other hosts cannot be reached from here, and `LaunchError` when a worker cannot be started.
     """
@@ -66,7 +72,7 @@ def launch_on_hosts(
     if not others:
         pool = _pool(job, JobDirectory(job))
     else:
-        address = address_for(others, interfaces)
+        address = address or address_for(others, interfaces)
         here = sum(len(host.ranks) for host in topology.hosts if host.name == HERE)
         directory = JobDirectory(job, here=here)
         pool = _pool(job, directory, address=address, channel=channel, interfaces=interfaces)

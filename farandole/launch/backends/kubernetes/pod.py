@@ -67,7 +67,7 @@ def variable(name: str, value: object) -> Manifest:
 def _asked(request: EngineRequest, options: KubernetesOptions, name: str) -> list[Manifest]:
     """What the user has asked for. A fixed name lets a pod that starts again resume."""
     asked: Mapping[str, str] = {
-        **request.variables(),
+        **request.variables(request.workers),
         NAME: name,
         GRACE: f"{request.grace_seconds:g}",
         "PYTHONUNBUFFERED": "1",
