@@ -48,7 +48,7 @@ import torch
 
 from farandole.emulate import namespaces
 from farandole.errors import UserError
-from farandole.launch.one_host_mpi import one_host_variables
+from farandole.launch.backends.mpi.one_host import one_host_variables
 from tests.support.order import ordered
 from tests.support.slurm import SlurmCluster, running_slurm
 from tests.support.warm_starts import WarmStarts, fresh_starts
