@@ -24,7 +24,7 @@ from farandole.horovod.cli.variables import (
     spelling,
 )
 from farandole.launch import mpirun as processes
-from farandole.launch.backends.ssh.channel import Ssh
+from farandole.launch.backends.ssh.channel import Ssh, answer_seconds
 from farandole.launch.hosts import HERE, gathered, parse_hosts, place_workers, read_hostfile
 from farandole.launch.job import Job
 from farandole.launch.launcher import launch_on_hosts
@@ -166,7 +166,13 @@ def _run(flags: Mapping[str, Any], plan: LaunchPlan) -> int:
     )
     if flags["verbose"]:
         _tell_plan(plan, [plan.program, *plan.arguments])
-    outcome = launch_on_hosts(job, plan.topology, plan.ssh, plan.interfaces)
+    outcome = launch_on_hosts(
+        job,
+        plan.topology,
+        plan.ssh,
+        plan.interfaces,
+        connect_seconds=answer_seconds(plan.ssh),
+    )
     print_outcome(outcome, job.workers)
     return outcome.exit_code
 
