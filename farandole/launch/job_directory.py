@@ -73,11 +73,14 @@ class JobDirectory:
 
     def _begin_forks(self) -> Forks | None:
         """A fork server for a launcher that was not forked itself, where it pays."""
-        job, here = self._job, self._here or self._job.workers
+        job, here = self._job, self._workers_here()
         if not job.fork or here < _WORKERS_TO_FORK or not is_script([job.program, *job.command]):
             return None
         defaults = worker_defaults(here, alone=self._here is None)
         return Forks.begin({**os.environ, **defaults, **job.environment})
+
+    def _workers_here(self) -> int:
+        return self._job.workers if self._here is None else self._here
 
     def prepare(self, received: Collection[str]) -> None:
         """Waits until workers can be forked, if they are to be. Not if a signal was received."""
@@ -92,7 +95,7 @@ class JobDirectory:
     def environment(self, rank: int) -> dict[str, str]:
         """What a worker starts with, beside its rank and our own variables."""
         return {
-            **worker_defaults(self._here or self._job.workers, alone=self._here is None),
+            **worker_defaults(self._workers_here(), alone=self._here is None),
             **self._job.environment,
             **(self._job.per_rank[rank] if self._job.per_rank else {}),
             GRACE: f"{self._job.grace_seconds:g}",

@@ -14,13 +14,13 @@ not need it starts in a seventh of the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farandole.environment import ELASTIC_WORKER
 from farandole.launch.backends.by_host import BackendByHost
 from farandole.launch.backends.local import LocalBackend
-from farandole.launch.backends.remote.backend import RemoteBackend
+from farandole.launch.backends.remote.backend import CONNECT_SECONDS, RemoteBackend
 from farandole.launch.backends.remote.channel import Channel
 from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.endpoint import LauncherEndpoint
@@ -61,9 +61,11 @@ def launch_on_hosts(
     interfaces: Sequence[str] = (),
     *,
     address: str | None = None,
+    connect_seconds: float = CONNECT_SECONDS,
 ) -> Outcome:
     """Runs `job` on the hosts of `topology`; the one called `localhost` is this one.
 
+    The others are reached by `channel`, and must answer within `connect_seconds`.
     `address` is where the others reach this one, if that shall not be found out by their names.
     `interfaces` are those that the hosts share, if the system shall not choose. Raises `UserError`
     when other hosts cannot be reached from here, and `LaunchError` when a worker cannot be started.
@@ -75,7 +77,15 @@ def launch_on_hosts(
         address = address or address_for(others, interfaces)
         here = sum(len(host.ranks) for host in topology.hosts if host.name == HERE)
         directory = JobDirectory(job, here=here)
-        pool = _pool(job, directory, address=address, channel=channel, interfaces=interfaces)
+        pool = _pool(
+            job,
+            directory,
+            address=address,
+            channel=channel,
+            interfaces=interfaces,
+            connect_seconds=connect_seconds,
+            workers_by_host={host.name: len(host.ranks) for host in topology.hosts},
+        )
     policy = Tolerant if job.tolerant else StopAll
     return supervise(pool, policy(pool, job, topology))
 
@@ -123,7 +133,13 @@ def launch_elastic(job: ElasticJob) -> Outcome:
         each = job.as_job()
         here = each.workers if is_shared else None
         directory = JobDirectory(each, ELASTIC_WORKER, here=here)
-        pool = _pool(each, directory, address=address, channel=job.channel if is_shared else None)
+        pool = _pool(
+            each,
+            directory,
+            address=address,
+            channel=job.channel if is_shared else None,
+            connect_seconds=job.connect_seconds,
+        )
         policy = Elastic(job, pool, RendezvousServer(pool.endpoint.store), discovery)
         return supervise(pool, policy)
     finally:
@@ -137,6 +153,8 @@ def _pool(
     address: str = LOOPBACK,
     channel: Channel | None = None,
     interfaces: Sequence[str] = (),
+    connect_seconds: float = CONNECT_SECONDS,
+    workers_by_host: Mapping[str, int] | None = None,
 ) -> WorkerPool:
     """With a `channel` also for workers of other hosts, which reach the launcher at `address`."""
     try:
@@ -146,5 +164,8 @@ def _pool(
         raise
     endpoint = LauncherEndpoint(store, address, channel is not None, interfaces)
     local = LocalBackend(job, directory, endpoint)
-    remote = None if channel is None else RemoteBackend(job, directory, endpoint, channel)
-    return WorkerPool(job, directory, endpoint, BackendByHost(local, remote))
+    remote = None
+    if channel is not None:
+        remote = RemoteBackend(job, directory, endpoint, channel, connect_seconds=connect_seconds)
+    backend = BackendByHost(local, remote)
+    return WorkerPool(job, directory, endpoint, backend, workers_by_host)

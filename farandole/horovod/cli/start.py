@@ -24,7 +24,7 @@ from farandole.horovod.cli.variables import (
 )
 from farandole.launch.backends.mpi import mpirun
 from farandole.launch.backends.mpi.command import meeting_place, mpi_words
-from farandole.launch.backends.ssh.channel import Ssh
+from farandole.launch.backends.ssh.channel import Ssh, answer_seconds
 from farandole.launch.hosts import HERE, gathered, parse_hosts, place_workers, read_hostfile
 from farandole.launch.job import Job
 from farandole.launch.launcher import launch_on_hosts
@@ -167,7 +167,13 @@ def _run(flags: Mapping[str, Any], plan: LaunchPlan) -> int:
     )
     if flags["verbose"]:
         _tell_plan(plan, [plan.program, *plan.arguments])
-    outcome = launch_on_hosts(job, plan.topology, plan.ssh, plan.interfaces)
+    outcome = launch_on_hosts(
+        job,
+        plan.topology,
+        plan.ssh,
+        plan.interfaces,
+        connect_seconds=answer_seconds(plan.ssh),
+    )
     print_outcome(outcome, job.workers)
     return outcome.exit_code
 

@@ -68,6 +68,9 @@ class LocalBackend:
     def reaches(self, host: str) -> bool:
         return is_here(host)
 
+    def expect(self, host: str, workers: int) -> None:
+        """`JobDirectory` has begun what takes time."""
+
     def start(self, spec: WorkerSpec) -> LocalWorker:
         directory, number = self._directory, spec.number
         directory.error_file(number).unlink(missing_ok=True)  # an earlier life's

@@ -68,11 +68,15 @@ class RemoteBackend:
         """The channel says later whether it does."""
         return True
 
+    def expect(self, host: str, workers: int) -> None:
+        """Opens the channel. Raises `LaunchError` where its program is missing."""
+        self._connection(host, workers)
+
     def start(self, spec: WorkerSpec) -> RemoteWorker:
         """Raises `LaunchError` where the channel's program is missing."""
         directory, number = self._directory, spec.number
         directory.error_file(number).unlink(missing_ok=True)  # an earlier life's
-        connection = self._connection(spec)
+        connection = self._connection(spec.host, spec.local_workers)
         files = None
         if not directory.is_shown_by_itself(number):
             files = directory.stdout_file(number), directory.stderr_file(number)
@@ -95,17 +99,16 @@ class RemoteBackend:
         for connection in connections:
             connection.join(deadline)
 
-    def _connection(self, spec: WorkerSpec) -> HostConnection:
-        known = self._connections.get(spec.host)
+    def _connection(self, host: str, workers: int) -> HostConnection:
+        known = self._connections.get(host)
         if known is not None and not known.is_over:
             return known
         if known is not None:
             self._retired.append(known)
-        opened = self._connections[spec.host] = self._open(spec)
+        opened = self._connections[host] = self._open(host, workers)
         return opened
 
-    def _open(self, spec: WorkerSpec) -> HostConnection:
-        host = spec.host
+    def _open(self, host: str, workers: int) -> HostConnection:
         # Standard input carries the rest; this is what it takes to find the agent at all.
         path = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if "PYTHONPATH" in os.environ else []
         words = self._channel.words(host, ["env", *path, sys.executable, "-m", _AGENT])
@@ -114,7 +117,7 @@ class RemoteBackend:
             return HostConnection(
                 host,
                 words,
-                self._setup(spec.local_workers),
+                self._setup(workers),
                 partial(self._check, host),
                 partial(self._explain, host),
                 self._channel.advice(host),
