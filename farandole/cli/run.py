@@ -12,8 +12,8 @@ from farandole import environment
 from farandole.cli.options import (
     PASS_ON,
     grace_option,
-    hosts_option,
     layout_option,
+    pretend_hosts_option,
     seed_option,
     stall_option,
     sync_option,
@@ -41,7 +41,7 @@ from farandole.launch.outcome_text import print_outcome
     metavar="NAME",
     help="Transport that carries the bytes: auto, shm (shared memory) or c10d (gloo, NCCL). [auto]",
 )
-@hosts_option()
+@pretend_hosts_option()
 @click.option(
     "--no-check-finite",
     is_flag=True,
@@ -127,7 +127,7 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 4 train.py --epochs 10
       farandole run -n 4 --sync local:every=8 train.py
       farandole run -n 4 --layout stages=4,microbatches=8 train.py
-      farandole run -n 4 --hosts 2 --sync daso train.py
+      farandole run -n 4 --pretend-hosts 2 --sync daso train.py
       farandole run -n 4 --trace out.json train.py
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
       farandole run -n 4 --horovod train_with_horovod.py

@@ -32,7 +32,7 @@ class RunOptions:
     fallback: bool
     seed: int | None
     transport: str | None
-    hosts: str | None
+    pretend_hosts: str | None
     no_check_finite: bool
     trace: Path | None
     servers: str | None
@@ -139,8 +139,8 @@ def _job(
     from farandole.launch.servers import OthersServers
 
     variables = _variables(options, strategy, layout)
-    if options.hosts is not None:
-        _check_hosts(options.hosts, count, strategy, layout)
+    if options.pretend_hosts is not None:
+        _check_pretended(options.pretend_hosts, count, strategy, layout)
     if isinstance(plan, OthersServers):
         variables[environment.SERVERS] = plan.address
         variables[environment.SERVER_KEY] = str(plan.key_file)
@@ -157,7 +157,7 @@ def _job(
         stall_kill=options.stall_kill,
         grace_seconds=options.grace,
     )
-    return _with_horovod(job, options.hosts, options.trace) if options.horovod else job
+    return _with_horovod(job, options.pretend_hosts, options.trace) if options.horovod else job
 
 
 def _variables(
@@ -176,7 +176,7 @@ def _variables(
             _checked_transport(options.transport) if options.transport is not None else None
         ),
         environment.CHECK_FINITE: "0" if options.no_check_finite else None,
-        environment.HOSTS: options.hosts,
+        environment.PRETEND_HOSTS: options.pretend_hosts,
     }
     if options.trace is not None:
         from farandole.trace import merge as tracing
@@ -198,14 +198,14 @@ def _checked_transport(transport: str) -> str:
     return check_transport(transport)
 
 
-def _check_hosts(
+def _check_pretended(
     hosts: str, workers: int, strategy: Strategy | None, layout: Layout | None
 ) -> None:
     import torch
 
-    from farandole.train.settings import declared_hosts
+    from farandole.train.settings import pretended_hosts
 
-    topology = declared_hosts(hosts, workers)
+    topology = pretended_hosts(hosts, workers)
     if strategy is not None and layout is None:
         strategy.check_place(topology, "cuda" if torch.cuda.device_count() else "cpu")
 
@@ -229,10 +229,10 @@ def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
     from farandole.horovod.aliases import shim_variables
     from farandole.launch.rank_variables import horovod_rank_variables
     from farandole.topology import Topology
-    from farandole.train.settings import declared_hosts
+    from farandole.train.settings import pretended_hosts
 
     alone = Topology.single(job.workers)
-    topology = declared_hosts(hosts, job.workers) if hosts is not None else alone
+    topology = pretended_hosts(hosts, job.workers) if hosts is not None else alone
     timeline = {"HOROVOD_TIMELINE": str(trace)} if trace is not None else {}
     return replace(
         job,
