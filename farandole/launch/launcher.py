@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from farandole.environment import ELASTIC_WORKER
 from farandole.launch.backends.by_host import BackendByHost
 from farandole.launch.backends.local import LocalBackend
-from farandole.launch.backends.ssh.backend import Ssh, SshBackend
+from farandole.launch.backends.ssh.backend import SshBackend
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.endpoint import LauncherEndpoint
 from farandole.launch.hosts import HERE
 from farandole.launch.job import Job, Outcome

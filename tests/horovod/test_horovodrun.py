@@ -15,7 +15,7 @@ from farandole.cli import main
 from farandole.horovod.cli import elastic, start
 from farandole.horovod.cli.mpi import mpi_words
 from farandole.horovod.cli.variables import NO_EFFECT
-from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.job import Job, Outcome
 from farandole.launch.policies.elastic.job import ElasticJob
 from farandole.topology import Topology

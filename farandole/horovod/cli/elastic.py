@@ -9,7 +9,7 @@ from typing import Any
 from farandole.errors import UserError
 from farandole.horovod.cli.variables import default_seconds
 from farandole.horovod.settings import Settings
-from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.launcher import launch_elastic
 from farandole.launch.outcome_text import print_outcome
 from farandole.launch.policies.elastic.host_script import discover_by_script

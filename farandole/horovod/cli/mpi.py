@@ -12,7 +12,8 @@ from pathlib import Path
 
 from farandole.environment import TOKEN
 from farandole.errors import UserError
-from farandole.launch.backends.ssh.backend import Ssh, exported
+from farandole.launch.backends.remote.exported import exported
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.hosts import HERE
 from farandole.topology import Topology
 from farandole.worker.network import address_for

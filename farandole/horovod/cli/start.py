@@ -24,7 +24,7 @@ from farandole.horovod.cli.variables import (
     spelling,
 )
 from farandole.launch import mpirun as processes
-from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.hosts import HERE, gathered, parse_hosts, place_workers, read_hostfile
 from farandole.launch.job import Job
 from farandole.launch.launcher import launch_on_hosts

@@ -20,7 +20,7 @@ from farandole.errors import LaunchError, UserError
 from farandole.horovod.aliases import shim_variables
 from farandole.horovod.runner.call import Call, read_result
 from farandole.horovod.runner.reference import refuse_inside_a_worker
-from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.hosts import HERE, gathered, parse_hosts, place_workers, read_hostfile
 from farandole.launch.job import Job, Outcome
 from farandole.launch.launcher import launch_on_hosts

@@ -15,21 +15,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.environment import GRACE, LAUNCHER
+from farandole.environment import GRACE
 from farandole.errors import LaunchError
 from farandole.launch.backends.base import WorkerSpec
+from farandole.launch.backends.remote.exported import exported
 from farandole.launch.backends.ssh.agent import END, OUTPUT, WARNING, Order, read_frame
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.endpoint import LauncherEndpoint
 from farandole.launch.job import Job
 from farandole.launch.job_directory import JobDirectory
@@ -38,39 +35,6 @@ from farandole.system.orphans import tied_to_this_process
 
 UNREACHABLE = 255
 """The exit code of ssh when it could not connect, or lost the connection."""
-
-_ALIVE_SECONDS = 15  # ssh gives up a host that three times did not answer within this time
-# What is a host's own business, or this session's.
-_OWN = re.compile(
-    r"_$|HOME$|USER$|LOGNAME$|SHELL$|SHLVL$|PWD$|OLDPWD$|MAIL$|HOST$|HOSTNAME$|TERM|DISPLAY$|TMPDIR$|"
-    rf"SSH_|XDG_|DBUS_|LS_COLORS$|BASH_FUNC|{LAUNCHER}$|SLURM|OMPI_|PMI|MPI_|MV2_"
-)
-
-
-@dataclass(frozen=True)
-class Ssh:
-    """How other hosts are reached."""
-
-    port: int | None = None
-    identity_file: Path | None = None
-    connect_seconds: int = 30
-
-    def words(self, host: str, command: Sequence[str]) -> list[str]:
-        """The command that runs `command` on `host`, whose shell reads it as it is meant here."""
-        given = {"-p": self.port, "-i": self.identity_file}
-        return [
-            "ssh",
-            *("-o", "BatchMode=yes", "-o", f"ConnectTimeout={self.connect_seconds}"),
-            *("-o", f"ServerAliveInterval={_ALIVE_SECONDS}"),
-            *(str(word) for flag, value in given.items() if value for word in (flag, value)),
-            host,
-            shlex.join(command),
-        ]
-
-
-def exported(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The user's variables that workers on other hosts get as well."""
-    return {name: value for name, value in environ.items() if not _OWN.match(name)}
 
 
 class RemoteWorker:
