@@ -82,7 +82,10 @@ PACKAGES = {  # that only some tests need: the module, and how to get it
     "mpi4py": "pip install mpi4py",
     "sklearn": "pip install scikit-learn",
 }
-PROGRAMS = {"mpirun": "Debian: apt install openmpi-bin"}
+PROGRAMS = {
+    "mpirun": "Debian: apt install openmpi-bin",
+    "sshd": "Debian: apt install openssh-server",
+}
 PATIENCE_SECONDS = 400.0  # a machine that many share may stand still for minutes
 
 

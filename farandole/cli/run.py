@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from farandole import environment
+from farandole.cli.host_options import host_options
 from farandole.cli.options import (
     PASS_ON,
     grace_option,
@@ -24,8 +25,12 @@ from farandole.launch.outcome_text import print_outcome
 
 @click.command(context_settings=PASS_ON)
 @click.option(
-    "-n", "--workers", type=int, help="Number of workers on this host. [one per GPU, or 1]"
+    "-n",
+    "--workers",
+    type=int,
+    help="Number of workers. [all slots of the hosts; on this host one per GPU, or 1]",
 )
+@host_options
 @layout_option()
 @sync_option()
 @click.option("--name", help="Name of the run's folder in --runs. [<script>-<time>]")
@@ -117,7 +122,7 @@ from farandole.launch.outcome_text import print_outcome
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options: Any) -> None:
-    """Start SCRIPT on workers of this host. Each worker is a process.
+    """Start SCRIPT on workers, on this host or on several. Each worker is a process.
 
     In the script, `fd.init()` joins the workers. Every line of output starts with the rank of its
     worker. If a worker fails, the others are stopped and its traceback is shown last. With
@@ -127,6 +132,7 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 4 train.py --epochs 10
       farandole run -n 4 --sync local:every=8 train.py
       farandole run -n 4 --layout stages=4,microbatches=8 train.py
+      farandole run -H node1:4,node2:4 --sync daso train.py
       farandole run -n 4 --pretend-hosts 2 --sync daso train.py
       farandole run -n 4 --trace out.json train.py
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
@@ -136,8 +142,8 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
 
     chosen = RunOptions(horovod=horovod, trace=trace.absolute() if trace else None, **options)
     check(chosen)
-    outcome, workers = run_job(chosen)
-    print_outcome(outcome, workers)
+    outcome, topology = run_job(chosen)
+    print_outcome(outcome, topology.size, topology=topology)
     if outcome_file is not None:
         write_outcome(outcome_file, outcome)
     sys.exit(outcome.exit_code)

@@ -15,15 +15,18 @@ from farandole.errors import FarandoleError, UserError
 
 if TYPE_CHECKING:
     from farandole.launch.job import Job, Outcome
+    from farandole.launch.placement.placement import HostOptions, Placement
     from farandole.launch.servers import OthersServers, OwnServers
     from farandole.layout import Layout
     from farandole.sync import Strategy
+    from farandole.topology import Topology
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """The options as given; None: not given."""
 
+    where: HostOptions
     workers: int | None
     layout: str | None
     sync: str | None
@@ -81,13 +84,14 @@ def _check_times(options: RunOptions) -> None:
         raise UserError("--stall-kill: say with --stall SECONDS how long is too long.")
 
 
-def run_job(options: RunOptions) -> tuple[Outcome, int]:
-    """How the job ended, and how many workers it had."""
-    from farandole.launch.launcher import launch
-    from farandole.launch.servers import OwnServers, launch_with_servers, plan_servers
+def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
+    """How the job ended, and where its workers were."""
+    from farandole.launch.placement.placement import Placement, place
+    from farandole.launch.servers import plan_servers
 
-    count = options.workers or _gpu_count() or 1
-    strategy, layout = _scheme(options, count)
+    described = place(options.where, options.workers)
+    placement = described or Placement.here(options.workers or _gpu_count() or 1)
+    strategy, layout = _scheme(options, placement.topology.size)
     plan = plan_servers(
         strategy, options.servers, options.replicas, options.functions, options.key_file
     )
@@ -97,13 +101,60 @@ def run_job(options: RunOptions) -> tuple[Outcome, int]:
             "alone. Choose a strategy that needs them, such as --sync server, or leave --restarts "
             "out."
         )
-    job = _job(options, count, strategy, layout, plan)
+    if placement.others:
+        _check_other_hosts(options, placement, plan)
+    job = _job(options, placement, strategy, layout, plan)
     try:
-        outcome = launch_with_servers(job, plan) if isinstance(plan, OwnServers) else launch(job)
+        outcome = _launch(options, job, described, plan)
     finally:
         if options.trace is not None:
             _merge(options.trace)
-    return outcome, count
+    return outcome, placement.topology
+
+
+def _launch(
+    options: RunOptions,
+    job: Job,
+    placement: Placement | None,
+    plan: OwnServers | OthersServers | None,
+) -> Outcome:
+    from farandole.launch.launcher import launch
+    from farandole.launch.servers import OthersServers, OwnServers, launch_with_servers
+
+    if isinstance(plan, OwnServers):
+        return launch_with_servers(job, plan)
+    if placement is None:
+        return launch(job)
+    from farandole.launch.probes.launch import launch_placed
+
+    return launch_placed(
+        job,
+        placement,
+        script=None if options.module else options.script,
+        files=[str(plan.key_file)] if isinstance(plan, OthersServers) else [],
+        shared_folders=[options.trace.parent] if options.trace is not None else [],
+    )
+
+
+def _check_other_hosts(
+    options: RunOptions, placement: Placement, plan: OwnServers | OthersServers | None
+) -> None:
+    """Raises `UserError` for what works on this host only."""
+    from farandole.launch.servers import OwnServers
+
+    others = ", ".join(placement.others)
+    if isinstance(plan, OwnServers):
+        raise UserError(
+            f"parameter servers that a job starts can be reached from this host only, and workers "
+            f"are on {others}. Start them with `farandole server --bind ADDRESS:PORT --key-file "
+            "FILE`, copy the key file to every host, and give --servers tcp://ADDRESS:PORT "
+            "--key-file FILE."
+        )
+    if options.pretend_hosts is not None:
+        raise UserError(
+            f"--pretend-hosts {options.pretend_hosts} is for workers of one host, and there are "
+            f"real ones: {others}. Leave one of the two out."
+        )
 
 
 def _gpu_count() -> int:
@@ -130,7 +181,7 @@ def _scheme(options: RunOptions, workers: int) -> tuple[Strategy | None, Layout 
 
 def _job(
     options: RunOptions,
-    count: int,
+    placement: Placement,
     strategy: Strategy | None,
     layout: Layout | None,
     plan: OwnServers | OthersServers | None,
@@ -139,13 +190,16 @@ def _job(
     from farandole.launch.servers import OthersServers
 
     variables = _variables(options, strategy, layout)
-    if options.pretend_hosts is not None:
-        _check_pretended(options.pretend_hosts, count, strategy, layout)
+    topology = _topology(options, placement)
+    if len(topology.hosts) > 1 and strategy is not None and layout is None:
+        import torch
+
+        strategy.check_place(topology, "cuda" if torch.cuda.device_count() else "cpu")
     if isinstance(plan, OthersServers):
         variables[environment.SERVERS] = plan.address
         variables[environment.SERVER_KEY] = str(plan.key_file)
     job = Job(
-        workers=count,
+        workers=topology.size,
         command=(*(["-m"] if options.module else []), options.script, *options.arguments),
         environment=variables,
         rank0_owns_terminal=sys.stdout.isatty() and sys.stderr.isatty(),
@@ -157,7 +211,7 @@ def _job(
         stall_kill=options.stall_kill,
         grace_seconds=options.grace,
     )
-    return _with_horovod(job, options.pretend_hosts, options.trace) if options.horovod else job
+    return _with_horovod(job, topology, options.trace) if options.horovod else job
 
 
 def _variables(
@@ -198,16 +252,13 @@ def _checked_transport(transport: str) -> str:
     return check_transport(transport)
 
 
-def _check_pretended(
-    hosts: str, workers: int, strategy: Strategy | None, layout: Layout | None
-) -> None:
-    import torch
-
+def _topology(options: RunOptions, placement: Placement) -> Topology:
+    """The pretended hosts, if there are any, else the real ones."""
+    if options.pretend_hosts is None:
+        return placement.topology
     from farandole.train.settings import pretended_hosts
 
-    topology = pretended_hosts(hosts, workers)
-    if strategy is not None and layout is None:
-        strategy.check_place(topology, "cuda" if torch.cuda.device_count() else "cpu")
+    return pretended_hosts(options.pretend_hosts, placement.topology.size)
 
 
 def _refuse_settings_of_our_own(options: RunOptions) -> None:
@@ -224,15 +275,11 @@ def _refuse_settings_of_our_own(options: RunOptions) -> None:
         )
 
 
-def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
+def _with_horovod(job: Job, topology: Topology, trace: Path | None) -> Job:
     """Where `import horovod` is ours, and each worker also gets its rank in Horovod's variables."""
     from farandole.horovod.aliases import shim_variables
     from farandole.launch.rank_variables import horovod_rank_variables
-    from farandole.topology import Topology
-    from farandole.train.settings import pretended_hosts
 
-    alone = Topology.single(job.workers)
-    topology = pretended_hosts(hosts, job.workers) if hosts is not None else alone
     timeline = {"HOROVOD_TIMELINE": str(trace)} if trace is not None else {}
     return replace(
         job,
