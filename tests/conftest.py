@@ -89,6 +89,7 @@ PROGRAMS = {
     "mpirun": "Debian: apt install openmpi-bin",
     "munged": "Debian: apt install munge",
     "slurmctld": "Debian: apt install slurm-wlm",
+    "sshd": "Debian: apt install openssh-server",
 }
 PATIENCE_SECONDS = 400.0  # a machine that many share may stand still for minutes
 

@@ -179,6 +179,11 @@ class ChosenEngine:
                 f"--on {self.name} another one starts the workers. Leave it out."
             )
 
+    def refuse(self, names: Iterable[str], why: str) -> None:
+        """Raises `UserError` if one of these options is given."""
+        for name in sorted(given_names(self._context) & set(names)):
+            raise UserError(f"{self._spelling(name)}: --on {self.name} {why}. Leave it out.")
+
     def as_given(self, name: str) -> Any:
         """The value of any option of the command."""
         return self._context.params[name]

@@ -10,15 +10,19 @@ from farandole.cli.run_job import RunOptions, check, check_scheme, job_of, merge
 from farandole.errors import UserError
 from farandole.launch.engine_request import EngineRequest
 from farandole.launch.engines import KUBERNETES, MPI
+from farandole.launch.placement.placement import Placement, place
 
 # What reaches workers by variables, whoever starts them. Any other option, also one that is new,
 # is refused where the launcher is not ours: see `ChosenEngine.check_options`.
 _BY_VARIABLES = (
-    *("layout", "sync", "name", "runs", "fallback", "seed", "transport", "hosts"),
-    *("no_check_finite", "trace", "servers", "key_file", "grace"),
-    *("module", "script", "arguments"),
+    *("layout", "sync", "name", "runs", "fallback", "seed", "transport", "pretend_hosts"),
+    *("no_check_finite", "trace", "servers", "key_file", "module", "script", "arguments"),
 )
-_ALLOWED = {MPI: (*_BY_VARIABLES, "workers"), KUBERNETES: (*_BY_VARIABLES, "restarts")}
+_HOSTS = ("hosts", "hostfile", "ssh_port", "ssh_identity_file")
+_ALLOWED = {
+    MPI: (*_BY_VARIABLES, *_HOSTS, "network_interfaces", "workers"),
+    KUBERNETES: (*_BY_VARIABLES, "grace", "restarts"),
+}
 
 
 def run_on_engine(chosen: ChosenEngine, options: RunOptions) -> int:
@@ -29,6 +33,8 @@ def run_on_engine(chosen: ChosenEngine, options: RunOptions) -> int:
     if not engine.is_own_launcher:
         chosen.check_options(_ALLOWED[chosen.name])
         _check_servers(chosen.name, options)
+    else:
+        chosen.refuse(_HOSTS, "knows its own hosts")
     if not engine.has_script:  # nor is this host's folder the one that the workers are in
         options = replace(options, trace=chosen.as_given("trace"))
     request = EngineRequest(
@@ -42,10 +48,14 @@ def run_on_engine(chosen: ChosenEngine, options: RunOptions) -> int:
         grace_seconds=options.grace,
         restarts=options.restarts,
         settings=chosen.settings,
-        is_counted=options.workers is not None or chosen.is_counted,
+        interfaces=options.where.interfaces,
+        is_counted=chosen.is_counted,
         check=lambda workers: check_scheme(options, workers),
         variables=lambda workers: variables_of(options, workers),
-        job=lambda workers: job_of(options, workers),
+        job=lambda topology: job_of(options, topology),
+        placement=lambda: (
+            place(options.where, options.workers) or Placement.here(options.workers or per_node)
+        ),
     )
     try:
         return engine.start(request)

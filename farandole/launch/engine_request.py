@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from farandole.launch.job import Job
+from farandole.launch.placement.placement import Placement
+from farandole.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,17 @@ class EngineRequest:
     grace_seconds: float
     restarts: int
     settings: Mapping[str, Any]  # the engine's own options, those that were given, by their names
-    is_counted: bool  # the user has said how many; else an allocation is used as it is
+    interfaces: tuple[str, ...]  # that the hosts share, if the system shall not choose
+    is_counted: bool  # `nodes` or `per_node` was given; else hosts that are known are used as is
     check: Callable[[int], None] = field(repr=False)
     """Raises `UserError` where the job cannot be one of so many workers."""
     variables: Callable[[int], dict[str, str]] = field(repr=False)
     """For so many workers, which another launcher than ours starts: what tells them what to do."""
-    job: Callable[[int], Job] = field(repr=False)
-    """Of so many workers, for our own launcher."""
+    job: Callable[[Topology], Job] = field(repr=False)
+    """On these hosts, for our own launcher."""
+    placement: Callable[[], Placement] = field(repr=False)
+    """The hosts that the user or a scheduler names, with as many workers as -n says or as there are
+    slots; else this host."""
 
     @property
     def workers(self) -> int:

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farandole.errors import LaunchError, UserError
-from farandole.launch.backends.slurm.submit import require
+from farandole.launch.backends.slurm.programs import require
 from farandole.launch.engine_request import EngineRequest
 from farandole.launch.hosts import HERE, place_workers
+from farandole.launch.node_counts import place_evenly
+from farandole.launch.placement.schedulers import find_allocation
 from farandole.topology import Topology
-from farandole.worker.environment import tasks_per_node
 from farandole.worker.network import address_for, is_here
 
 _SCONTROL_SECONDS = 60
@@ -27,64 +28,45 @@ class SlurmAllocation:
     tasks: Mapping[str, int]
     own_node: str | None  # what Slurm calls this host
 
+    @classmethod
+    def find(cls, environ: Mapping[str, str] = os.environ) -> SlurmAllocation | None:
+        """None outside of one. Raises `UserError` in a job step of several tasks."""
+        job = environ.get("SLURM_JOB_ID")
+        found = find_allocation(environ)
+        if not job or found is None:
+            return None
+        tasks = {entry.name: entry.slots for entry in found.hosts}
+        return cls(job, tasks, environ.get("SLURMD_NODENAME"))
+
     def topology(self, request: EngineRequest) -> Topology:
         """Raises `UserError` naming both numbers where it is smaller than asked."""
+        slots = self._named()
         if not request.is_counted:
-            return self._placed(dict(self.tasks))
-        if len(self.tasks) < request.nodes:
-            raise UserError(
-                f"--nodes {request.nodes}: Slurm job {self.job} has {len(self.tasks)} "
-                f"({', '.join(self.tasks)}). Ask for --nodes {len(self.tasks)}, or allocate more: "
-                f"salloc --nodes={request.nodes} --ntasks-per-node={request.per_node}"
-            )
-        chosen = dict(list(self.tasks.items())[: request.nodes])
-        for node, tasks in chosen.items():
-            if tasks < request.per_node:
-                raise UserError(
-                    f"--per-node {request.per_node}: Slurm job {self.job} has {tasks} tasks on "
-                    f"node {node}. Ask for --per-node {min(chosen.values())}, or allocate more: "
-                    f"salloc --nodes={request.nodes} --ntasks-per-node={request.per_node}"
-                )
-        return self._placed(dict.fromkeys(chosen, request.per_node))
+            return place_workers(slots, sum(slots.values()))
+        nodes, per_node = request.nodes, request.per_node
+        return place_evenly(
+            slots,
+            nodes,
+            per_node,
+            where=f"Slurm job {self.job}",
+            more=f"allocate more: salloc --nodes={nodes} --ntasks-per-node={per_node}",
+        )
 
-    def _placed(self, slots: Mapping[str, int]) -> Topology:
-        # Slurm may call this host otherwise than it calls itself.
+    def _named(self) -> dict[str, int]:
+        """With this host as `localhost`: Slurm may call it otherwise than it calls itself."""
         named = {
             HERE if node == self.own_node or is_here(node) else node: count
-            for node, count in slots.items()
+            for node, count in self.tasks.items()
         }
-        if len(named) < len(slots):
+        if len(named) < len(self.tasks):
             raise UserError(
-                f"several of the nodes {', '.join(slots)} of Slurm job {self.job} are this host. "
-                "Ask for --nodes 1."
+                f"several of the nodes {', '.join(self.tasks)} of Slurm job {self.job} are this "
+                "host. Allocate one node."
             )
-        return place_workers(named, sum(named.values()))
+        return named
 
 
-def find_allocation(environ: Mapping[str, str] = os.environ) -> SlurmAllocation | None:
-    """None outside of one. Raises `UserError` in a job step of several tasks."""
-    job = environ.get("SLURM_JOB_ID")
-    nodes = environ.get("SLURM_JOB_NODELIST")
-    if not job or not nodes:
-        return None
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if "SLURM_STEP_ID" in environ and tasks != "1":
-        raise UserError(
-            f"srun has started {tasks} tasks of this command, and one is enough: it starts the "
-            "workers itself. Leave srun out, or start the script: srun python train.py"
-        )
-    names = _expand(nodes)
-    counts = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", "")) or [1] * len(names)
-    if len(counts) != len(names):
-        raise UserError(
-            f"Slurm says SLURM_JOB_NODELIST={nodes} ({len(names)} nodes) and SLURM_TASKS_PER_NODE="
-            f"{environ['SLURM_TASKS_PER_NODE']} ({len(counts)} nodes), which do not go together."
-        )
-    own = environ.get("SLURMD_NODENAME")
-    return SlurmAllocation(job, dict(zip(names, counts, strict=True)), own)
-
-
-def own_address(topology: Topology) -> str | None:
+def own_address(topology: Topology, interfaces: tuple[str, ...]) -> str | None:
     """The address of this host that leads to the other nodes; None where there are none.
 
     Slurm knows their addresses, also where their names are in no name service.
@@ -92,14 +74,10 @@ def own_address(topology: Topology) -> str | None:
     others = [host.name for host in topology.hosts if host.name != HERE]
     if not others:
         return None
-    said = _scontrol("show", "node", "--oneliner", others[0])
-    found = re.search(r"\bNodeAddr=(\S+)", said)
+    if interfaces:
+        return address_for(others, interfaces)
+    found = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", "--oneliner", others[0]))
     return address_for([found[1] if found else others[0]])
-
-
-def _expand(nodes: str) -> list[str]:
-    """`node[03-05]` is node03, node04 and node05."""
-    return _scontrol("show", "hostnames", nodes).split()
 
 
 def _scontrol(*words: str) -> str:

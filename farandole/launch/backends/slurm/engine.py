@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from farandole.errors import UserError
-from farandole.launch.backends.slurm.allocation import (
-    SlurmAllocation,
-    find_allocation,
-    own_address,
-)
+from farandole.launch.backends.slurm.allocation import SlurmAllocation, own_address
 from farandole.launch.backends.slurm.channel import Srun
 from farandole.launch.backends.slurm.options import SlurmOptions
 from farandole.launch.backends.slurm.submit import submit
@@ -22,7 +18,7 @@ from farandole.launch.outcome_text import print_outcome
 def start(request: EngineRequest) -> int:
     """Raises `UserError` and `LaunchError`."""
     options = SlurmOptions(**request.settings)
-    allocation = find_allocation()
+    allocation = SlurmAllocation.find()
     if allocation is None:
         return submit(request, options)
     return _run(request, allocation)
@@ -36,9 +32,10 @@ def _run(request: EngineRequest, allocation: SlurmAllocation) -> int:
             f"{allocation.job}, on whose nodes the workers are started. Leave it out."
         )
     topology = allocation.topology(request)
-    job = request.job(topology.size)
+    job = request.job(topology)
     if topology.host(0).name != HERE:  # under salloc this may be a login node
         job = replace(job, rank0_owns_terminal=False)
-    outcome = launch_on_hosts(job, topology, Srun(), address=own_address(topology))
-    print_outcome(outcome, topology.size)
+    address = own_address(topology, request.interfaces)
+    outcome = launch_on_hosts(job, topology, Srun(), request.interfaces, address=address)
+    print_outcome(outcome, topology.size, topology=topology)
     return outcome.exit_code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from farandole.errors import LaunchError, UserError
 from farandole.files import write_whole
 from farandole.launch.backends.slurm.batch_script import batch_script
 from farandole.launch.backends.slurm.options import SlurmOptions
+from farandole.launch.backends.slurm.programs import require
 from farandole.launch.engine_request import EngineRequest
 from farandole.launch.messages import tell
 
@@ -42,17 +42,6 @@ def submit(request: EngineRequest, options: SlurmOptions) -> int:
     click.echo(number)
     tell(f"submitted job {number} ({name}); output: {str(log).replace('%j', number)}")
     return 0
-
-
-def require(program: str) -> str:
-    """The path of one of Slurm's programs. Raises `UserError` naming what to install."""
-    found = shutil.which(program)
-    if found is None:
-        raise UserError(
-            f"--on slurm needs {program}, and there is none on the PATH: apt install slurm-client "
-            "(Debian), or run it on a login node of the cluster. --dry-run only prints the script."
-        )
-    return found
 
 
 def _run(sbatch: str, script: Path) -> str:

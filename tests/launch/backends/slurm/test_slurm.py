@@ -79,7 +79,10 @@ def test_in_an_allocation(sandbox: Sandbox, slurm: SlurmCluster) -> None:
         assert facts["variables"] == {"TRY_THIS": "out"}
     for asked, message in (
         (("--nodes", "3"), r"--nodes 3: Slurm job \d+ has 2 \(one, two\). Ask for --nodes 2, or"),
-        (("--nodes", "2", "--per-node", "2"), r"--per-node 2: Slurm job \d+ has 1 tasks on node"),
+        (
+            ("--nodes", "2", "--per-node", "2"),
+            r"--per-node 2: Slurm job \d+ has 1 on one. Ask for --per-node 1, or allocate",
+        ),
         (("--partition", "main"), r"--partition is for submitting a job, and this is inside of"),
     ):
         done = sandbox.run(
@@ -136,7 +139,7 @@ def test_the_batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (("--slurm-option=--a\n#SBATCH -x"), "it must be one line"),
         (("--name", "a%b"), "neither % nor slashes"),
         (("-n", "4"), "as in --nodes 1 --per-node 4"),
-        (("--sync", "server"), "Start them with `farandole server"),
+        (("--sync", "server"), "parameter servers are started with jobs of this host only"),
         (("--sync", "zzz"), "there is no strategy 'zzz'"),
         (("--transport", "mpi"), "--transport mpi needs ranks that mpirun has started"),
         (("--image", "x"), "it is for --on kubernetes"),
