@@ -10,7 +10,8 @@ import click
 from click.core import ParameterSource
 
 from farandole.errors import UserError
-from farandole.launch.engines import ENGINES, LOCAL, Engine, find_engine
+from farandole.launch.engines.catalog import ENGINES, LOCAL, SSH, Engine, find_engine
+from farandole.launch.placement.placement import HostOptions
 
 _COMMON = ("on", "nodes", "per_node")
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
@@ -136,6 +137,15 @@ class ChosenEngine:
     def is_counted(self) -> bool:
         """Whether the user has said how many nodes or workers there shall be."""
         return self.nodes is not None or self.per_node is not None
+
+    def check_hosts(self, where: HostOptions) -> None:
+        """Raises `UserError` where --on local or --on ssh does not go with the hosts."""
+        asked = self._context.params["on"]
+        named = where.hosts or where.hostfile
+        if asked == LOCAL and named:
+            raise UserError(f"--on local and hosts ({named}): leave one of them out.")
+        if asked == SSH and not named:
+            raise UserError("--on ssh: name the hosts, as in -H node1:4,node2:4")
 
     def _check(self, given: set[str]) -> None:
         known = {"on", *self.engine.options, *(() if self.is_started_here else _COMMON)}

@@ -149,6 +149,7 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
         from farandole.cli.run_on_engine import run_on_engine
 
         sys.exit(run_on_engine(engine, chosen))
+    engine.check_hosts(chosen.where)
     check(chosen)
     outcome, topology = run_job(chosen)
     print_outcome(outcome, topology.size, topology=topology)

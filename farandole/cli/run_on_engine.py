@@ -8,8 +8,8 @@ from pathlib import Path
 from farandole.cli.engine_options import ChosenEngine
 from farandole.cli.run_job import RunOptions, check, check_scheme, job_of, merge_trace, variables_of
 from farandole.errors import UserError
-from farandole.launch.engine_request import EngineRequest
-from farandole.launch.engines import KUBERNETES, MPI
+from farandole.launch.engines.catalog import KUBERNETES, MPI
+from farandole.launch.engines.request import EngineRequest
 from farandole.launch.placement.placement import Placement, place
 
 # What reaches workers by variables, whoever starts them. Any other option, also one that is new,

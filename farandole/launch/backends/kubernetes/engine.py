@@ -12,7 +12,7 @@ from farandole.files import write_whole
 from farandole.launch.backends.kubernetes.indexed_job import indexed_job
 from farandole.launch.backends.kubernetes.options import KubernetesOptions, job_name
 from farandole.launch.backends.kubernetes.pytorch_job import pytorch_job
-from farandole.launch.engine_request import EngineRequest
+from farandole.launch.engines.request import EngineRequest
 from farandole.launch.messages import tell
 
 

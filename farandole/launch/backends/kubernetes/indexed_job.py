@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farandole.launch.backends.kubernetes.options import KubernetesOptions
 from farandole.launch.backends.kubernetes.pod import CONTAINER, Manifest, pod_spec, variable
-from farandole.launch.engine_request import EngineRequest
+from farandole.launch.engines.request import EngineRequest
 from farandole.worker.signals import exit_code_of
 
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"

@@ -7,7 +7,7 @@ from typing import Any
 
 from farandole.environment import GRACE, NAME, TOKEN
 from farandole.launch.backends.kubernetes.options import KubernetesOptions
-from farandole.launch.engine_request import EngineRequest
+from farandole.launch.engines.request import EngineRequest
 
 Manifest = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farandole.launch.backends.kubernetes.options import KubernetesOptions
 from farandole.launch.backends.kubernetes.pod import Manifest, pod_spec, variable
-from farandole.launch.engine_request import EngineRequest
+from farandole.launch.engines.request import EngineRequest
 
 
 def pytorch_job(request: EngineRequest, options: KubernetesOptions, name: str) -> list[Manifest]:

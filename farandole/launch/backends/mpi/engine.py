@@ -7,15 +7,15 @@ import sys
 
 import click
 
-from farandole.environment import TRANSPORT
+from farandole.environment import SYNC, TRANSPORT
 from farandole.launch.backends.mpi import mpirun
 from farandole.launch.backends.mpi.command import meeting_place, mpi_words
-from farandole.launch.engine_request import EngineRequest
-from farandole.launch.node_counts import place_evenly
+from farandole.launch.engines.node_counts import place_evenly
+from farandole.launch.engines.request import EngineRequest
 
 _ANOTHER = (
-    "Start it yourself, with the options as variables (docs/commands.md): "
-    "FARANDOLE_SYNC=… mpirun -n 4 python train.py"
+    "Start it yourself, with the options as variables (see docs/commands.md): "
+    f"{SYNC}=… mpirun -n 4 python train.py"
 )
 
 

@@ -16,7 +16,7 @@ from farandole.errors import LaunchError
 from farandole.launch.backends.ray.channel import RayActors
 from farandole.launch.backends.ray.cluster import RayOptions, connect, described, import_ray
 from farandole.launch.backends.ray.node import AgentHost
-from farandole.launch.engine_request import EngineRequest
+from farandole.launch.engines.request import EngineRequest
 from farandole.launch.hosts import place_workers
 from farandole.launch.launcher import launch_on_hosts
 from farandole.launch.messages import tell

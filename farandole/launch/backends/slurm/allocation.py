@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from farandole.errors import LaunchError, UserError
 from farandole.launch.backends.slurm.programs import require
-from farandole.launch.engine_request import EngineRequest
+from farandole.launch.engines.node_counts import place_evenly
+from farandole.launch.engines.request import EngineRequest
 from farandole.launch.hosts import HERE, place_workers
-from farandole.launch.node_counts import place_evenly
 from farandole.launch.placement.schedulers import find_allocation
 from farandole.topology import Topology
 from farandole.worker.network import address_for, is_here

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from farandole.launch.backends.slurm.options import SlurmOptions
-from farandole.launch.engine_request import EngineRequest
+from farandole.launch.engines.request import EngineRequest
 from farandole.worker.signals import exit_code_of
 
 WARNING_SECONDS = 120

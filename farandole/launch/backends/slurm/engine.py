@@ -9,7 +9,7 @@ from farandole.launch.backends.slurm.allocation import SlurmAllocation, own_addr
 from farandole.launch.backends.slurm.channel import Srun
 from farandole.launch.backends.slurm.options import SlurmOptions
 from farandole.launch.backends.slurm.submit import submit
-from farandole.launch.engine_request import EngineRequest
+from farandole.launch.engines.request import EngineRequest
 from farandole.launch.hosts import HERE
 from farandole.launch.launcher import launch_on_hosts
 from farandole.launch.outcome_text import print_outcome

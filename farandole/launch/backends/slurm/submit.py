@@ -14,7 +14,7 @@ from farandole.files import write_whole
 from farandole.launch.backends.slurm.batch_script import batch_script
 from farandole.launch.backends.slurm.options import SlurmOptions
 from farandole.launch.backends.slurm.programs import require
-from farandole.launch.engine_request import EngineRequest
+from farandole.launch.engines.request import EngineRequest
 from farandole.launch.messages import tell
 
 _SBATCH_SECONDS = 120

@@ -77,19 +77,33 @@ def test_in_an_allocation(sandbox: Sandbox, slurm: SlurmCluster) -> None:
     assert done.returncode == 0, done.stderr
     for facts in trained_ranks(done.stdout, 2):
         assert facts["variables"] == {"TRY_THIS": "out"}
-    for asked, message in (
-        (("--nodes", "3"), r"--nodes 3: Slurm job \d+ has 2 \(one, two\). Ask for --nodes 2, or"),
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (
-            ("--nodes", "2", "--per-node", "2"),
-            r"--per-node 2: Slurm job \d+ has 1 on one. Ask for --per-node 1, or allocate",
+            ("--nodes", "4"),
+            "--nodes 4: Slurm job 17 has 3 (far1, far2, far3). Ask for --node",
         ),
-        (("--partition", "main"), r"--partition is for submitting a job, and this is inside of"),
-    ):
-        done = sandbox.run(
-            [*salloc, *farandole("run", "--on", "slurm", *asked, str(SCRIPT))], **known
-        )
-        assert done.returncode == 2
-        assert re.search(message, done.stderr), done.stderr
+        (
+            ("--nodes", "3", "--per-node", "3"),
+            "Slurm job 17 has 2 on far1. Ask for --per-node 1",
+        ),
+        (
+            ("--partition", "main"),
+            "--partition is for submitting a job, and this is inside of S",
+        ),
+    ],
+)
+def test_an_allocation_that_is_too_small(
+    monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], message: str
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "far[1-3]")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2),1")
+    with pytest.raises(UserError, match=re.escape(message)):
+        printed(*arguments, str(SCRIPT))
 
 
 def test_srun_starts_the_script_itself(sandbox: Sandbox, slurm: SlurmCluster) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from farandole.errors import UserError, nearest
-from farandole.launch.engine_request import EngineRequest
+from farandole.launch.engines.request import EngineRequest
 
 LOCAL, SSH, MPI, KUBERNETES = "local", "ssh", "mpi", "kubernetes"
 _BACKENDS = "farandole.launch.backends"
