@@ -82,7 +82,10 @@ PACKAGES = {  # that only some tests need: the module, and how to get it
     "mpi4py": "pip install mpi4py",
     "sklearn": "pip install scikit-learn",
 }
-PROGRAMS = {"mpirun": "Debian: apt install openmpi-bin"}
+PROGRAMS = {  # the same, on the PATH or in root's folders
+    "mpirun": "Debian: apt install openmpi-bin",
+    "sshd": "Debian: apt install openssh-server",
+}
 PATIENCE_SECONDS = 400.0  # a machine that many share may stand still for minutes
 
 
@@ -113,7 +116,9 @@ def has_ended(process: subprocess.Popen[str], deadline: float) -> bool:
 def require(name: str) -> None:
     """Skips the test where a package or a program is missing; where all must be there, fails it."""
     if name in PROGRAMS:
-        found, message = shutil.which(name), f"there is no {name} ({PROGRAMS[name]})"
+        path = f"{os.environ['PATH']}:/usr/sbin"
+        found = shutil.which(name, path=path)
+        message = f"there is no {name} ({PROGRAMS[name]})"
     else:
         found, message = find_spec(name), f"{name} is not installed ({PACKAGES[name]})"
     if found is None:

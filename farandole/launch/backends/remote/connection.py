@@ -33,7 +33,7 @@ from farandole.system.orphans import tied_to_this_process
 
 _BEATS = 10  # within the silence after which the other end counts as gone
 _ENDED_SECONDS = 10.0  # for the channel's own end, once its stream has ended
-_TAIL_LINES = 12
+_TAIL_LINES = 20
 
 Check = Callable[[HostFacts, float], Sequence[str]]
 """Judges a host by its facts, which came within so many seconds; returns what the user should know.
