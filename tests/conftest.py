@@ -85,7 +85,7 @@ PACKAGES = {  # that only some tests need: the module, and how to get it
     "ray": "pip install ray",
     "sklearn": "pip install scikit-learn",
 }
-PROGRAMS = {
+PROGRAMS = {  # the same, on the PATH or in root's folders
     "mpirun": "Debian: apt install openmpi-bin",
     "munged": "Debian: apt install munge",
     "slurmctld": "Debian: apt install slurm-wlm",
@@ -121,8 +121,9 @@ def has_ended(process: subprocess.Popen[str], deadline: float) -> bool:
 def require(name: str) -> None:
     """Skips the test where a package or a program is missing; where all must be there, fails it."""
     if name in PROGRAMS:
-        where = f"{os.environ['PATH']}:/usr/sbin"  # where daemons are
-        found, message = shutil.which(name, path=where), f"there is no {name} ({PROGRAMS[name]})"
+        path = f"{os.environ['PATH']}:/usr/sbin"
+        found = shutil.which(name, path=path)
+        message = f"there is no {name} ({PROGRAMS[name]})"
     else:
         found, message = find_spec(name), f"{name} is not installed ({PACKAGES[name]})"
     if found is None:

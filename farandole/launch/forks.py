@@ -18,6 +18,10 @@ from farandole.system.orphans import adopt_orphans, tied_to_this_process
 from farandole.worker.forking.server import LENGTH, NOBODY, STARTED, Request
 
 FORK_SERVER = "farandole.worker.forking.server"
+FEWEST_ON_ONE_HOST = 3
+"""So many workers start sooner when they are forked: see benchmarks/startup_workers.py."""
+FEWEST_ON_EACH_HOST = 2
+"""The same on each of several hosts: see benchmarks/startup_hosts.py."""
 _RESERVED_BYTES = 256  # for the variables that a worker shows
 _COMMAND_BYTES = 1024
 _IMPORT_SECONDS = 300.0  # how long the first worker may take: torch is imported before it

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import farandole
-from farandole.launch.json_record import JsonRecord
+from farandole.launch.backends.remote.json_record import JsonRecord
 from farandole.system.cores import usable_cores
 
 _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")

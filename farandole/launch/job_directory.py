@@ -19,7 +19,7 @@ import psutil
 
 from farandole.environment import GRACE, LAUNCHER
 from farandole.errors import LaunchError
-from farandole.launch.forks import Forks
+from farandole.launch.forks import FEWEST_ON_EACH_HOST, FEWEST_ON_ONE_HOST, Forks
 from farandole.launch.job import Job
 from farandole.launch.old_logs import LOGS, remove_old_folders
 from farandole.launch.output import Source
@@ -33,7 +33,6 @@ from farandole.worker.loopback import stay_on_loopback
 from farandole.worker.marker_files import any_joined
 
 _PATIENCE_SECONDS = 5
-_WORKERS_TO_FORK = 3  # so many import torch sooner together: see benchmarks/startup_workers.py
 
 
 def worker_defaults(here: int, *, alone: bool) -> dict[str, str]:
@@ -74,7 +73,8 @@ class JobDirectory:
     def _begin_forks(self) -> Forks | None:
         """A fork server for a launcher that was not forked itself, where it pays."""
         job, here = self._job, self._workers_here()
-        if not job.fork or here < _WORKERS_TO_FORK or not is_script([job.program, *job.command]):
+        fewest = FEWEST_ON_ONE_HOST if self._here is None else FEWEST_ON_EACH_HOST
+        if not job.fork or here < fewest or not is_script([job.program, *job.command]):
             return None
         defaults = worker_defaults(here, alone=self._here is None)
         return Forks.begin({**os.environ, **defaults, **job.environment})

@@ -61,15 +61,21 @@ class Agent:
         """Until the launcher wants no more of it, and all workers have ended."""
         while not self._is_leaving or self._workers:
             self._pass_bytes()
-            silence = time.monotonic() - self._heard
-            is_alone = self._outgoing.is_broken or silence > self._setup.silence_seconds
-            if is_alone or self.is_told_to_leave:
+            if self._outgoing.is_broken or self.is_told_to_leave or self._is_in_silence():
                 self._leave()
             if self._pending and self._starter.is_ready():
                 self._start_pending()
             for worker in self._workers.values():
                 worker.kill_if_late()
             self._report_ended()
+
+    def _is_in_silence(self) -> bool:
+        """Not only the end of a stream counts: a network that fails may end none for hours."""
+        seconds = self._setup.silence_seconds
+        if self._is_leaving or time.monotonic() - self._heard < seconds:
+            return False
+        sys.stderr.write(f"the launcher was not heard of for {seconds:g} s: workers are stopped\n")
+        return True
 
     def _leave(self) -> None:
         """All workers are to stop, and no other is started."""

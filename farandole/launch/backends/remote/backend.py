@@ -13,6 +13,7 @@ told as the failure of its workers.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -37,6 +38,7 @@ CONNECT_SECONDS = 120.0
 """From the start of the channel to the agent's answer."""
 
 _AGENT = "farandole.launch.backends.remote.agent"
+_PATHS = ("PYTHONPATH", "LD_LIBRARY_PATH")  # without which Python may not even start
 _SILENCE_SECONDS = 300.0
 _CLOSE_SECONDS = 20.0
 _NOT_THERE = (126, 127)  # what shells and `env` answer for a program that they cannot start
@@ -62,6 +64,7 @@ class RemoteBackend:
         self._folder = Path.cwd()
         self._script = script_of(job.program, job.command, self._folder)
         self._connections: dict[str, HostConnection] = {}
+        self._numbers = itertools.count()
         self._retired: list[HostConnection] = []  # of hosts that were lost, and came back
 
     def reaches(self, host: str) -> bool:
@@ -110,9 +113,9 @@ class RemoteBackend:
 
     def _open(self, host: str, workers: int) -> HostConnection:
         # Standard input carries the rest; this is what it takes to find the agent at all.
-        path = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if "PYTHONPATH" in os.environ else []
-        words = self._channel.words(host, ["env", *path, sys.executable, "-m", _AGENT])
-        log = self._directory.folder / f"host-{len(self._connections) + len(self._retired)}.err"
+        paths = [f"{name}={os.environ[name]}" for name in _PATHS if name in os.environ]
+        words = self._channel.words(host, ["env", *paths, sys.executable, "-m", _AGENT])
+        log = self._directory.folder / f"host-{next(self._numbers)}.err"
         try:
             return HostConnection(
                 host,

@@ -33,7 +33,7 @@ from farandole.system.orphans import tied_to_this_process
 
 _BEATS = 10  # within the silence after which the other end counts as gone
 _ENDED_SECONDS = 10.0  # for the channel's own end, once its stream has ended
-_TAIL_LINES = 12
+_TAIL_LINES = 20
 
 Check = Callable[[HostFacts, float], Sequence[str]]
 """Judges a host by its facts, which came within so many seconds; returns what the user should know.
@@ -180,9 +180,18 @@ class HostConnection:
                     self._accept(stdout)
                     while (frame := read_frame(stdout)) is not None:
                         self._take(frame)
-            except (LaunchError, ValueError) as error:
+            except LaunchError as error:
                 self._give_up(str(error))
-        self._finish(began=began)
+            except ValueError as error:
+                self._give_up(
+                    f"host {self.host} does not answer as an agent does ({error}). Is the same "
+                    "version of Farandole there?"
+                )
+            except OSError as error:  # the disk is full, say
+                self._give_up(f"cannot keep what the workers of host {self.host} write: {error}.")
+            finally:
+                # Whatever happens: who is not told of the end would wait for it for ever.
+                self._finish(began=began)
 
     def _accept(self, stdout: IO[bytes]) -> None:
         begin = time.monotonic()
@@ -222,14 +231,20 @@ class HostConnection:
         self._problem = self._problem or self._why_it_ended(code, began=began)
         with self._lock:
             self._is_over = True
-            said = "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
-            self._problem = f"{said}\n{self._problem}".strip()
+            self._problem = f"{self._complaints()}\n{self._problem}".strip()
             for worker in self._workers.values():
                 worker.note_lost(self._problem)
             self._workers.clear()
             self._kept_back.clear()
             self._frames.put(None)
         self._settled.set()
+
+    def _complaints(self) -> str:
+        try:
+            lines = self._log.read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-_TAIL_LINES:])
 
     def _why_it_ended(self, code: int, *, began: bool) -> str:
         if self._is_accepted:

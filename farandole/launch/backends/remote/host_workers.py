@@ -14,7 +14,7 @@ from farandole.environment import LAUNCHER
 from farandole.errors import CommError
 from farandole.launch.backends.remote.orders import Order, Setup
 from farandole.launch.backends.remote.supervised import Supervised, start_supervised
-from farandole.launch.forks import Forks
+from farandole.launch.forks import FEWEST_ON_EACH_HOST, Forks
 from farandole.system.cores import fair_share
 from farandole.system.job_processes import IDENTITY, kill_having
 from farandole.worker.forking.forked import is_script
@@ -22,7 +22,6 @@ from farandole.worker.network import interface_towards
 from farandole.worker.store.address import launcher_store
 from farandole.worker.store.protocol import COUNT
 
-_WORKERS_TO_FORK = 2  # see benchmarks/startup_hosts.py
 _INTRODUCTION_SECONDS = 10.0
 
 
@@ -104,7 +103,8 @@ class HostWorkers:
 
     def _begin_forks(self) -> Forks | None:
         setup = self._setup
-        if not setup.may_fork or setup.workers < _WORKERS_TO_FORK or not is_script(setup.command):
+        is_worth_it = setup.workers >= FEWEST_ON_EACH_HOST and is_script(setup.command)
+        if not (setup.may_fork and is_worth_it):
             return None
         return Forks.begin({**self._defaults(setup.workers), **self._variables})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from farandole.launch.json_record import JsonRecord
+from farandole.launch.backends.remote.json_record import JsonRecord
 
 
 @dataclass(frozen=True)
