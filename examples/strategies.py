@@ -2,7 +2,7 @@
 
     farandole run -n 2 --sync local:every=8 examples/strategies.py
     farandole run -n 2 --sync adacomm:start=16,steps=40 examples/strategies.py
-    farandole run -n 4 --hosts 2 --sync daso examples/strategies.py
+    farandole run -n 4 --pretend-hosts 2 --sync daso examples/strategies.py
 
 Lines that a strategy does not need do no harm under it. So you can race this script.
 """

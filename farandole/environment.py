@@ -42,8 +42,8 @@ FALLBACK: Final = _user(
 TRANSPORT: Final = _user(
     "TRANSPORT", "The transport that carries the bytes: auto, shm, c10d or mpi."
 )
-HOSTS: Final = _user(
-    "HOSTS", "Pretended hosts: their number, or the number of workers on each, as in `3,1`."
+PRETEND_HOSTS: Final = _user(
+    "PRETEND_HOSTS", "Pretended hosts: their number, or the number of workers on each, as in `3,1`."
 )
 CHECK_FINITE: Final = _user(
     "CHECK_FINITE", "0: do not stop when a gradient or a parameter is NaN or infinite. 1: stop."

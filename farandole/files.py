@@ -9,15 +9,16 @@ from pathlib import Path
 from farandole.errors import FarandoleError
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write to a temporary name beside `path`, sync, rename.
+def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write to a temporary name beside `path`, sync, rename. Only its owner can use a private file.
 
     Raises `FarandoleError` when the folder cannot be written or the disk is full; the file that
     was at `path` before is then still there, and the temporary one is gone.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with temporary.open("wb") as file:
+        mode = 0o600 if private else 0o666  # less what the umask takes away
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -25,7 +26,7 @@ def write_whole(path: Path, content: bytes) -> None:
     except OSError as error:
         raise FarandoleError(
             f"could not write {path}: {error.strerror or error}. Make room or choose another "
-            "folder and write the report again: the metrics it is drawn from are untouched."
+            "folder, and write it again: what was there before is untouched."
         ) from error
     finally:
         with contextlib.suppress(OSError):

@@ -51,8 +51,9 @@ import torch
 
 from farandole.emulate import namespaces
 from farandole.errors import UserError
-from farandole.launch.one_host_mpi import one_host_variables
+from farandole.launch.backends.mpi.one_host import one_host_variables
 from tests.support.order import ordered
+from tests.support.slurm import SlurmCluster, running_slurm
 from tests.support.warm_starts import WarmStarts, fresh_starts
 
 # Hypothesis' own limit of time per example would be a timed test: the first one loads torch.
@@ -81,11 +82,18 @@ FOREIGN = re.compile(
 )
 PACKAGES = {  # that only some tests need: the module, and how to get it
     "expecttest": "pip install expecttest",
+    "jsonschema": "pip install jsonschema",
     "mkdocs": "pip install mkdocs-material",
     "mpi4py": "pip install mpi4py",
+    "ray": "pip install ray",
     "sklearn": "pip install scikit-learn",
 }
-PROGRAMS = {"mpirun": "Debian: apt install openmpi-bin"}
+PROGRAMS = {  # the same, on the PATH or in root's folders
+    "mpirun": "Debian: apt install openmpi-bin",
+    "munged": "Debian: apt install munge",
+    "slurmctld": "Debian: apt install slurm-wlm",
+    "sshd": "Debian: apt install openssh-server",
+}
 PATIENCE_SECONDS = 400.0  # a machine that many share may stand still for minutes
 
 
@@ -116,7 +124,9 @@ def has_ended(process: subprocess.Popen[str], deadline: float) -> bool:
 def require(name: str) -> None:
     """Skips the test where a package or a program is missing; where all must be there, fails it."""
     if name in PROGRAMS:
-        found, message = shutil.which(name), f"there is no {name} ({PROGRAMS[name]})"
+        path = f"{os.environ['PATH']}:/usr/sbin"
+        found = shutil.which(name, path=path)
+        message = f"there is no {name} ({PROGRAMS[name]})"
     else:
         found, message = find_spec(name), f"{name} is not installed ({PACKAGES[name]})"
     if found is None:
@@ -394,6 +404,15 @@ def mpirun() -> list[str]:
     variables = [f"{name}={value}" for name, value in one_host_variables({}).items()]
     words = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     return ["env", *variables, found, *words]
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmCluster]:
+    """A real Slurm with the nodes `one` and `two`."""
+    require("slurmctld")
+    require("munged")
+    with running_slurm() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ SETTINGS: Mapping[str, Setting] = {
     "c10d": Setting(("--transport", "c10d")),
     "local": Setting(("--sync", "local:every=2")),
     "lagged": Setting(("--sync", "lagged")),
-    "daso": Setting(("--sync", "daso", "--hosts", "2")),
+    "daso": Setting(("--sync", "daso", "--pretend-hosts", "2")),
     "hogwild": Setting(("--sync", "hogwild"), weights=False),
     "stages": Setting(("--layout", "stages=2,microbatches=2")),
     "gems": Setting(("--layout", "stages=2,microbatches=2,schedule=gems")),

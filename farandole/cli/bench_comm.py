@@ -164,11 +164,14 @@ def comm(
 def _start(plan: BenchPlan, workers: int, words: list[str]) -> None:
     variables = {environment.SCRIPT: "bench comm"}
     if "mpi" in plan.against:
-        from farandole.launch import mpirun
-        from farandole.launch.one_host_mpi import one_host_variables
+        from farandole.launch.backends.mpi import mpirun
+        from farandole.launch.backends.mpi.one_host import one_host_variables
 
         variables |= one_host_variables()
-        found = mpirun.require()
+        mpirun.require_mpi4py("--against mpi")
+        found = mpirun.require(
+            "--against mpi", "Start it yourself: mpirun -n 4 farandole bench comm --here …"
+        )
         end = mpirun.run(mpirun.command(found, workers, [sys.executable, *words]), variables)
         if end.stopped_by is not None:
             stopped(end.stopped_by)

@@ -66,9 +66,9 @@ def layout_option(*, multiple: bool = False) -> Callable[[Any], Any]:
     )
 
 
-def hosts_option() -> Callable[[Any], Any]:
+def pretend_hosts_option() -> Callable[[Any], Any]:
     return click.option(
-        "--hosts",
+        "--pretend-hosts",
         metavar="N",
         help="Treat the workers as if they ran on N hosts, or on hosts with these numbers of "
         "workers, such as 3,1. Use it to try DASO, which needs several hosts. [one host]",

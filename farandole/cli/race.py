@@ -12,8 +12,8 @@ from farandole.cli.options import (
     check_limits,
     check_script,
     grace_option,
-    hosts_option,
     layout_option,
+    pretend_hosts_option,
     seed_option,
     stall_option,
     sync_option,
@@ -40,7 +40,7 @@ from farandole.errors import UserError
     help="Folder of all runs.",
 )
 @seed_option(default=0)
-@hosts_option()
+@pretend_hosts_option()
 @click.option(
     "--servers",
     type=int,
@@ -66,7 +66,7 @@ def race(
     target: str | None,
     runs: Path,
     seed: int,
-    hosts: str | None,
+    pretend_hosts: str | None,
     servers: int | None,
     replicas: int | None,
     stall: float | None,
@@ -81,7 +81,7 @@ def race(
     summary.json.
 
     \b
-      farandole race -n 4 --hosts 2 --sync allreduce --sync local:every=8 --sync daso \\
+      farandole race -n 4 --pretend-hosts 2 --sync allreduce --sync local:every=8 --sync daso \\
                      --target accuracy=0.95 train.py
       farandole race -n 4 --layout whole --layout stages=4,microbatches=8 \\
                      --target accuracy=0.95 train.py
@@ -104,7 +104,7 @@ def race(
             target=target,
             runs=runs,
             seed=seed,
-            hosts=hosts,
+            pretend_hosts=pretend_hosts,
             servers=servers,
             replicas=replicas,
             stall=stall,

@@ -9,11 +9,13 @@ from typing import Any
 import click
 
 from farandole import environment
+from farandole.cli.engine_options import ChosenEngine, engine_options
+from farandole.cli.host_options import host_options
 from farandole.cli.options import (
     PASS_ON,
     grace_option,
-    hosts_option,
     layout_option,
+    pretend_hosts_option,
     seed_option,
     stall_option,
     sync_option,
@@ -24,8 +26,13 @@ from farandole.launch.outcome_text import print_outcome
 
 @click.command(context_settings=PASS_ON)
 @click.option(
-    "-n", "--workers", type=int, help="Number of workers on this host. [one per GPU, or 1]"
+    "-n",
+    "--workers",
+    type=int,
+    help="Number of workers. [all slots of the hosts; on this host one per GPU, or 1]",
 )
+@engine_options()
+@host_options
 @layout_option()
 @sync_option()
 @click.option("--name", help="Name of the run's folder in --runs. [<script>-<time>]")
@@ -41,7 +48,7 @@ from farandole.launch.outcome_text import print_outcome
     metavar="NAME",
     help="Transport that carries the bytes: auto, shm (shared memory) or c10d (gloo, NCCL). [auto]",
 )
-@hosts_option()
+@pretend_hosts_option()
 @click.option(
     "--no-check-finite",
     is_flag=True,
@@ -117,7 +124,7 @@ from farandole.launch.outcome_text import print_outcome
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options: Any) -> None:
-    """Start SCRIPT on workers of this host. Each worker is a process.
+    """Start SCRIPT on workers, on this host or on several. Each worker is a process.
 
     In the script, `fd.init()` joins the workers. Every line of output starts with the rank of its
     worker. If a worker fails, the others are stopped and its traceback is shown last. With
@@ -127,17 +134,25 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 4 train.py --epochs 10
       farandole run -n 4 --sync local:every=8 train.py
       farandole run -n 4 --layout stages=4,microbatches=8 train.py
-      farandole run -n 4 --hosts 2 --sync daso train.py
+      farandole run -H node1:4,node2:4 --sync daso train.py
+      farandole run -n 4 --pretend-hosts 2 --sync daso train.py
       farandole run -n 4 --trace out.json train.py
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
       farandole run -n 4 --horovod train_with_horovod.py
+      farandole run --on slurm --nodes 4 --per-node 8 train.py
     """
     from farandole.cli.run_job import RunOptions, check, run_job
 
+    engine = ChosenEngine(click.get_current_context(), options)
     chosen = RunOptions(horovod=horovod, trace=trace.absolute() if trace else None, **options)
+    if not engine.is_started_here:
+        from farandole.cli.run_on_engine import run_on_engine
+
+        sys.exit(run_on_engine(engine, chosen))
+    engine.check_hosts(chosen.where)
     check(chosen)
-    outcome, workers = run_job(chosen)
-    print_outcome(outcome, workers)
+    outcome, topology = run_job(chosen)
+    print_outcome(outcome, topology.size, topology=topology)
     if outcome_file is not None:
         write_outcome(outcome_file, outcome)
     sys.exit(outcome.exit_code)

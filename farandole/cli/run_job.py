@@ -11,19 +11,23 @@ import click
 
 from farandole import environment
 from farandole.cli.options import check_limits, check_script
+from farandole.cli.scheme import checked_transport, layout_text, read_scheme
 from farandole.errors import FarandoleError, UserError
 
 if TYPE_CHECKING:
     from farandole.launch.job import Job, Outcome
+    from farandole.launch.placement.placement import HostOptions, Placement
     from farandole.launch.servers import OthersServers, OwnServers
     from farandole.layout import Layout
     from farandole.sync import Strategy
+    from farandole.topology import Topology
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """The options as given; None: not given."""
 
+    where: HostOptions
     workers: int | None
     layout: str | None
     sync: str | None
@@ -32,7 +36,7 @@ class RunOptions:
     fallback: bool
     seed: int | None
     transport: str | None
-    hosts: str | None
+    pretend_hosts: str | None
     no_check_finite: bool
     trace: Path | None
     servers: str | None
@@ -51,19 +55,22 @@ class RunOptions:
     arguments: tuple[str, ...]
 
 
-def check(options: RunOptions) -> None:
-    """Raises `UserError` for values that cannot work, before torch is imported."""
+def check(options: RunOptions, *, script_here: bool = True, mpi: bool = False) -> None:
+    """Raises `UserError` for values that cannot work, before torch is imported.
+
+    `script_here`: the workers find the script on this host. `mpi`: mpirun starts them.
+    """
     if options.horovod:
         _refuse_settings_of_our_own(options)
     if options.workers is not None and options.workers < 1:
         raise UserError(f"-n {options.workers}: a job needs at least 1 worker.")
     _check_times(options)
-    if not options.module:
+    if not options.module and script_here:
         check_script(options.script)
-    if options.transport == "mpi":
+    if options.transport == "mpi" and not mpi:
         raise UserError(
             "--transport mpi needs ranks that mpirun has started: "
-            f"{environment.TRANSPORT}=mpi mpirun -n {options.workers or 2} python {options.script}"
+            f"farandole run --on mpi -n {options.workers or 2} --transport mpi {options.script}"
         )
     if options.workers is None and {"-n", "--workers"} & set(options.arguments):
         click.echo(
@@ -81,13 +88,14 @@ def _check_times(options: RunOptions) -> None:
         raise UserError("--stall-kill: say with --stall SECONDS how long is too long.")
 
 
-def run_job(options: RunOptions) -> tuple[Outcome, int]:
-    """How the job ended, and how many workers it had."""
-    from farandole.launch.launcher import launch
-    from farandole.launch.servers import OwnServers, launch_with_servers, plan_servers
+def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
+    """How the job ended, and where its workers were."""
+    from farandole.launch.placement.placement import Placement, place
+    from farandole.launch.servers import plan_servers
 
-    count = options.workers or _gpu_count() or 1
-    strategy, layout = _scheme(options, count)
+    described = place(options.where, options.workers)
+    placement = described or Placement.here(options.workers or _gpu_count() or 1)
+    strategy, layout = read_scheme(options.sync, options.layout, placement.topology.size)
     plan = plan_servers(
         strategy, options.servers, options.replicas, options.functions, options.key_file
     )
@@ -97,13 +105,107 @@ def run_job(options: RunOptions) -> tuple[Outcome, int]:
             "alone. Choose a strategy that needs them, such as --sync server, or leave --restarts "
             "out."
         )
-    job = _job(options, count, strategy, layout, plan)
+    if placement.others:
+        _check_other_hosts(options, placement, plan)
+    job = _job(options, placement, strategy, layout, plan)
     try:
-        outcome = launch_with_servers(job, plan) if isinstance(plan, OwnServers) else launch(job)
+        outcome = _launch(options, job, described, plan)
     finally:
         if options.trace is not None:
-            _merge(options.trace)
-    return outcome, count
+            merge_trace(options.trace)
+    return outcome, placement.topology
+
+
+def _launch(
+    options: RunOptions,
+    job: Job,
+    placement: Placement | None,
+    plan: OwnServers | OthersServers | None,
+) -> Outcome:
+    from farandole.launch.launcher import launch
+    from farandole.launch.servers import OthersServers, OwnServers, launch_with_servers
+
+    if isinstance(plan, OwnServers):
+        return launch_with_servers(job, plan)
+    if placement is None:
+        return launch(job)
+    from farandole.launch.probes.launch import launch_placed
+
+    return launch_placed(
+        job,
+        placement,
+        script=None if options.module else options.script,
+        files=[str(plan.key_file)] if isinstance(plan, OthersServers) else [],
+        shared_folders=[options.trace.parent] if options.trace is not None else [],
+    )
+
+
+def _check_other_hosts(
+    options: RunOptions, placement: Placement, plan: OwnServers | OthersServers | None
+) -> None:
+    """Raises `UserError` for what works on this host only."""
+    from farandole.launch.servers import OwnServers
+
+    others = ", ".join(placement.others)
+    if isinstance(plan, OwnServers):
+        raise UserError(
+            f"parameter servers that a job starts can be reached from this host only, and workers "
+            f"are on {others}. Start them with `farandole server --bind ADDRESS:PORT --key-file "
+            "FILE`, copy the key file to every host, and give --servers tcp://ADDRESS:PORT "
+            "--key-file FILE."
+        )
+    if options.pretend_hosts is not None:
+        raise UserError(
+            f"--pretend-hosts {options.pretend_hosts} is for workers of one host, and there are "
+            f"real ones: {others}. Leave one of the two out."
+        )
+
+
+def check_scheme(options: RunOptions, workers: int) -> None:
+    """Raises `UserError` where strategy, layout and servers do not go with so many workers on
+    other hosts."""
+    _scheme_elsewhere(options, workers)
+
+
+def job_of(options: RunOptions, topology: Topology) -> Job:
+    """The job on these hosts, for our own launcher, started by an engine. Raises `UserError`."""
+    from farandole.launch.backends.ssh.channel import Ssh
+    from farandole.launch.placement.placement import Placement
+
+    strategy, layout, plan = _scheme_elsewhere(options, topology.size)
+    placement = Placement(topology, Ssh())
+    if placement.others:
+        _check_other_hosts(options, placement, plan)
+    return _job(options, placement, strategy, layout, plan)
+
+
+def _scheme_elsewhere(
+    options: RunOptions, workers: int
+) -> tuple[Strategy | None, Layout | None, OthersServers | None]:
+    from farandole.launch.servers import OwnServers, plan_servers
+
+    strategy, layout = read_scheme(options.sync, options.layout, workers)
+    plan = plan_servers(
+        strategy, options.servers, options.replicas, options.functions, options.key_file
+    )
+    if isinstance(plan, OwnServers):
+        raise UserError(
+            "parameter servers are started with jobs of this host only. Start them with `farandole "
+            "server --bind ADDRESS:PORT --key-file FILE`, and give --servers tcp://ADDRESS:PORT "
+            "--key-file FILE."
+        )
+    return strategy, layout, plan
+
+
+def variables_of(options: RunOptions, workers: int) -> dict[str, str]:
+    """What tells workers what was asked for, where another launcher than ours starts them."""
+    strategy, layout, plan = _scheme_elsewhere(options, workers)
+    found = _variables(replace(options, trace=None), strategy, layout)
+    if options.trace is not None:
+        found[environment.TRACE] = str(options.trace)
+    if plan is not None:
+        found |= {environment.SERVERS: plan.address, environment.SERVER_KEY: str(plan.key_file)}
+    return found
 
 
 def _gpu_count() -> int:
@@ -112,25 +214,9 @@ def _gpu_count() -> int:
     return torch.cuda.device_count()
 
 
-def _scheme(options: RunOptions, workers: int) -> tuple[Strategy | None, Layout | None]:
-    """The strategy and the layout that were asked for. Imports torch only where one was."""
-    if options.sync is None and options.layout is None:
-        return None, None
-    from farandole.sync import parse
-    from farandole.train import settings
-
-    strategy = parse(options.sync) if options.sync is not None else None
-    layout = settings.read_layout(options.layout) if options.layout is not None else None
-    if layout is not None:
-        settings.check_workers(layout, workers)
-        if strategy is not None:
-            settings.check_goes_with(layout, strategy)
-    return strategy, layout
-
-
 def _job(
     options: RunOptions,
-    count: int,
+    placement: Placement,
     strategy: Strategy | None,
     layout: Layout | None,
     plan: OwnServers | OthersServers | None,
@@ -139,13 +225,16 @@ def _job(
     from farandole.launch.servers import OthersServers
 
     variables = _variables(options, strategy, layout)
-    if options.hosts is not None:
-        _check_hosts(options.hosts, count, strategy, layout)
+    topology = _topology(options, placement)
+    if len(topology.hosts) > 1 and strategy is not None and layout is None:
+        import torch
+
+        strategy.check_place(topology, "cuda" if torch.cuda.device_count() else "cpu")
     if isinstance(plan, OthersServers):
         variables[environment.SERVERS] = plan.address
         variables[environment.SERVER_KEY] = str(plan.key_file)
     job = Job(
-        workers=count,
+        workers=topology.size,
         command=(*(["-m"] if options.module else []), options.script, *options.arguments),
         environment=variables,
         rank0_owns_terminal=sys.stdout.isatty() and sys.stderr.isatty(),
@@ -157,7 +246,7 @@ def _job(
         stall_kill=options.stall_kill,
         grace_seconds=options.grace,
     )
-    return _with_horovod(job, options.hosts, options.trace) if options.horovod else job
+    return _with_horovod(job, topology, options.trace) if options.horovod else job
 
 
 def _variables(
@@ -166,17 +255,17 @@ def _variables(
     """What tells the workers what was asked for."""
     asked = {
         environment.SYNC: str(strategy) if strategy is not None else None,
-        environment.LAYOUT: _layout_text(layout) if layout is not None else None,
+        environment.LAYOUT: layout_text(layout) if layout is not None else None,
         environment.NAME: options.name,
         environment.RUNS: str(options.runs) if options.runs else None,
         environment.FALLBACK: "1" if options.fallback else None,
         environment.SEED: str(options.seed) if options.seed is not None else None,
         environment.SCRIPT: options.script,
         environment.TRANSPORT: (
-            _checked_transport(options.transport) if options.transport is not None else None
+            checked_transport(options.transport) if options.transport is not None else None
         ),
         environment.CHECK_FINITE: "0" if options.no_check_finite else None,
-        environment.HOSTS: options.hosts,
+        environment.PRETEND_HOSTS: options.pretend_hosts,
     }
     if options.trace is not None:
         from farandole.trace import merge as tracing
@@ -186,28 +275,13 @@ def _variables(
     return {key: value for key, value in asked.items() if value is not None}
 
 
-def _layout_text(layout: Layout) -> str:
-    from farandole.train.settings import write_layout
+def _topology(options: RunOptions, placement: Placement) -> Topology:
+    """The pretended hosts, if there are any, else the real ones."""
+    if options.pretend_hosts is None:
+        return placement.topology
+    from farandole.train.settings import pretended_hosts
 
-    return write_layout(layout)
-
-
-def _checked_transport(transport: str) -> str:
-    from farandole.comm import check_transport
-
-    return check_transport(transport)
-
-
-def _check_hosts(
-    hosts: str, workers: int, strategy: Strategy | None, layout: Layout | None
-) -> None:
-    import torch
-
-    from farandole.train.settings import declared_hosts
-
-    topology = declared_hosts(hosts, workers)
-    if strategy is not None and layout is None:
-        strategy.check_place(topology, "cuda" if torch.cuda.device_count() else "cpu")
+    return pretended_hosts(options.pretend_hosts, placement.topology.size)
 
 
 def _refuse_settings_of_our_own(options: RunOptions) -> None:
@@ -224,15 +298,11 @@ def _refuse_settings_of_our_own(options: RunOptions) -> None:
         )
 
 
-def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
+def _with_horovod(job: Job, topology: Topology, trace: Path | None) -> Job:
     """Where `import horovod` is ours, and each worker also gets its rank in Horovod's variables."""
     from farandole.horovod.aliases import shim_variables
     from farandole.launch.rank_variables import horovod_rank_variables
-    from farandole.topology import Topology
-    from farandole.train.settings import declared_hosts
 
-    alone = Topology.single(job.workers)
-    topology = declared_hosts(hosts, job.workers) if hosts is not None else alone
     timeline = {"HOROVOD_TIMELINE": str(trace)} if trace is not None else {}
     return replace(
         job,
@@ -241,7 +311,7 @@ def _with_horovod(job: Job, hosts: str | None, trace: Path | None) -> Job:
     )
 
 
-def _merge(trace: Path) -> None:
+def merge_trace(trace: Path) -> None:
     """Whatever became of the job: what its ranks recorded is there."""
     from farandole.trace import merge as tracing
     from farandole.worker.signals import undisturbed

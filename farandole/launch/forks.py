@@ -18,6 +18,10 @@ from farandole.system.orphans import adopt_orphans, tied_to_this_process
 from farandole.worker.forking.server import LENGTH, NOBODY, STARTED, Request
 
 FORK_SERVER = "farandole.worker.forking.server"
+FEWEST_ON_ONE_HOST = 3
+"""So many workers start sooner when they are forked: see benchmarks/startup_workers.py."""
+FEWEST_ON_EACH_HOST = 2
+"""The same on each of several hosts: see benchmarks/startup_hosts.py."""
 _RESERVED_BYTES = 256  # for the variables that a worker shows
 _COMMAND_BYTES = 1024
 _IMPORT_SECONDS = 300.0  # how long the first worker may take: torch is imported before it
@@ -72,6 +76,7 @@ class Forks:
         self._connection = connection
         self._server = server
         self._ready = ready
+        self._import_until = time.monotonic() + _IMPORT_SECONDS
         connection.settimeout(_IMPORT_SECONDS)
 
     @classmethod
@@ -117,18 +122,22 @@ class Forks:
     def wait(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
         """Until one that was begun is ready. False: it has ended instead, as where torch is not, or
         the wait was stopped, or took too long."""
+        while (ready := self.look(_WAIT_SECONDS)) is None and not is_stopped():
+            pass
+        return bool(ready)
+
+    def look(self, seconds: float = 0.0) -> bool | None:
+        """Whether it is ready. None: perhaps later, for after `seconds` it still imports."""
         if self._ready or self._connection.fileno() < 0:
             return self._ready
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
-        deadline = time.monotonic() + _IMPORT_SECONDS
-        while not is_stopped() and time.monotonic() < deadline:
-            if poller.poll(_WAIT_SECONDS * 1000):
-                with contextlib.suppress(OSError):
-                    said = self._connection.recv(STARTED.size, socket.MSG_WAITALL)
-                    self._ready = len(said) == STARTED.size
-                return self._ready
-        return False
+        if not poller.poll(seconds * 1000):
+            return None if time.monotonic() < self._import_until else False
+        with contextlib.suppress(OSError):
+            said = self._connection.recv(STARTED.size, socket.MSG_WAITALL)
+            self._ready = len(said) == STARTED.size
+        return self._ready
 
     def start(
         self,

@@ -13,15 +13,20 @@ from farandole.worker.network import is_here
 HERE = "localhost"
 
 # A name or an IPv4 address. It becomes a word for ssh, and must not look like an option there.
-_ENTRY = re.compile(r"(?P<host>[A-Za-z0-9_][\w.-]*)(?:(?::|\s+slots\s*=\s*)(?P<slots>\d+))?", re.A)
+_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
+_ENTRY = re.compile(rf"(?P<host>{_NAME.pattern})(?:(?::|\s+slots\s*=\s*)(?P<slots>\d+))?", re.ASCII)
 
 
-def parse_hosts(text: str, option: str = "--hosts") -> dict[str, int]:
-    """`a:2,b:4` as slots by host, in order; a host without a number has one slot."""
-    return _add_up((_entry(part.strip(), option) for part in text.split(",")), option)
+def parse_hosts(text: str, option: str = "--hosts", *, once: bool = False) -> dict[str, int]:
+    """`a:2,b:4` as slots by host, in order; a host without a number has one slot.
+
+    The slots of a host that is listed again are added up, as Horovod does, or with `once` it is
+    refused.
+    """
+    return _add_up((_entry(part.strip(), option) for part in text.split(",")), option, once)
 
 
-def read_hostfile(path: Path) -> dict[str, int]:
+def read_hostfile(path: Path, *, once: bool = False) -> dict[str, int]:
     """A host a line: `a slots=2`, `a:2` or `a`; what follows # is a comment."""
     try:
         lines = path.read_text().splitlines()
@@ -32,7 +37,7 @@ def read_hostfile(path: Path) -> dict[str, int]:
         said = line.partition("#")[0].strip()
         if said:
             entries.append(_entry(said, f"{path}, line {number}"))
-    return _add_up(entries, str(path))
+    return _add_up(entries, str(path), once)
 
 
 def parse_host_line(line: str, slots: int, where: str) -> tuple[str, int]:
@@ -43,7 +48,7 @@ def parse_host_line(line: str, slots: int, where: str) -> tuple[str, int]:
 
 def _entry(text: str, where: str) -> tuple[str, int | None]:
     found = _ENTRY.fullmatch(text)
-    if found is None or found["slots"] == "0":
+    if found is None or (found["slots"] and not int(found["slots"])):
         raise UserError(
             f"{where}: {text!r} is no host with slots for workers. Write host:2, or in a file "
             "`host slots=2`; the host is a name or an IPv4 address."
@@ -51,9 +56,21 @@ def _entry(text: str, where: str) -> tuple[str, int | None]:
     return found["host"], int(found["slots"]) if found["slots"] else None
 
 
-def _add_up(entries: Iterable[tuple[str, int | None]], where: str) -> dict[str, int]:
+def check_host_name(name: str, where: str) -> str:
+    """Raises `UserError` for what is no name of a host; it becomes a word for ssh."""
+    if _NAME.fullmatch(name) is None:
+        raise UserError(f"{where}: {name!r} is no name. Write letters, digits, '.', '-' and '_'.")
+    return name
+
+
+def _add_up(entries: Iterable[tuple[str, int | None]], where: str, once: bool) -> dict[str, int]:
     slots: dict[str, int] = {}
     for host, count in entries:
+        if once and host in slots:
+            raise UserError(
+                f"{where} lists host {host} twice. List it once, with all its slots: "
+                f"{host}:{slots[host] + (count or 1)}"
+            )
         slots[host] = slots.get(host, 0) + (count or 1)
     if not slots:
         raise UserError(f"{where} names no host. Write host:2, say.")

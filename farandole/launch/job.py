@@ -32,8 +32,9 @@ class Job:
     output: Path | None = None  # a folder that keeps rank.N/stdout and rank.N/stderr
     timed_output: bool = False  # each line that is shown begins with the time
     # Many workers may be forked from one process that has imported torch. This process then adopts
-    # its orphans (`orphans.adopt_orphans`), which only a program of our own should do.
-    fork: bool = False
+    # its orphans (`orphans.adopt_orphans`), which only a program of our own should do. None: only
+    # on other hosts, where an agent, which is one, starts them.
+    fork: bool | None = None
     exit_seconds: float | None = None  # for the others, once a worker is done; see `exit_watch`
     stall_seconds: float | None = None  # without a step, then a worker is named; see `stall_watch`
     stall_kill: bool = False  # and is ended

@@ -19,7 +19,7 @@ import psutil
 
 from farandole.environment import GRACE, LAUNCHER
 from farandole.errors import LaunchError
-from farandole.launch.forks import Forks
+from farandole.launch.forks import FEWEST_ON_EACH_HOST, FEWEST_ON_ONE_HOST, Forks
 from farandole.launch.job import Job
 from farandole.launch.old_logs import LOGS, remove_old_folders
 from farandole.launch.output import Source
@@ -33,7 +33,6 @@ from farandole.worker.loopback import stay_on_loopback
 from farandole.worker.marker_files import any_joined
 
 _PATIENCE_SECONDS = 5
-_WORKERS_TO_FORK = 3  # so many import torch sooner together: see benchmarks/startup_workers.py
 
 
 def worker_defaults(here: int, *, alone: bool) -> dict[str, str]:
@@ -58,7 +57,7 @@ class JobDirectory:
         self._job = job
         self._here = here
         self._output = {} if job.output is None else _output_files(job.output, job.workers)
-        self._worker_variable = worker_variable
+        self.worker_variable = worker_variable
         self.identity = uuid.uuid4().hex
         self.in_one_file = not self._output and _is_one_file(sys.stdout, sys.stderr)
         try:
@@ -73,11 +72,15 @@ class JobDirectory:
 
     def _begin_forks(self) -> Forks | None:
         """A fork server for a launcher that was not forked itself, where it pays."""
-        job, here = self._job, self._here or self._job.workers
-        if not job.fork or here < _WORKERS_TO_FORK or not is_script([job.program, *job.command]):
+        job, here = self._job, self._workers_here()
+        fewest = FEWEST_ON_ONE_HOST if self._here is None else FEWEST_ON_EACH_HOST
+        if not job.fork or here < fewest or not is_script([job.program, *job.command]):
             return None
         defaults = worker_defaults(here, alone=self._here is None)
         return Forks.begin({**os.environ, **defaults, **job.environment})
+
+    def _workers_here(self) -> int:
+        return self._job.workers if self._here is None else self._here
 
     def prepare(self, received: Collection[str]) -> None:
         """Waits until workers can be forked, if they are to be. Not if a signal was received."""
@@ -92,7 +95,7 @@ class JobDirectory:
     def environment(self, rank: int) -> dict[str, str]:
         """What a worker starts with, beside its rank and our own variables."""
         return {
-            **worker_defaults(self._here or self._job.workers, alone=self._here is None),
+            **worker_defaults(self._workers_here(), alone=self._here is None),
             **self._job.environment,
             **(self._job.per_rank[rank] if self._job.per_rank else {}),
             GRACE: f"{self._job.grace_seconds:g}",
@@ -159,11 +162,11 @@ class JobDirectory:
 
     def identification(self, worker: int) -> dict[str, str]:
         """The variables by which `kill` finds a worker."""
-        return {IDENTITY: self.identity, self._worker_variable: str(worker)}
+        return {IDENTITY: self.identity, self.worker_variable: str(worker)}
 
     def kill(self, rank: int | None = None) -> list[psutil.Process]:
         """Kills what is left of the job, or of one worker, such as its data-loading children."""
-        return kill_leftovers(self.identity, rank, self._worker_variable)
+        return kill_leftovers(self.identity, rank, self.worker_variable)
 
 
 def _is_one_file(first: TextIO, second: TextIO) -> bool:

@@ -4,7 +4,7 @@
                 tolerant     the others go on without it (jobs with parameter servers)
                 elastic      workers and hosts come and go
     backend     local        workers of this host
-                ssh          workers of other hosts
+                remote       workers of other hosts, through an agent on each
 
 Each of these functions says how the job went, and leaves no process behind, whatever happens.
 
@@ -14,13 +14,15 @@ not need it starts in a seventh of the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farandole.environment import ELASTIC_WORKER
 from farandole.launch.backends.by_host import BackendByHost
 from farandole.launch.backends.local import LocalBackend
-from farandole.launch.backends.ssh.backend import Ssh, SshBackend
+from farandole.launch.backends.remote.backend import CONNECT_SECONDS, RemoteBackend
+from farandole.launch.backends.remote.channel import Channel
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.endpoint import LauncherEndpoint
 from farandole.launch.hosts import HERE
 from farandole.launch.job import Job, Outcome
@@ -53,10 +55,18 @@ def launch(job: Job) -> Outcome:
 
 
 def launch_on_hosts(
-    job: Job, topology: Topology, ssh: Ssh, interfaces: Sequence[str] = ()
+    job: Job,
+    topology: Topology,
+    channel: Channel,
+    interfaces: Sequence[str] = (),
+    *,
+    address: str | None = None,
+    connect_seconds: float = CONNECT_SECONDS,
 ) -> Outcome:
     """Runs `job` on the hosts of `topology`; the one called `localhost` is this one.
 
+    The others are reached by `channel`, and must answer within `connect_seconds`.
+    `address` is where the others reach this one, if that shall not be found out by their names.
     `interfaces` are those that the hosts share, if the system shall not choose. Raises `UserError`
     when other hosts cannot be reached from here, and `LaunchError` when a worker cannot be started.
     """
@@ -64,10 +74,18 @@ def launch_on_hosts(
     if not others:
         pool = _pool(job, JobDirectory(job))
     else:
-        address = address_for(others, interfaces)
+        address = address or address_for(others, interfaces)
         here = sum(len(host.ranks) for host in topology.hosts if host.name == HERE)
         directory = JobDirectory(job, here=here)
-        pool = _pool(job, directory, address=address, ssh=ssh, interfaces=interfaces)
+        pool = _pool(
+            job,
+            directory,
+            address=address,
+            channel=channel,
+            interfaces=interfaces,
+            connect_seconds=connect_seconds,
+            workers_by_host={host.name: len(host.ranks) for host in topology.hosts},
+        )
     policy = Tolerant if job.tolerant else StopAll
     return supervise(pool, policy(pool, job, topology))
 
@@ -115,7 +133,13 @@ def launch_elastic(job: ElasticJob) -> Outcome:
         each = job.as_job()
         here = each.workers if is_shared else None
         directory = JobDirectory(each, ELASTIC_WORKER, here=here)
-        pool = _pool(each, directory, address=address, ssh=job.ssh if is_shared else None)
+        pool = _pool(
+            each,
+            directory,
+            address=address,
+            channel=job.channel if is_shared else None,
+            connect_seconds=job.connect_seconds,
+        )
         policy = Elastic(job, pool, RendezvousServer(pool.endpoint.store), discovery)
         return supervise(pool, policy)
     finally:
@@ -127,16 +151,21 @@ def _pool(
     directory: JobDirectory,
     *,
     address: str = LOOPBACK,
-    ssh: Ssh | None = None,
+    channel: Channel | None = None,
     interfaces: Sequence[str] = (),
+    connect_seconds: float = CONNECT_SECONDS,
+    workers_by_host: Mapping[str, int] | None = None,
 ) -> WorkerPool:
-    """With `ssh` also for workers of other hosts, which reach the launcher at `address`."""
+    """With a `channel` also for workers of other hosts, which reach the launcher at `address`."""
     try:
         store = JobStore(directory.folder, address)
     except BaseException:
         directory.close(keep_logs=False)
         raise
-    endpoint = LauncherEndpoint(store, address, ssh is not None, interfaces)
+    endpoint = LauncherEndpoint(store, address, channel is not None, interfaces)
     local = LocalBackend(job, directory, endpoint)
-    remote = None if ssh is None else SshBackend(job, directory, endpoint, ssh)
-    return WorkerPool(job, directory, endpoint, BackendByHost(local, remote))
+    remote = None
+    if channel is not None:
+        remote = RemoteBackend(job, directory, endpoint, channel, connect_seconds=connect_seconds)
+    backend = BackendByHost(local, remote)
+    return WorkerPool(job, directory, endpoint, backend, workers_by_host)

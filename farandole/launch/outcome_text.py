@@ -10,11 +10,17 @@ from farandole.worker.failure import Kind
 
 if TYPE_CHECKING:
     from farandole.launch.job import Outcome
+    from farandole.topology import Topology
     from farandole.worker.failure import Failure
 
 
-def print_outcome(outcome: Outcome, workers: int, who: str = "rank") -> None:
-    """`who` it is that has a number: in an elastic job ranks change, and workers have one."""
+def print_outcome(
+    outcome: Outcome, workers: int, who: str = "rank", topology: Topology | None = None
+) -> None:
+    """`who` it is that has a number: in an elastic job ranks change, and workers have one.
+
+    With a `topology` of several hosts, the host of the rank that failed is named too.
+    """
     if outcome.stopped_by is not None:
         click.secho(f"farandole: stopped by {outcome.stopped_by}; no worker is left", err=True)
         return
@@ -23,7 +29,10 @@ def print_outcome(outcome: Outcome, workers: int, who: str = "rank") -> None:
     if outcome.failure is not None:
         if lost:
             click.echo(f"farandole: lost before the end: {lost}", err=True)
-        _explain(outcome.failure, workers - len(outcome.lost), who)
+        name = f"{who} {outcome.failure.rank}"
+        if topology is not None and len(topology.hosts) > 1:
+            name += f" on {topology.host(outcome.failure.rank).name}"
+        _explain(outcome.failure, workers - len(outcome.lost), name)
         click.echo(f"farandole: {kept}", err=True)
     elif lost:
         click.secho(f"farandole: done, but without {lost}; {kept}", fg="yellow", err=True)
@@ -37,9 +46,9 @@ def print_outcome(outcome: Outcome, workers: int, who: str = "rank") -> None:
         )
 
 
-def _explain(failure: Failure, workers: int, who: str) -> None:
+def _explain(failure: Failure, workers: int, name: str) -> None:
     if failure.kind is Kind.HELD_UP:
-        click.secho(f"\nfarandole: {who} {failure.rank} {failure.error}", fg="red", err=True)
+        click.secho(f"\nfarandole: {name} {failure.error}", fg="red", err=True)
         return
     how = (
         f"was killed by {failure.killed_by}"
@@ -48,7 +57,7 @@ def _explain(failure: Failure, workers: int, who: str) -> None:
     )
     others = {1: "", 2: "; the other was stopped"}
     rest = others.get(workers, f"; the other {workers - 1} were stopped")
-    click.secho(f"\nfarandole: {who} {failure.rank} {how}{rest}", fg="red", err=True)
+    click.secho(f"\nfarandole: {name} {how}{rest}", fg="red", err=True)
     if failure.error:
         click.echo(failure.error.rstrip(), err=True)
     # The text is all there is: a worker is the user's own `python script.py`, and what fails at its

@@ -27,13 +27,19 @@ class WorkerPool:
     """`running` are those whose end `collect` has not seen yet, by number."""
 
     def __init__(
-        self, job: Job, directory: JobDirectory, endpoint: LauncherEndpoint, backend: Backend
+        self,
+        job: Job,
+        directory: JobDirectory,
+        endpoint: LauncherEndpoint,
+        backend: Backend,
+        workers_by_host: Mapping[str, int] | None = None,  # that are to be started soon, if known
     ) -> None:
         self.running: dict[int, Worker] = {}
         self.told_to_stop_ns: dict[int, int] = {}  # whom `stop` has asked to end, and when
         self.directory = directory
         self.endpoint = endpoint
         self._backend = backend
+        self._workers_by_host = workers_by_host or {}
         self._ended: dict[int, Worker] = {}
         self._grace_seconds = job.grace_seconds
         self._stalls = StallWatch(directory.folder, job.stall_seconds, kill=job.stall_kill)
@@ -42,6 +48,8 @@ class WorkerPool:
     def open(self, received: Sequence[str]) -> None:
         """Call it before the first start. Returns early when a signal is `received`."""
         self._relay.start()
+        for host, workers in self._workers_by_host.items():
+            self._backend.expect(host, workers)
         self.directory.prepare(received)
 
     def reaches(self, host: str) -> bool:
@@ -123,6 +131,7 @@ class WorkerPool:
 
     def close(self, *, keep_logs: bool) -> None:
         """The job is over: leaves no process, and shows the rest of the output."""
+        self._backend.close()
         self.directory.reap()
         self._relay.stop()
         self.endpoint.store.close()

@@ -15,13 +15,13 @@ from farandole.train.settings import (
     Settings,
     check_goes_with,
     check_workers,
-    declared_hosts,
+    pretended_hosts,
     read_layout,
 )
 
 
 def check_entries(
-    entries: Sequence[Entry], hosts: str | None, device: str, environ: Mapping[str, str]
+    entries: Sequence[Entry], pretended: str | None, device: str, environ: Mapping[str, str]
 ) -> None:
     """Raises `UserError` for a lane that cannot work, before the first one is started.
 
@@ -36,20 +36,19 @@ def check_entries(
         )
     for entry in entries:
         try:
-            _check_entry(
-                entry, settings, settings.hosts if entry.serial else hosts or settings.hosts, device
-            )
+            asked = None if entry.serial else pretended
+            _check_entry(entry, settings, asked or settings.pretend_hosts, device)
         except UserError as error:
             raise UserError(f"lane {entry.name}: {error}") from None
 
 
-def _check_entry(entry: Entry, settings: Settings, hosts: str | None, device: str) -> None:
+def _check_entry(entry: Entry, settings: Settings, pretended: str | None, device: str) -> None:
     layout = read_layout(entry.place) if entry.place else settings.layout
     strategy = parse(entry.sync) if entry.sync else settings.sync
-    if hosts is None:
+    if pretended is None:
         topology = Topology.single(entry.workers)
     else:
-        topology = declared_hosts(hosts, entry.workers)
+        topology = pretended_hosts(pretended, entry.workers)
     if layout is not None:
         check_workers(layout, entry.workers)
         if strategy is not None:

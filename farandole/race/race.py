@@ -41,7 +41,7 @@ def run_race(
     target: str | None,
     runs: Path,
     seed: int,
-    hosts: str | None,
+    pretend_hosts: str | None,
     servers: int | None,
     replicas: int | None,
     stall: float | None = None,
@@ -61,13 +61,15 @@ def run_race(
             "a race needs lanes: give --sync once for each strategy, --layout once for each "
             "layout, or --serial."
         )
-    check_entries(entries, hosts, "cuda" if torch.cuda.device_count() else "cpu", os.environ)
+    check_entries(
+        entries, pretend_hosts, "cuda" if torch.cuda.device_count() else "cpu", os.environ
+    )
     folder = claim(runs, f"race-{default_name(command[0])}")
     config = RaceConfig(
         command,
         folder.parent / folder.name,
         seed,
-        hosts,
+        pretend_hosts,
         servers,
         replicas,
         stall_seconds=stall,

@@ -70,7 +70,7 @@ class RaceConfig:
     command: Sequence[str]  # the script and its arguments
     folder: Path
     seed: int
-    hosts: str | None = None  # as the workers are said to sit
+    pretend_hosts: str | None = None  # as the workers are said to sit
     servers: int | None = None  # for the entries that need them
     replicas: int | None = None
     stall_seconds: float | None = None
@@ -81,7 +81,8 @@ class RaceConfig:
         """What to type after `farandole` to run one entry alone."""
         sync = ["--sync", entry.sync] if entry.sync else []
         layout = ["--layout", entry.place] if entry.place else []
-        hosts = ["--hosts", self.hosts] if self.hosts and not entry.serial else []
+        pretended = self.pretend_hosts if not entry.serial else None
+        hosts = ["--pretend-hosts", pretended] if pretended else []
         servers: list[str] = []
         if entry.needs_servers:
             given = {"--servers": self.servers, "--replicas": self.replicas}

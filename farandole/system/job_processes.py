@@ -5,7 +5,7 @@ All of them carry the job's identity among their variables, whoever started them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import psutil
 
@@ -22,9 +22,14 @@ def kill_leftovers(
 
     `worker` is the number that the worker has in `worker_variable`.
     """
-    wanted = {IDENTITY: identity}
+    wanted = {IDENTITY: {identity}}
     if worker is not None:
-        wanted[worker_variable] = str(worker)
+        wanted[worker_variable] = {str(worker)}
+    return kill_having(wanted)
+
+
+def kill_having(wanted: Mapping[str, Collection[str]]) -> list[psutil.Process]:
+    """Kills the processes that have each of these variables, with one of its values."""
     left = [process for process in psutil.process_iter() if _has(process, wanted)]
     for process in left:
         try:
@@ -34,9 +39,9 @@ def kill_leftovers(
     return left
 
 
-def _has(process: psutil.Process, wanted: Mapping[str, str]) -> bool:
+def _has(process: psutil.Process, wanted: Mapping[str, Collection[str]]) -> bool:
     try:
         variables = process.environ()
     except (psutil.Error, OSError):
         return False
-    return wanted.items() <= variables.items()
+    return all(variables.get(name) in values for name, values in wanted.items())

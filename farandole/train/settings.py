@@ -13,9 +13,9 @@ from farandole.comm import check_transport
 from farandole.environment import (
     CHECK_FINITE,
     FALLBACK,
-    HOSTS,
     LAYOUT,
     NAME,
+    PRETEND_HOSTS,
     RUNS,
     SCRIPT,
     SEED,
@@ -46,7 +46,7 @@ class Settings:
     script: str | None = None
     fallback: bool = False
     transport: str | None = None
-    hosts: str | None = None
+    pretend_hosts: str | None = None
     check_finite: bool | None = None
     trace: Path | None = None
     trace_parts: Path | None = None
@@ -67,7 +67,7 @@ class Settings:
             script=environ.get(SCRIPT) or None,
             fallback=environ.get(FALLBACK, "") not in ("", "0"),
             transport=check_transport(environ[TRANSPORT]) if environ.get(TRANSPORT) else None,
-            hosts=environ.get(HOSTS) or None,
+            pretend_hosts=environ.get(PRETEND_HOSTS) or None,
             check_finite=_read_switch(CHECK_FINITE, environ),
             trace=Path(environ[TRACE]) if environ.get(TRACE) else None,
             trace_parts=Path(environ[TRACE_PARTS]) if environ.get(TRACE_PARTS) else None,
@@ -130,22 +130,24 @@ def check_goes_with(layout: Layout, strategy: Strategy) -> None:
         )
 
 
-def declared_hosts(text: str, workers: int) -> Topology:
+def pretended_hosts(text: str, workers: int) -> Topology:
     """`2`: so many hosts, with as many workers each as possible; `3,1`: the workers of each."""
     try:
         counts = [int(count) for count in text.split(",")]
     except ValueError:
         raise UserError(
-            f"--hosts {text!r}: give a number of hosts, such as 2, or the workers of each, such "
-            "as 3,1."
+            f"--pretend-hosts {text!r}: give a number of hosts, such as 2, or the workers of each, "
+            "such as 3,1."
         ) from None
     if len(counts) == 1:
         if not 1 <= counts[0] <= workers:
-            raise UserError(f"--hosts {text}: {workers} workers sit on 1 to {workers} hosts.")
+            raise UserError(
+                f"--pretend-hosts {text}: {workers} workers sit on 1 to {workers} hosts."
+            )
         counts = [len(piece(host, counts[0], workers)) for host in range(counts[0])]
     if sum(counts) != workers:
         raise UserError(
-            f"--hosts {text}: that makes {sum(counts)} workers, and there are {workers}."
+            f"--pretend-hosts {text}: that makes {sum(counts)} workers, and there are {workers}."
         )
     return Topology.declared(counts)
 

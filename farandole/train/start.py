@@ -20,7 +20,7 @@ from farandole.system.orphans import end_with_launcher
 from farandole.train.current_run import make_current
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
-from farandole.train.settings import Settings, declared_hosts
+from farandole.train.settings import Settings, pretended_hosts
 from farandole.train.stopping.ending import Ending
 from farandole.train.tracing import Tracing, start_tracing
 from farandole.worker.environment import RankAssignment, detect
@@ -110,8 +110,8 @@ def _join_job(
     group = join(assignment, device, shared_gpu=shared_gpu, timeout=limit, transport=transport)
     activity.end_wait()
     group.meter.activity = activity
-    if settings.hosts is not None:
-        group.transport.topology = declared_hosts(settings.hosts, group.size)
+    if settings.pretend_hosts is not None:
+        group.transport.topology = pretended_hosts(settings.pretend_hosts, group.size)
     return group, device
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from farandole.environment import JOB
 from farandole.errors import JoinError
+from farandole.worker.slurm_nodes import expand_nodes, tasks_per_node
 from farandole.worker.store.address import StoreAddress, launcher_store
 
 _RANK_VARIABLES = re.compile(
@@ -181,7 +182,7 @@ def _slurm(env: Mapping[str, str], parent: int) -> RankAssignment | None:
         return None
     size = _int(env, "SLURM_STEP_NUM_TASKS", _int(env, "SLURM_NTASKS", 1))
     job = f"slurm-{env.get('SLURM_JOB_ID', '')}-{env['SLURM_STEP_ID']}"
-    hosts = first_host(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
+    nodes = expand_nodes(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
     per_node = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", str(size))
     counts = tasks_per_node(per_node)
     node = _int(env, "SLURM_NODEID", 0)
@@ -191,25 +192,11 @@ def _slurm(env: Mapping[str, str], parent: int) -> RankAssignment | None:
         size=size,
         local_rank=_int(env, "SLURM_LOCALID", 0),
         local_size=counts[node] if node < len(counts) else size,
-        address=env.get("MASTER_ADDR") or hosts,
+        address=env.get("MASTER_ADDR") or (nodes[0] if nodes else None),
         # Same on every rank, and unlikely to meet another step's.
         port=_port(env) or 20_000 + (_digits(job) % 20_000),
         job=job,
     )
-
-
-def tasks_per_node(text: str) -> list[int]:
-    """Slurm's `2(x3),1` is [2, 2, 2, 1]."""
-    counts: list[int] = []
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        counts += [int(count)] * int(times or 1)
-    return counts
-
-
-def first_host(nodelist: str) -> str | None:
-    """The first name in Slurm's `node[03-05,9],login`: node03."""
-    match = re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodelist)
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0]) if match else None
 
 
 def is_loopback(address: str) -> bool:

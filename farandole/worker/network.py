@@ -62,7 +62,7 @@ def _address_towards(host: str) -> str:
     except OSError as error:
         raise UserError(
             f"no way leads from here to host {host}: {error}. Check the name, or name the "
-            "interface that the hosts share: --network-interface eth0"
+            "interface that the hosts share: --network-interfaces eth0"
         ) from error
 
 

@@ -34,7 +34,7 @@ from farandole.bench.comm.table import Printer, short_seconds
 from farandole.cli import commands
 from farandole.comm import Group
 from farandole.errors import CommError, FarandoleError, LaunchError, UserError
-from farandole.launch import mpirun as mpi_start
+from farandole.launch.backends.mpi import mpirun as mpi_start
 from farandole.report.plots.render import png
 from farandole.testing import run_world
 

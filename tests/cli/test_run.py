@@ -112,7 +112,7 @@ def test_a_strategy_that_cannot_be(
         (["-n", "two", "train.py"], "'two' is not a valid integer"),
         (["--seed", "x", "train.py"], "'x' is not a valid integer"),
         (
-            ["-n", "4", "--hosts", "2", "--sync", "hogwild", "train.py"],
+            ["-n", "4", "--pretend-hosts", "2", "--sync", "hogwild", "train.py"],
             "hogwild trains in the memory of one host, and the 4 ranks are on 2",
         ),
         ([], "Missing argument 'SCRIPT'"),

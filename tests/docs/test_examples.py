@@ -68,7 +68,7 @@ def test_strategies_meets_more_often_as_it_learns(sandbox):
 
 @pytest.mark.needs("sklearn")
 def test_strategies_crosses_hosts_and_resumes(sandbox):
-    sync = ["--hosts", "2", "--sync", "daso"]
+    sync = ["--pretend-hosts", "2", "--sync", "daso"]
     first = run(sandbox, *sync, str(EXAMPLES / "strategies.py"), "--epochs", "3")
     assert first.returncode == 0, first.stderr
     phases = [record["sync"]["phase"] for record in records(sandbox, "sync")]

@@ -13,9 +13,9 @@ import pytest
 
 from farandole.cli import main
 from farandole.horovod.cli import elastic, start
-from farandole.horovod.cli.mpi import mpi_words
 from farandole.horovod.cli.variables import NO_EFFECT
-from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.backends.mpi.command import mpi_words
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.job import Job, Outcome
 from farandole.launch.policies.elastic.job import ElasticJob
 from farandole.topology import Topology
@@ -51,7 +51,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The jobs that would have been launched, with where and how."""
     calls: list[Any] = []
 
-    def launch(job: Job, topology: Topology, ssh: Ssh, interfaces: tuple[str, ...]) -> Outcome:
+    def launch(
+        job: Job,
+        topology: Topology,
+        ssh: Ssh,
+        interfaces: tuple[str, ...],
+        *,
+        connect_seconds: float,
+    ) -> Outcome:
+        assert connect_seconds > ssh.connect_seconds
         calls.append((job, topology, ssh, interfaces))
         return Outcome()
 
@@ -235,7 +243,7 @@ def test_an_elastic_job(command: Command, started: list[Any], tmp_path: Path) ->
         *("--fusion-threshold-mb", "1", "-p", "2222", "--network-interface", "lo", *PYTHON),
     ) == (0, "")
     (job,) = started
-    assert (job.ssh, job.interfaces) == (Ssh(2222), ("lo",))
+    assert (job.channel, job.interfaces) == (Ssh(2222), ("lo",))
     assert (job.min_workers, job.workers, job.max_workers) == (1, 2, 4)
     assert (job.reset_limit, job.start_timeout_seconds) == (5, 60)
     assert (tuple(job.command), job.whole_command) == (PYTHON, True)

@@ -8,7 +8,6 @@ one does; in the last test in the network of another, emulated host.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farandole.emulate.cluster import Cluster
-from farandole.launch.backends.ssh.agent import END, ERRORS, OUTPUT, Order, read_frame
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -36,7 +34,7 @@ import json, os, sys
 import psutil, torch
 import horovod.torch as hvd
 
-if "--torch" in sys.argv:  # before hvd has shown its token: the attendant has
+if "--torch" in sys.argv:  # before hvd has shown its token: the agent has
     torch.distributed.init_process_group("gloo")
 hvd.init()
 facts = {name: getattr(hvd, name)() for name in
@@ -96,7 +94,7 @@ def test_ranks_on_two_hosts_and_a_failure_on_the_other(sandbox: Sandbox) -> None
         assert set(found["listening"]) <= {"127.0.0.1"}  # the interface that was named
         assert "facts" in (sandbox.folder / f"kept/rank.{rank}/stdout").read_text()
     said = (sandbox.folder / "ssh.log").read_text()
-    assert said.count("-o BatchMode=yes") == said.count("-p 2222 there env ") == 2
+    assert said.count("-o BatchMode=yes") == said.count("-p 2222 there env ") == 1
     assert "OF_THE_USER" not in said
     assert "FARANDOLE_TOKEN" not in said  # no variable of the user on a command line
 
@@ -107,7 +105,7 @@ def test_a_host_that_cannot_be_reached(sandbox: Sandbox) -> None:
     done = sandbox.farandole(*HOSTS, sys.executable, script, PATH=path)
     assert sandbox.processes() == []
     assert done.returncode == 255
-    assert "there: Permission denied\nhost there cannot be reached by ssh" in done.stderr
+    assert "there: Permission denied\nhost there cannot be reached" in done.stderr
 
 
 WAIT = """
@@ -146,50 +144,13 @@ def test_a_launcher_killed_outright_takes_the_other_hosts_workers_along(sandbox:
     job, pids = start_waiting(sandbox)
     job.kill()
     job.communicate()
-    there = {*pids[1], *pids[2]}  # with their children, and those who attend to them
+    there = {*pids[1], *pids[2]}  # with their children, and their agent
     sandbox.wait_until(
         lambda: not there & {process.pid for process in sandbox.processes()},
         "all end on the other host",
     )
     os.kill(pids[0][1], signal.SIGKILL)  # here nobody is left who knows of `sleep`
     sandbox.wait_until_gone()
-
-
-def frames(stdout: bytes) -> dict[bytes, bytes]:
-    stream, found = io.BytesIO(stdout), {OUTPUT: b"", ERRORS: b"", END: b""}
-    while (frame := read_frame(stream)) is not None:
-        found[frame[0]] += frame[1]
-    return found
-
-
-def test_an_attendant_passes_everything_on_and_leaves_nothing(sandbox: Sandbox) -> None:
-    """Alone, so that nobody else cleans up: output of any size, an end by a signal, a child."""
-    program = (
-        "import os, signal, subprocess, sys; subprocess.Popen(['sleep', '600']); "
-        "sys.stdout.buffer.write(bytes(range(256)) * 4096); sys.stdout.flush(); "
-        "print(os.environ['MINE'], file=sys.stderr); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    variables = {"MINE": "x", "FARANDOLE_JOB": sandbox.mark, "RANK": "3", "LOCAL_WORLD_SIZE": "1"}
-    variables |= {"MASTER_ADDR": "127.0.0.1", "FARANDOLE_TEST": sandbox.mark}
-    order = Order((sys.executable, "-c", program), str(sandbox.folder), variables)
-    attendant = subprocess.Popen(
-        [sys.executable, "-m", "farandole.launch.backends.ssh.agent"],
-        env=sandbox.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert attendant.stdin is not None
-    assert attendant.stdout is not None
-    attendant.stdin.write(order.line())
-    attendant.stdin.flush()  # and stays open: the launcher lives
-    found = frames(attendant.stdout.read())
-    assert attendant.wait(150) == 0
-    attendant.stdin.close()
-    attendant.stdout.close()
-    assert found[OUTPUT] == bytes(range(256)) * 4096
-    assert found[ERRORS] == b"x\n"
-    assert json.loads(found[END]) == {"exit_code": -signal.SIGKILL, "error": None}
-    assert sandbox.processes() == []
 
 
 @pytest.mark.usefixtures("root")

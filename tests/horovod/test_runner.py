@@ -138,7 +138,8 @@ def test_where_and_how_it_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.chdir(tmp_path)
     seen: list[Any] = []
 
-    def launch(job: Job, *where: Any) -> Outcome:
+    def launch(job: Job, *where: Any, connect_seconds: float) -> Outcome:
+        assert connect_seconds > 5  # ssh has as long as the start
         call = Call.read(Path(job.command[-1]))
         seen.append((job, *where, call))
         return Outcome()

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import LaunchError, UserError
-from farandole.launch.backends.ssh.backend import Ssh, exported
+from farandole.launch.backends.remote.exported import exported
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.endpoint import LauncherEndpoint
 from farandole.launch.hosts import gathered, parse_hosts, place_workers, read_hostfile
 from farandole.launch.policies.elastic.host_script import discover_by_script

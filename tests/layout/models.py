@@ -363,7 +363,7 @@ def in_stages(
 
     def work(run: Run) -> Any:
         if topology is not None:
-            run._session.settings = dataclasses.replace(run.settings, hosts="declared")
+            run._session.settings = dataclasses.replace(run.settings, pretend_hosts="declared")
         trainer = run.trainer(
             given[run.rank], loss, make_optimizer, layout=layout, sync=sync, **options
         )

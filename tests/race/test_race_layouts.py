@@ -64,12 +64,13 @@ def test_layouts_alone_are_runners(race: Race) -> None:
 def test_every_layout_runs_with_every_strategy(race: Race) -> None:
     layouts = ("--layout", "whole", "--layout", "stages=2,schedule=1f1b")
     syncs = ("--sync", "allreduce", "--sync", "daso")
-    assert race("-n", "4", "--hosts", "2", *layouts, *syncs, "--serial") == [
+    assert race("-n", "4", "--pretend-hosts", "2", *layouts, *syncs, "--serial") == [
         "run -n 1 --layout whole --seed 0 train.py",
-        "run -n 4 --hosts 2 --layout whole --sync allreduce --seed 0 train.py",
-        "run -n 4 --hosts 2 --layout whole --sync daso --seed 0 train.py",
-        "run -n 4 --hosts 2 --layout stages=2,schedule=1f1b --sync allreduce --seed 0 train.py",
-        "run -n 4 --hosts 2 --layout stages=2,schedule=1f1b --sync daso --seed 0 train.py",
+        "run -n 4 --pretend-hosts 2 --layout whole --sync allreduce --seed 0 train.py",
+        "run -n 4 --pretend-hosts 2 --layout whole --sync daso --seed 0 train.py",
+        "run -n 4 --pretend-hosts 2 --layout stages=2,schedule=1f1b --sync allreduce --seed 0 "
+        "train.py",
+        "run -n 4 --pretend-hosts 2 --layout stages=2,schedule=1f1b --sync daso --seed 0 train.py",
     ]
 
 
@@ -111,9 +112,18 @@ GIVEN = ("--layout", "whole", "--layout")
     [
         ((*GIVEN, "stage=2"), "Did you mean 'stages'?"),
         ((*GIVEN, "stages=3"), "lane stages=3: layout stages=3: one replica takes 3 workers"),
-        (("--sync", "allreduce", "--sync", "hogwild", "--hosts", "2"), "lane hogwild: hogwild "),
-        (("--sync", "allreduce", "--hosts", "5"), "--hosts 5: 4 workers sit on 1 to 4 hosts"),
-        (("--sync", "allreduce", "--hosts", "2,1"), "that makes 3 workers, and there are 4"),
+        (
+            ("--sync", "allreduce", "--sync", "hogwild", "--pretend-hosts", "2"),
+            "lane hogwild: hogwild ",
+        ),
+        (
+            ("--sync", "allreduce", "--pretend-hosts", "5"),
+            "--pretend-hosts 5: 4 workers sit on 1 to 4 hosts",
+        ),
+        (
+            ("--sync", "allreduce", "--pretend-hosts", "2,1"),
+            "that makes 3 workers, and there are 4",
+        ),
         (("--sync", "allreduce", "--sync", "server:backups=4"), "leave nobody to wait for"),
         (
             (*GIVEN, "stages=2", "--sync", "server"),
@@ -143,7 +153,11 @@ def test_a_later_lane_that_cannot_be_is_found_before_the_first(
     [
         ("FARANDOLE_TRANSPORT", "mpi", "FARANDOLE_TRANSPORT=mpi needs ranks that mpirun has"),
         ("FARANDOLE_TRANSPORT", "shmm", "Did you mean 'shm'?"),
-        ("FARANDOLE_HOSTS", "2", "lane serial: --hosts 2: 1 workers sit on 1 to 1 hosts"),
+        (
+            "FARANDOLE_PRETEND_HOSTS",
+            "2",
+            "lane serial: --pretend-hosts 2: 1 workers sit on 1 to 1 hosts",
+        ),
     ],
 )
 def test_what_the_environment_says_holds_for_every_lane(

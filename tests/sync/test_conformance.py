@@ -79,7 +79,7 @@ def test_it_converges_and_its_ranks_are_in_step_after_each_epoch(
 def test_processes_do_what_threads_do(
     sandbox: Sandbox, two_ranks: list[dict[str, str]], tmp_path: Path
 ) -> None:
-    common = two_ranks[0] | {"WORLD_SIZE": "4", "FARANDOLE_HOSTS": "2"}
+    common = two_ranks[0] | {"WORLD_SIZE": "4", "FARANDOLE_PRETEND_HOSTS": "2"}
     for end in sandbox.by_hand(
         [common | {"RANK": str(rank)} for rank in range(4)], SCRIPT, tmp_path
     ):

@@ -12,7 +12,7 @@ import torch
 from farandole.errors import UserError
 from farandole.sync import AllReduce
 from farandole.train.randomness import seed_everything
-from farandole.train.settings import Settings, declared_hosts, default_name
+from farandole.train.settings import Settings, default_name, pretended_hosts
 
 
 def test_nothing_said() -> None:
@@ -68,7 +68,7 @@ def test_any_whole_number_is_a_seed(seed: int) -> None:
     [("2", 4, [2, 2]), ("3", 4, [1, 1, 2]), ("1", 4, [4]), ("3,1", 4, [3, 1]), ("4", 4, [1] * 4)],
 )
 def test_hosts_can_be_declared(text: str, workers: int, counts: list[int]) -> None:
-    hosts = declared_hosts(text, workers).hosts
+    hosts = pretended_hosts(text, workers).hosts
     assert [len(host.ranks) for host in hosts] == counts
     assert [rank for host in hosts for rank in host.ranks] == list(range(workers))
 
@@ -85,4 +85,4 @@ def test_hosts_can_be_declared(text: str, workers: int, counts: list[int]) -> No
 )
 def test_hosts_that_cannot_be(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        declared_hosts(text, 4)
+        pretended_hosts(text, 4)

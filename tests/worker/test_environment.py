@@ -9,16 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from farandole.errors import JoinError
 from farandole.worker.environment import (
     RankAssignment,
     detect,
-    first_host,
     is_loopback,
-    tasks_per_node,
 )
 
 PARENT = 4711
@@ -266,49 +262,6 @@ def test_contradictions_are_refused_with_their_values(
 ) -> None:
     with pytest.raises(JoinError, match=message):
         assignment_in(variables)
-
-
-def slurm_text(counts: list[int]) -> str:
-    """As Slurm writes it: neighbours with the same count are counted together."""
-    runs: list[list[int]] = []
-    for count in counts:
-        if runs and runs[-1][0] == count:
-            runs[-1][1] += 1
-        else:
-            runs.append([count, 1])
-    return ",".join(str(n) if times == 1 else f"{n}(x{times})" for n, times in runs)
-
-
-@given(st.lists(st.integers(1, 12), max_size=8))
-@settings(max_examples=50, deadline=None)
-def test_tasks_per_node(counts: list[int]) -> None:
-    assert tasks_per_node(slurm_text(counts)) == counts
-
-
-name = st.from_regex(r"[a-z][a-z0-9-]{0,5}", fullmatch=True)
-number = st.from_regex(r"[0-9]{1,4}", fullmatch=True)
-
-
-@given(
-    prefix=name,
-    first=number,
-    rest=st.sampled_from(["", "-99999", ",7", "-12,15-18"]),
-    suffix=st.sampled_from(["", "-ib", ".cluster"]),
-    others=st.lists(name, max_size=2),
-)
-@settings(max_examples=50, deadline=None)
-def test_first_host(prefix: str, first: str, rest: str, suffix: str, others: list[str]) -> None:
-    nodelist = ",".join([f"{prefix}[{first}{rest}]{suffix}", *others])
-    assert first_host(nodelist) == f"{prefix}{first}{suffix}"
-    assert first_host(",".join([prefix, *others])) == prefix
-
-
-def test_first_host_of_nothing() -> None:
-    assert first_host("") is None
-
-
-def test_first_host_by_rack_and_place() -> None:
-    assert first_host("rack[2-3]node[04-17],login") == "rack2node04"
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "127.0.1.1", "::1"])

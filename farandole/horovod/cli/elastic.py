@@ -9,7 +9,7 @@ from typing import Any
 from farandole.errors import UserError
 from farandole.horovod.cli.variables import default_seconds
 from farandole.horovod.settings import Settings
-from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.backends.ssh.channel import Ssh, answer_seconds
 from farandole.launch.launcher import launch_elastic
 from farandole.launch.outcome_text import print_outcome
 from farandole.launch.policies.elastic.host_script import discover_by_script
@@ -47,7 +47,8 @@ def start_elastic(
         or default_seconds("HOROVOD_ELASTIC_TIMEOUT", 600),
         answer_seconds=_collective_seconds(variables) + _ANSWER_GRACE_SECONDS,
         whole_command=True,
-        ssh=ssh,
+        channel=ssh,
+        connect_seconds=answer_seconds(ssh),
         interfaces=interfaces,
     )
     outcome = launch_elastic(job)

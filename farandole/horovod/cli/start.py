@@ -16,24 +16,25 @@ import click
 from farandole.errors import UserError
 from farandole.horovod.aliases import shim_variables
 from farandole.horovod.cli.elastic import start_elastic
-from farandole.horovod.cli.mpi import meeting_place, mpi_words, require_mpirun
 from farandole.horovod.cli.variables import (
     NO_EFFECT,
     default_seconds,
     horovod_variables,
     spelling,
 )
-from farandole.launch import mpirun as processes
-from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.backends.mpi import mpirun
+from farandole.launch.backends.mpi.command import meeting_place, mpi_words
+from farandole.launch.backends.ssh.channel import Ssh, answer_seconds
 from farandole.launch.hosts import HERE, gathered, parse_hosts, place_workers, read_hostfile
 from farandole.launch.job import Job
 from farandole.launch.launcher import launch_on_hosts
-from farandole.launch.one_host_mpi import one_host_variables
 from farandole.launch.outcome_text import print_outcome
 from farandole.launch.rank_variables import horovod_rank_variables
 from farandole.topology import Topology
-from farandole.worker.signals import exit_code_of
 
+_ANOTHER_MPIRUN = (
+    "Start it yourself, with the variables of `farandole horovodrun --verbose`, or use --gloo."
+)
 _ONLY_MPI = ("mpi_args", "binding_args")
 _ONLY_ELASTIC = ("max_np", "slots", "elastic_timeout", "reset_limit")
 _ONLY_FIXED = ("output_filename", "timed")
@@ -166,7 +167,13 @@ def _run(flags: Mapping[str, Any], plan: LaunchPlan) -> int:
     )
     if flags["verbose"]:
         _tell_plan(plan, [plan.program, *plan.arguments])
-    outcome = launch_on_hosts(job, plan.topology, plan.ssh, plan.interfaces)
+    outcome = launch_on_hosts(
+        job,
+        plan.topology,
+        plan.ssh,
+        plan.interfaces,
+        connect_seconds=answer_seconds(plan.ssh),
+    )
     print_outcome(outcome, job.workers)
     return outcome.exit_code
 
@@ -174,7 +181,7 @@ def _run(flags: Mapping[str, Any], plan: LaunchPlan) -> int:
 def _run_mpi(flags: Mapping[str, Any], plan: LaunchPlan) -> int:
     variables = {**plan.variables, **meeting_place(plan.topology, plan.interfaces)}
     words = mpi_words(
-        require_mpirun(),
+        mpirun.require("--mpi", _ANOTHER_MPIRUN),
         plan.topology,
         [plan.program, *plan.arguments],
         variables,
@@ -187,15 +194,7 @@ def _run_mpi(flags: Mapping[str, Any], plan: LaunchPlan) -> int:
     )
     if flags["verbose"]:
         _tell_plan(plan, words)
-    # mpirun marks each piece of a line that an unbuffered Python writes. It shows its ranks a
-    # terminal, so that lines come at once anyway.
-    buffered = {} if "PYTHONUNBUFFERED" in os.environ else {"PYTHONUNBUFFERED": ""}
-    agent = one_host_variables() if plan.is_here else {}
-    end = processes.run(words, {**variables, **buffered, **agent})
-    if end.stopped_by is not None:
-        click.echo(f"farandole: stopped by {end.stopped_by}", err=True)
-        return exit_code_of(end.stopped_by)
-    return end.exit_code
+    return mpirun.run_ranks(words, variables, one_host=plan.is_here)
 
 
 def _tell_plan(plan: LaunchPlan, words: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from farandole.errors import LaunchError, UserError
 from farandole.horovod.aliases import shim_variables
 from farandole.horovod.runner.call import Call, read_result
 from farandole.horovod.runner.reference import refuse_inside_a_worker
-from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.backends.ssh.channel import Ssh, answer_seconds
 from farandole.launch.hosts import HERE, gathered, parse_hosts, place_workers, read_hostfile
 from farandole.launch.job import Job, Outcome
 from farandole.launch.launcher import launch_on_hosts
@@ -119,7 +119,7 @@ def _perform(
         if verbose:
             words = shlex.join([job.program, *job.command])
             print(f"horovod.run: {topology}: {words}", file=sys.stderr)
-        _check(launch_on_hosts(job, topology, ssh, interfaces))
+        _check(launch_on_hosts(job, topology, ssh, interfaces, connect_seconds=answer_seconds(ssh)))
         return [read_result(folder, topology, rank) for rank in range(topology.size)]
 
 

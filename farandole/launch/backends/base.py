@@ -60,5 +60,14 @@ class Backend(Protocol):
     def reaches(self, host: str) -> bool:
         """Whether workers can be started on `host`, and can reach the launcher from there."""
 
+    def expect(self, host: str, workers: int) -> None:
+        """So many will be started on `host` soon. What takes time there can begin. Does not wait.
+
+        Raises `LaunchError` where they cannot be.
+        """
+
     def start(self, spec: WorkerSpec) -> Worker:
-        """Raises `LaunchError` where it cannot."""
+        """Does not wait for the host. Raises `LaunchError` where it cannot."""
+
+    def close(self) -> None:
+        """The job is over: leaves nothing behind but workers, which it was not asked to end."""

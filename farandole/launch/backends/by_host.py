@@ -1,4 +1,4 @@
-"""Workers on several hosts: those of this one are started directly, the others by ssh."""
+"""Workers on several hosts: those of this one are started directly, the others through agents."""
 
 from __future__ import annotations
 
@@ -16,8 +16,19 @@ class BackendByHost:
     def reaches(self, host: str) -> bool:
         return is_here(host) or self._remote is not None
 
+    def expect(self, host: str, workers: int) -> None:
+        self._backend(host).expect(host, workers)
+
     def start(self, spec: WorkerSpec) -> Worker:
-        if is_here(spec.host):
-            return self._local.start(spec)
-        assert self._remote is not None, f"no backend reaches {spec.host}"
-        return self._remote.start(spec)
+        return self._backend(spec.host).start(spec)
+
+    def close(self) -> None:
+        self._local.close()
+        if self._remote is not None:
+            self._remote.close()
+
+    def _backend(self, host: str) -> Backend:
+        if is_here(host):
+            return self._local
+        assert self._remote is not None, f"no backend reaches {host}"
+        return self._remote

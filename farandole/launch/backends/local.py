@@ -68,6 +68,9 @@ class LocalBackend:
     def reaches(self, host: str) -> bool:
         return is_here(host)
 
+    def expect(self, host: str, workers: int) -> None:
+        """`JobDirectory` has begun what takes time."""
+
     def start(self, spec: WorkerSpec) -> LocalWorker:
         directory, number = self._directory, spec.number
         directory.error_file(number).unlink(missing_ok=True)  # an earlier life's
@@ -86,6 +89,9 @@ class LocalBackend:
                 f"cannot start worker {number} on {host}: {error}. Is {self._job.program!r} there? "
                 "Start fewer, or ask `farandole doctor` for this machine's limits."
             ) from error
+
+    def close(self) -> None:
+        """`JobDirectory.reap` ends whatever is left."""
 
     def _start(
         self, spec: WorkerSpec, out: BinaryIO | None, err: BinaryIO | None

@@ -63,8 +63,8 @@ class Daso(Strategy):
             if group.rank == 0 and len(group.topology.hosts) == 1:
                 warnings.warn(
                     f"daso is for several hosts, and all {group.size} ranks are on "
-                    f"{group.topology}: it trains by all-reduce. (`farandole run --hosts 2` "
-                    "declares two on one machine.)",
+                    f"{group.topology}: it trains by all-reduce. (`farandole run --pretend-hosts "
+                    "2` declares two on one machine.)",
                     stacklevel=3,
                 )
             return AllReduce().build(model, optimizer, group)

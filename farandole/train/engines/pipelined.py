@@ -311,7 +311,7 @@ def _groups(session: Session, layout: Layout) -> tuple[Group, Group]:
     groups = []
     for ranks in (range(first, first + layout.ranks), range(place, session.size, layout.ranks)):
         group = session.group.subgroup(ranks)
-        if session.settings.hosts is not None:  # as declared, and not as they really sit
+        if session.settings.pretend_hosts is not None:  # as declared, and not as they really sit
             names = [session.topology.host(rank).name for rank in ranks]
             group.transport.topology = Topology.from_names(names)
         groups.append(group)

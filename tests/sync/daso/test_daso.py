@@ -295,7 +295,7 @@ def test_one_host_falls_back_to_all_reduce_with_one_warning(tmp_path: Path) -> N
         ours = run_world(2, train, folder=tmp_path / "a", sync=Daso())
     said = [str(one.message) for one in caught if "daso is for several hosts" in str(one.message)]
     assert len(said) == 1
-    assert "--hosts 2" in said[0]
+    assert "--pretend-hosts 2" in said[0]
     theirs = run_world(2, train, folder=tmp_path / "b", sync=AllReduce())
     assert all(torch.equal(a, b) for a, b in zip(ours[0], theirs[0], strict=True))
 
@@ -411,7 +411,7 @@ def test_leaving_in_the_middle_of_an_exchange(
 ) -> None:
     said = {
         "FARANDOLE_SYNC": "daso:warmup=0,every=5,wait=5",
-        "FARANDOLE_HOSTS": "2",
+        "FARANDOLE_PRETEND_HOSTS": "2",
         "FARANDOLE_TRANSPORT": "c10d",
     }
     script = sandbox.script("leaving.py", LEAVING)

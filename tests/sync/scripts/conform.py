@@ -1,6 +1,6 @@
 """What every strategy must do on hand-written digits; as a module, and as a script on real ranks.
 
-farandole run -n 4 --hosts 2 conform.py FOLDER       writes FOLDER/<rank>.json
+farandole run -n 4 --pretend-hosts 2 conform.py FOLDER       writes FOLDER/<rank>.json
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from farandole.errors import UserError
-from farandole.launch.backends.ssh.backend import Ssh
+from farandole.launch.backends.remote.backend import CONNECT_SECONDS
+from farandole.launch.backends.remote.channel import Channel
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.job import Job
 
 
@@ -50,7 +52,8 @@ class ElasticJob:
     start_timeout_seconds: float = 600.0
     answer_seconds: float = 150.0  # to ask for a rank, once another has: collectives break
     whole_command: bool = False  # `command` begins with the program itself, not with a script
-    ssh: Ssh = field(default_factory=Ssh)  # how hosts other than this one are reached
+    channel: Channel = field(default_factory=Ssh)  # how hosts other than this one are reached
+    connect_seconds: float = CONNECT_SECONDS  # for a host to answer
     interfaces: Sequence[str] = ()  # that all hosts share, if the system shall not choose
 
     def __post_init__(self) -> None:

@@ -1,42 +1,22 @@
-"""`horovodrun --mpi`: the same job by Open MPI's mpirun."""
+"""The command line of mpirun for a job on some hosts. Values of variables are never on it."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import shlex
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from farandole.environment import TOKEN
-from farandole.errors import UserError
-from farandole.launch.backends.ssh.backend import Ssh, exported
+from farandole.launch.backends.remote.exported import exported
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.hosts import HERE
 from farandole.topology import Topology
 from farandole.worker.network import address_for
 from farandole.worker.store.address import new_token
 
-_VERSION_SECONDS = 60
 _PORTS = range(20_000, 32_000)  # below those that systems hand out by themselves
-
-
-def require_mpirun() -> str:
-    """The path of mpirun. Raises `UserError` naming what to install."""
-    found = shutil.which("mpirun")
-    if found is None:
-        raise UserError("--mpi needs mpirun, and there is none: apt install openmpi-bin")
-    asked = subprocess.run(
-        [found, "--version"], capture_output=True, text=True, timeout=_VERSION_SECONDS
-    )
-    if "Open MPI" not in asked.stdout:
-        said = (asked.stdout.strip() or "it does not say which it is").splitlines()[0]
-        raise UserError(
-            f"--mpi speaks to Open MPI's mpirun, and {found} is another ({said}). Start it "
-            "yourself, with the variables of `farandole horovodrun --verbose`, or use --gloo."
-        )
-    return found
 
 
 def mpi_words(

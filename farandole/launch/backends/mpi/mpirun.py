@@ -1,4 +1,4 @@
-"""Starts the ranks by Open MPI's mpirun, so that MPI, gloo and ours run in the same processes."""
+"""Runs Open MPI's mpirun to its end, and leaves no rank behind."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from farandole.environment import LAUNCHER
 from farandole.errors import UserError
+from farandole.launch.backends.mpi.one_host import one_host_variables
+from farandole.launch.messages import tell
 from farandole.system.orphans import tied_to_this_process
-from farandole.worker.signals import signals_noted
+from farandole.worker.signals import exit_code_of, signals_noted, warnings_passed_on
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 10.0
 _KILLED_SECONDS = 5.0
+_VERSION_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -31,22 +35,28 @@ class End:
     stopped_by: str | None = None  # the signal that we were stopped with
 
 
-def require() -> str:
-    """The path of mpirun. Raises `UserError` naming what to install."""
+def require_mpi4py(option: str) -> None:
+    """Raises `UserError` naming the `option` that needs it, and how to get it."""
     if importlib.util.find_spec("mpi4py") is None:
-        raise UserError("--against mpi needs mpi4py: pip install mpi4py, or leave mpi out.")
+        raise UserError(f"{option} needs mpi4py: pip install mpi4py, or leave it out.")
+
+
+def require(option: str, instead: str) -> str:
+    """The path of Open MPI's mpirun. Raises `UserError` naming the `option` that needs it, and what
+    to do `instead` with another mpirun."""
     found = shutil.which("mpirun")
     if found is None:
         raise UserError(
-            "--against mpi needs mpirun, and there is none on the PATH: apt install openmpi-bin, "
-            "or leave mpi out."
+            f"{option} needs mpirun, and there is none on the PATH: apt install openmpi-bin, "
+            "or leave it out."
         )
-    asked = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60)
+    asked = subprocess.run(
+        [found, "--version"], capture_output=True, text=True, timeout=_VERSION_SECONDS
+    )
     if "Open MPI" not in asked.stdout:
         said = (asked.stdout.strip() or "it does not say which it is").splitlines()[0]
         raise UserError(
-            f"--against mpi starts Open MPI's mpirun, and {found} is another ({said}). Start it "
-            "yourself: mpirun -n 4 farandole bench comm --here …"
+            f"{option} starts Open MPI's mpirun, and {found} is another ({said}). {instead}"
         )
     return found
 
@@ -71,7 +81,9 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
     ours = {LAUNCHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     if not sys.stdout.isatty():
         ours["TERM"] = "dumb"  # mpirun shows its ranks a terminal even when it writes to none
-    with signals_noted() as received:
+    started: list[subprocess.Popen[bytes]] = []
+    pass_on = partial(_send_to, started)  # mpirun passes SIGUSR1 on to its ranks
+    with signals_noted() as received, warnings_passed_on(pass_on):
         process = subprocess.Popen(
             words,
             env={**os.environ, **ours, **environment},
@@ -79,6 +91,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
             start_new_session=True,
             preexec_fn=tied_to_this_process(),
         )
+        started.append(process)
         while process.poll() is None and not received:
             time.sleep(_POLL_SECONDS)
         if process.poll() is None:
@@ -91,3 +104,20 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> End:
                     process.wait(_KILLED_SECONDS)
     code = -signal.SIGKILL if process.returncode is None else process.returncode
     return End(code if code >= 0 else 128 - code, received[0] if received else None)
+
+
+def run_ranks(words: Sequence[str], variables: Mapping[str, str], *, one_host: bool) -> int:
+    """Runs to the end, says by which signal it was stopped, and returns the exit code."""
+    # mpirun marks each piece of a line that an unbuffered Python writes. It shows its ranks a
+    # terminal, so that lines come at once anyway.
+    buffered = {} if "PYTHONUNBUFFERED" in os.environ else {"PYTHONUNBUFFERED": ""}
+    end = run(words, {**variables, **buffered, **(one_host_variables() if one_host else {})})
+    if end.stopped_by is None:
+        return end.exit_code
+    tell(f"stopped by {end.stopped_by}")
+    return exit_code_of(end.stopped_by)
+
+
+def _send_to(started: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    for process in started:
+        process.send_signal(number)

@@ -1,0 +1,1 @@
+"""Manifests for Kubernetes: an Indexed Job with its Service, or Kubeflow's PyTorchJob."""

@@ -1,0 +1,1 @@
+"""Open MPI's mpirun, which starts all ranks of a job itself."""

@@ -1,0 +1,25 @@
+"""Nodes of a Ray cluster, each reached through the actor that Ray has placed on it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_BRIDGE = "farandole.launch.backends.ray.bridge"
+
+
+@dataclass(frozen=True)
+class RayActors:
+    """A `Channel`. `actors` are their names by host."""
+
+    address: str
+    namespace: str
+    actors: Mapping[str, str]
+
+    def words(self, host: str, command: Sequence[str]) -> list[str]:
+        place = (self.address, self.namespace, self.actors[host])
+        return [sys.executable, "-m", _BRIDGE, *place, *command]
+
+    def advice(self, host: str) -> str:
+        return f"Look at `ray status` and `ray list nodes` for the node of {host}."

@@ -1,0 +1,127 @@
+"""How an agent starts workers on its host: what they get beside their order, forked or afresh."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from farandole.environment import LAUNCHER
+from farandole.errors import CommError
+from farandole.launch.backends.remote.orders import Order, Setup
+from farandole.launch.backends.remote.supervised import Supervised, start_supervised
+from farandole.launch.forks import FEWEST_ON_EACH_HOST, Forks
+from farandole.system.cores import fair_share
+from farandole.system.job_processes import IDENTITY, kill_having
+from farandole.worker.forking.forked import is_script
+from farandole.worker.network import interface_towards
+from farandole.worker.store.address import launcher_store
+from farandole.worker.store.protocol import COUNT
+
+_INTRODUCTION_SECONDS = 10.0
+
+
+class HostWorkers:
+    """Begins to import torch at once, if workers are to be forked, and waits for nothing."""
+
+    def __init__(self, setup: Setup, folder: Path) -> None:
+        self._setup = setup
+        self._folder = folder
+        self._no_folder: OSError | None = None
+        try:
+            os.chdir(setup.folder)
+        except OSError as error:
+            self._no_folder = error
+        self._variables = {**os.environ, **setup.variables}
+        interface = interface_towards(self._variables["MASTER_ADDR"])
+        # Else gloo takes the address of the host's own name, which is often a loopback one.
+        self._gloo = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+        self._forks = self._begin_forks()
+        self._introduction = threading.Thread(
+            target=_introduce, args=(self._variables,), name="introduction", daemon=True
+        )
+        self._introduction.start()
+
+    def is_ready(self) -> bool:
+        """Whether `start` can be called. Becomes so, whatever happens."""
+        if self._introduction.is_alive():
+            return False
+        if self._forks is not None:
+            ready = self._forks.look()
+            if ready is None:
+                return False
+            if not ready:
+                self._close_forks()
+        return True
+
+    def start(self, number: int, order: Order) -> Supervised:
+        """Raises `OSError` where it cannot."""
+        if self._no_folder is not None:
+            raise self._no_folder
+        error_file = self._folder / f"worker-{number}.error.json"
+        error_file.unlink(missing_ok=True)  # an earlier life's
+        return start_supervised(
+            self._setup.command,
+            {
+                **self._defaults(order.local_workers),
+                **self._variables,
+                **order.variables,
+                **self._own(),
+                "TORCHELASTIC_ERROR_FILE": str(error_file),
+            },
+            error_file,
+            forks=self._forks,
+            shown={**self._own(), self._setup.worker_variable: str(number)},
+            in_one_stream=self._setup.in_one_stream,
+        )
+
+    def kill_children(self, numbers: Sequence[int]) -> None:
+        """Those that workers that have ended left behind."""
+        kill_having({**self._wanted(), self._setup.worker_variable: {str(n) for n in numbers}})
+
+    def kill_all(self) -> list[psutil.Process]:
+        """Every process that this agent or its workers have started for the job."""
+        return kill_having(self._wanted())
+
+    def close(self) -> None:
+        self._close_forks()
+
+    def _own(self) -> dict[str, str]:
+        """By these variables the processes of this agent are told apart from others of the job."""
+        return {IDENTITY: self._setup.identity, LAUNCHER: str(os.getpid())}
+
+    def _wanted(self) -> dict[str, set[str]]:
+        return {name: {value} for name, value in self._own().items()}
+
+    def _defaults(self, workers: int) -> dict[str, str]:
+        threads = str(fair_share(workers))
+        return {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **self._gloo}
+
+    def _begin_forks(self) -> Forks | None:
+        setup = self._setup
+        is_worth_it = setup.workers >= FEWEST_ON_EACH_HOST and is_script(setup.command)
+        if not (setup.may_fork and is_worth_it):
+            return None
+        return Forks.begin({**self._defaults(setup.workers), **self._variables})
+
+    def _close_forks(self) -> None:
+        if self._forks is not None:
+            self._forks.close()
+            self._forks = None
+
+
+def _introduce(variables: Mapping[str, str]) -> None:
+    """Shows the job's token to the launcher's store, which then lets in PyTorch's own clients from
+    this host: a script that forms its process group itself has no token to show."""
+    store = launcher_store(variables)
+    if store is not None:
+        with contextlib.suppress(OSError, CommError):  # the worker will say so
+            link = store.connect(_INTRODUCTION_SECONDS)
+            try:
+                link.ask(COUNT, (), _INTRODUCTION_SECONDS)  # the answer says that it was let in
+            finally:
+                link.close()

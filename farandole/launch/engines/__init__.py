@@ -1,0 +1,1 @@
+"""The engines of `farandole run --on`: which there are, and what each is told."""

@@ -1,0 +1,176 @@
+"""From what describes the hosts of a job to which rank is on which of them.
+
+    -H a:4,b:4            ┐
+    --hostfile FILE       ├──▶  hosts with slots  ──▶  `Topology`, and how to reach the hosts
+    Slurm, PBS, LSF       ┘      (-n of them)
+
+Names and addresses of this host become `localhost`, where workers are started without ssh.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from farandole.errors import UserError
+from farandole.launch.backends.ssh.channel import Ssh
+from farandole.launch.hosts import HERE, parse_hosts, place_workers
+from farandole.launch.placement.host_file import HostEntry, read_host_file
+from farandole.launch.placement.schedulers import Allocation, find_allocation
+from farandole.launch.placement.ssh_by_host import SshByHost
+from farandole.topology import Topology
+from farandole.worker.network import is_here
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """The options of a command that say where workers go, as given; None: not given."""
+
+    hosts: str | None = None
+    hostfile: Path | None = None
+    ssh_port: int | None = None
+    ssh_identity_file: Path | None = None
+    network_interfaces: tuple[str, ...] = ()
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        names = [name for given in self.network_interfaces for name in given.split(",") if name]
+        return tuple(dict.fromkeys(names))
+
+    def words(self) -> list[str]:
+        """The same as words of a command line, for a command that starts another one."""
+        given = {
+            "-H": self.hosts,
+            "--hostfile": self.hostfile,
+            "--ssh-port": self.ssh_port,
+            "--ssh-identity-file": self.ssh_identity_file,
+            "--network-interfaces": ",".join(self.interfaces) or None,
+        }
+        return [
+            str(word) for key, value in given.items() if value is not None for word in (key, value)
+        ]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which rank is on which host, and how the hosts are reached."""
+
+    topology: Topology
+    ssh: Ssh
+    interfaces: tuple[str, ...] = ()
+
+    @classmethod
+    def here(cls, workers: int) -> Placement:
+        """All workers on this host."""
+        return cls(Topology.single(workers, HERE), Ssh())
+
+    @property
+    def others(self) -> list[str]:
+        """The hosts that are not this one."""
+        return [host.name for host in self.topology.hosts if host.name != HERE]
+
+    @property
+    def rank0_is_here(self) -> bool:
+        return self.topology.host(0).name == HERE
+
+
+def place(
+    options: HostOptions, workers: int | None, environ: Mapping[str, str] = os.environ
+) -> Placement | None:
+    """`workers` ranks, or one for every slot, on the described hosts, filling one after the other.
+
+    None where nothing describes any: the job is this host's. Raises `UserError` for descriptions
+    that cannot be, and where there are too few slots.
+    """
+    entries, allocation = _described(options, environ)
+    if entries is None:
+        _refuse_idle(options)
+        return None
+    refuse_repeated(entries)
+    named = {_name(entry): entry for entry in entries}
+    slots = {name: entry.slots for name, entry in named.items()}
+    if allocation is not None and workers is not None and workers > sum(slots.values()):
+        raise _too_small(allocation, workers)
+    topology = place_workers(slots, sum(slots.values()) if workers is None else workers)
+    ssh = SshByHost(options.ssh_port, options.ssh_identity_file, entries=named)
+    placement = Placement(topology, ssh, options.interfaces)
+    if not placement.others:
+        _refuse_idle(options)
+    return placement
+
+
+def _described(
+    options: HostOptions, environ: Mapping[str, str]
+) -> tuple[Sequence[HostEntry] | None, Allocation | None]:
+    if options.hosts is not None and options.hostfile is not None:
+        raise UserError(f"-H {options.hosts} and --hostfile {options.hostfile}: give one of them.")
+    if options.hosts is not None:
+        slots = parse_hosts(options.hosts, "-H", once=True)
+        return [HostEntry(name, count) for name, count in slots.items()], None
+    if options.hostfile is not None:
+        return read_host_file(options.hostfile), None
+    allocation = find_allocation(environ)
+    return (None, None) if allocation is None else (allocation.hosts, allocation)
+
+
+def _name(entry: HostEntry) -> str:
+    if not is_here(entry.name):
+        return entry.name
+    for key, value in (("port", entry.port), ("user", entry.user)):
+        if value is not None:
+            raise UserError(
+                f"host {entry.name} with {key} = {value}: it is this host, where workers are "
+                f"started without ssh. Leave out {key}, or give the name of another host."
+            )
+    return HERE
+
+
+def refuse_repeated(entries: Sequence[HostEntry]) -> None:
+    """Raises `UserError` where two names are those of one host.
+
+    Its workers would take each other's place: each name would have a worker with local rank 0.
+    """
+    seen: dict[tuple[str, int | None], str] = {}
+    for entry in entries:
+        where = (HERE if _name(entry) == HERE else _address(entry.name), entry.port)
+        if where in seen:
+            raise UserError(
+                f"{seen[where]} and {entry.name} are the same host. List it once, with all its "
+                f"slots: {seen[where]}:4, say."
+            )
+        seen[where] = entry.name
+
+
+def _address(host: str) -> str:
+    try:
+        return socket.gethostbyname(host)
+    except OSError:  # perhaps ssh knows it, from its own settings
+        return host
+
+
+def _too_small(allocation: Allocation, workers: int) -> UserError:
+    slots = sum(entry.slots for entry in allocation.hosts)
+    listed = ", ".join(f"{entry.name}:{entry.slots}" for entry in allocation.hosts)
+    return UserError(
+        f"-n {workers}: the {allocation.scheduler} allocation has {slots} "
+        f"slot{'s' if slots != 1 else ''} ({listed}). Ask for more "
+        f"({allocation.ask_for_more} {workers}), start at most -n {slots}, or name the hosts "
+        "yourself with -H."
+    )
+
+
+def _refuse_idle(options: HostOptions) -> None:
+    given = {
+        "--ssh-port": options.ssh_port,
+        "--ssh-identity-file": options.ssh_identity_file,
+        "--network-interfaces": ",".join(options.interfaces) or None,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"{option} {value} is for other hosts, and all workers are on this one. Leave it "
+                "out, or name other hosts with -H."
+            )

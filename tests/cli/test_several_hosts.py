@@ -1,0 +1,161 @@
+"""`farandole run`, `race` and `doctor` on two emulated hosts, by real OpenSSH servers.
+
+The command runs on the first host. The hosts share files, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farandole.emulate.cluster import Cluster
+from tests.support.openssh import SshServers
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
+
+pytestmark = [pytest.mark.needs("sshd"), pytest.mark.usefixtures("root")]
+
+HOSTS = "emulated-0:1,emulated-1:1"
+UNSET = ("-u", "GLOO_SOCKET_IFNAME", "-u", "MASTER_ADDR", "-u", "MASTER_PORT")
+TRAIN = """
+import os, sys
+import torch
+import torch.nn.functional as F
+import farandole as fd
+
+run = fd.init()
+sys.stdout.write(f"rank {run.rank} of {run.size} on {os.uname().nodename}\\n")
+model = torch.nn.Linear(4, 2)
+model, optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), 0.1))
+data = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,)))
+for x, y in run.loader(data, batch_size=4):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+run.log(loss=loss.item())
+if "fail" in sys.argv and run.rank == 1:
+    raise ValueError("on the other host")
+"""
+
+
+class TwoHosts:
+    """Runs commands on the first host, in a sandbox."""
+
+    def __init__(self, cluster: Cluster, servers: SshServers, sandbox: Sandbox) -> None:
+        self.cluster, self.servers, self.sandbox = cluster, servers, sandbox
+
+    def start(self, *words: str | Path, key: Path | None = None) -> subprocess.Popen[str]:
+        verb, *rest = words
+        identity = ["--ssh-identity-file", key or self.servers.key]
+        return self.cluster.start(
+            0,
+            # Each host finds its own way to the other.
+            ["env", *UNSET, sys.executable, "-m", "farandole", verb, *identity, *rest],
+            env={**self.sandbox.environment, **self.servers.variables},
+            cwd=self.sandbox.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def farandole(
+        self, *words: str | Path, key: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return self.sandbox.finish(self.start(*words, key=key))
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, SshServers]]:
+    with Cluster(hosts=2, rate="200mbit") as cluster:
+        yield cluster, SshServers(cluster, tmp_path_factory.mktemp("ssh"))
+
+
+@pytest.fixture
+def two_hosts(hosts: tuple[Cluster, SshServers], sandbox: Sandbox) -> TwoHosts:
+    sandbox.script("train.py", TRAIN)
+    return TwoHosts(*hosts, sandbox)
+
+
+def test_run_and_a_failure_on_the_other_host(two_hosts: TwoHosts) -> None:
+    done = two_hosts.farandole("run", "-H", HOSTS, "--name", "job", "train.py", "fail")
+    assert two_hosts.sandbox.processes() == []
+    assert done.returncode == 1
+    assert "[0] rank 0 of 2 on emulated-0\n" in done.stdout
+    assert "[1] rank 1 of 2 on emulated-1\n" in done.stdout
+    last = done.stderr[done.stderr.rindex("\nfarandole: rank ") :]
+    assert "farandole: rank 1 on emulated-1 failed (exit code 1); the other was stopped" in last
+    assert "ValueError: on the other host" in last
+    start = json.loads(
+        (two_hosts.sandbox.folder / "runs/job/metrics.jsonl").read_text().split("\n")[0]
+    )
+    assert start["hosts"] == 2
+
+
+def test_a_key_that_is_not_accepted(two_hosts: TwoHosts) -> None:
+    done = two_hosts.farandole("run", "-H", HOSTS, "train.py", key=two_hosts.servers.wrong_key)
+    assert two_hosts.sandbox.processes() == []
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "host emulated-1: it cannot be reached by ssh: " in done.stderr
+    assert "Permission denied (publickey). Try `ssh -o BatchMode=yes -i " in done.stderr
+
+
+def test_hosts_that_do_not_answer(two_hosts: TwoHosts) -> None:
+    there = two_hosts.cluster.network[77]  # an address that no host has
+    done = two_hosts.farandole("run", "-H", f"emulated-0:1,{there}:1,nowhere:1", "train.py")
+    assert done.returncode == 1
+    assert f"host {there}: it cannot be reached by ssh: " in done.stderr
+    assert "host nowhere: it cannot be reached by ssh: " in done.stderr
+
+
+def test_doctor(two_hosts: TwoHosts) -> None:
+    done = two_hosts.farandole("doctor", "-H", HOSTS, "--script", "train.py", "--json")
+    assert done.returncode == 0, done.stdout
+    found = json.loads(done.stdout)
+    assert found["ok"] is True
+    assert [host["host"] for host in found["hosts"]] == ["localhost", "emulated-1"]
+    first, second = (host["facts"] for host in found["hosts"])
+    assert first == second  # they share this machine's files
+    assert first["script"] is not None
+    assert [(link["from"], link["to"]) for link in found["links"]] == [
+        ("localhost", "emulated-1"),
+        ("emulated-1", "localhost"),
+    ]
+    # 200 Mbit/s are 25 MB/s, of which headers take some. A busy machine may be slower.
+    assert all(0 < link["bytes_per_second"] < 30e6 for link in found["links"])
+
+
+def test_doctor_shows_what_is_wrong_and_where(two_hosts: TwoHosts) -> None:
+    done = two_hosts.farandole("doctor", "-H", f"{HOSTS},nowhere:1")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert any("from ↓  to →" in line and line.split()[-1] == "nowhere" for line in lines)
+    assert any(
+        line.startswith("error: host nowhere: it cannot be reached by ssh") for line in lines
+    )
+    assert lines[-1] == "1 of 3 hosts cannot take part yet: nowhere."
+
+
+def test_nothing_is_left_of_a_job_whose_launcher_is_stopped(two_hosts: TwoHosts) -> None:
+    sandbox = two_hosts.sandbox
+    wait = "import os, time; open(f'ready-{os.environ[\"RANK\"]}', 'w').close(); time.sleep(600)"
+    sandbox.script("wait.py", wait)
+    job = two_hosts.start("run", "-H", HOSTS, "wait.py")
+    ready = [sandbox.folder / f"ready-{rank}" for rank in range(2)]
+    sandbox.wait_until(
+        lambda: job.poll() is not None or all(path.exists() for path in ready), "all workers run"
+    )
+    assert job.poll() is None, job.communicate()
+    os.kill(job.pid, signal.SIGINT)
+    done = sandbox.finish(job)
+    assert sandbox.processes() == []
+    assert done.returncode == 130

@@ -1,0 +1,97 @@
+"""`--on ray` on a real cluster of two nodes: it trains, and a lost node is a clear failure."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from farandole.cli import commands
+from farandole.errors import UserError
+from tests.support.trained import SCRIPT, trained_ranks
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
+
+CLUSTER = Path(__file__).parent / "scripts" / "cluster.py"
+LONG = Path(__file__).parents[3] / "train" / "scripts" / "preempted.py"
+
+
+@contextlib.contextmanager
+def running_cluster(sandbox: Sandbox) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, CLUSTER],
+        env=sandbox.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.communicate(timeout=200)  # the end of its input ends it, and all of the cluster
+        sandbox.wait_until_gone()
+
+
+@pytest.mark.needs("ray")
+def test_two_nodes(sandbox: Sandbox) -> None:
+    known = {"RAY_TMPDIR": str(sandbox.temporary), "RAY_USAGE_STATS_ENABLED": "0"}
+    sandbox.environment |= known
+    with running_cluster(sandbox) as cluster:
+        assert cluster.stdin is not None
+        assert cluster.stdout is not None
+        address = cluster.stdout.readline().strip()
+        on_ray = ("run", "--on", "ray", "--ray-address", address, "--nodes", "2")
+        done = sandbox.farandole(*on_ray, SCRIPT, "a b", TRY_THIS="out")
+        assert done.returncode == 0, done.stderr
+        assert "farandole: placed by Ray: ray-" in done.stderr
+        for facts in trained_ranks(done.stdout, 2):
+            assert facts["arguments"] == ["a b"]
+            assert facts["variables"] == {"TRY_THIS": "out"}
+
+        job = sandbox.start_farandole(*on_ray, LONG)
+        ready = [sandbox.folder / f"ready-{rank}" for rank in range(2)]
+        sandbox.wait_until(
+            lambda: job.poll() is not None or all(path.exists() for path in ready), "both train"
+        )
+        assert job.poll() is None, job.communicate()
+        cluster.stdin.write("lose the second node\n")
+        cluster.stdin.flush()
+        assert cluster.stdout.readline() == "lost\n"
+        done = sandbox.finish(job)
+        assert done.returncode not in (0, 2)
+        assert "farandole: rank 1" in done.stderr, done.stderr
+        assert "the node of the Ray actor node-1 was lost" in done.stderr, done.stderr
+
+
+@pytest.mark.needs("ray")
+def test_no_cluster(sandbox: Sandbox) -> None:
+    done = sandbox.farandole("run", "--on", "ray", SCRIPT, RAY_TMPDIR=str(sandbox.temporary))
+    assert done.returncode == 1
+    assert "farandole: there is no Ray cluster at 'auto': " in done.stderr
+    assert "Start one with `ray start --head`" in done.stderr
+
+
+def failed(*arguments: str) -> BaseException | None:
+    return CliRunner().invoke(commands, ["run", "--on", "ray", *arguments, str(SCRIPT)]).exception
+
+
+@pytest.mark.needs("ray")
+def test_rays_client_is_refused() -> None:
+    error = failed("--ray-address", "ray://host:10001")
+    assert isinstance(error, UserError)
+    assert "the workers could not reach this host" in str(error)
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    error = failed("--nodes", "2")
+    assert isinstance(error, UserError)
+    assert "pip install 'farandole[ray]'" in str(error)
