@@ -11,6 +11,7 @@ import click
 from farandole import environment
 from farandole.cli.options import (
     PASS_ON,
+    checkpoint_option,
     grace_option,
     hosts_option,
     layout_option,
@@ -30,6 +31,7 @@ from farandole.launch.outcome_text import print_outcome
 @sync_option()
 @click.option("--name", help="Name of the run's folder in --runs. [<script>-<time>]")
 @click.option("--runs", type=click.Path(path_type=Path), help="Folder of all runs. [runs]")
+@checkpoint_option()
 @click.option(
     "--fallback",
     is_flag=True,
@@ -128,6 +130,7 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 4 --sync local:every=8 train.py
       farandole run -n 4 --layout stages=4,microbatches=8 train.py
       farandole run -n 4 --hosts 2 --sync daso train.py
+      farandole run -n 4 --name digits --checkpoint every=10min,keep=3,best=accuracy train.py
       farandole run -n 4 --trace out.json train.py
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
       farandole run -n 4 --horovod train_with_horovod.py

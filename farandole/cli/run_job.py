@@ -29,6 +29,7 @@ class RunOptions:
     sync: str | None
     name: str | None
     runs: Path | None
+    checkpoint: str | None
     fallback: bool
     seed: int | None
     transport: str | None
@@ -169,6 +170,9 @@ def _variables(
         environment.LAYOUT: _layout_text(layout) if layout is not None else None,
         environment.NAME: options.name,
         environment.RUNS: str(options.runs) if options.runs else None,
+        environment.CHECKPOINT: (
+            _checked_policy(options.checkpoint) if options.checkpoint is not None else None
+        ),
         environment.FALLBACK: "1" if options.fallback else None,
         environment.SEED: str(options.seed) if options.seed is not None else None,
         environment.SCRIPT: options.script,
@@ -192,6 +196,12 @@ def _layout_text(layout: Layout) -> str:
     return write_layout(layout)
 
 
+def _checked_policy(text: str) -> str:
+    from farandole.train.checkpoint.automatic.policy import parse_checkpoints
+
+    return str(parse_checkpoints(text))
+
+
 def _checked_transport(transport: str) -> str:
     from farandole.comm import check_transport
 
@@ -211,7 +221,7 @@ def _check_hosts(
 
 
 def _refuse_settings_of_our_own(options: RunOptions) -> None:
-    for name in ("sync", "layout", "servers", "name", "runs", "fallback", "seed"):
+    for name in ("sync", "layout", "servers", "name", "runs", "checkpoint", "fallback", "seed"):
         if getattr(options, name) not in (None, False):
             raise UserError(
                 f"--{name} is for scripts that call fd.init(); with --horovod the script calls "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
 import warnings
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -26,6 +28,8 @@ class RunMetrics:
         self._log: MetricsLog | None = None
         started = os.environ.get(STARTED)
         self._startup_seconds = time.monotonic() - float(started) if started else None
+        self.on_log: Callable[[Mapping[str, float | str]], None] = _do_nothing
+        self._for_checkpoint: dict[str, float] = {}  # logged since the last one
         self.notes: list[tuple[dict[str, float], Note]] = []
         """What strategies have decided, with the counters of that moment, and is not written."""
 
@@ -49,6 +53,12 @@ class RunMetrics:
         logged = {name: plain(name, value) for name, value in metrics.items()}
         if isinstance(logged.get("loss"), (int, float)):
             session.models.hear(float(logged["loss"]))
+        self._for_checkpoint |= {
+            name: value
+            for name, value in logged.items()
+            if not isinstance(value, str) and math.isfinite(value)
+        }
+        self.on_log(logged)
         counters = session.counters()
         try:
             log = self._open()
@@ -59,6 +69,11 @@ class RunMetrics:
         shown = "  ".join(f"{name} {short(value)}" for name, value in logged.items())
         waited = counters["waited_seconds"] / max(counters["time"], 1e-9)
         session.print(f"{shown}  ·  {counters['time']:.1f} s, {waited:.0%} waiting")
+
+    def take_for_checkpoint(self) -> dict[str, float]:
+        """What was logged since the last checkpoint. It belongs to this one."""
+        taken, self._for_checkpoint = self._for_checkpoint, {}
+        return taken
 
     def close(self) -> None:
         if self._log is None:
@@ -93,6 +108,9 @@ class RunMetrics:
             }
             self._log = MetricsLog(session.folder, start, resumed=session.progress.resumed)
         return self._log
+
+
+def _do_nothing(logged: Mapping[str, float | str]) -> None: ...
 
 
 def versions() -> dict[str, str]:

@@ -9,15 +9,19 @@ from typing import Any, Final
 
 from farandole.errors import CheckpointError, UserError
 from farandole.train.checkpoint import checkpoint
+from farandole.train.checkpoint.automatic.policy import Checkpoints
 from farandole.train.checkpoint.background_save import BackgroundSaves
 from farandole.train.checkpoint.contents import check_random_state
+from farandole.train.checkpoint.destination import Destination, Keeping
 from farandole.train.checkpoint.fitting_model import require_fitting_model
+from farandole.train.checkpoint.folder_destination import FolderDestination
 from farandole.train.checkpoint.same_optimizer import OtherOptimizer
 from farandole.train.checkpoint.save_folder import SaveFolders
 from farandole.train.checkpoint.saver import State, count_models, merged_parts
-from farandole.train.checkpoint.saving import load_together, lock_together, save_together
+from farandole.train.checkpoint.saving import load_together, save_together, take_together
 from farandole.train.loaders import RunLoaders
 from farandole.train.randomness import random_state, restore_random_state
+from farandole.train.run_metrics import RunMetrics
 from farandole.train.session import Session
 from farandole.train.settings import WHOLE
 
@@ -36,20 +40,54 @@ UNFITTING: Final = (
 class RunCheckpoints:
     """Gathers a run's state for a checkpoint, and restores it."""
 
-    def __init__(self, session: Session, loaders: RunLoaders, *, fallback: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        loaders: RunLoaders,
+        metrics: RunMetrics,
+        policy: Checkpoints | None,
+        *,
+        fallback: bool,
+    ) -> None:
         self._session = session
         self._loaders = loaders
+        self._metrics = metrics
+        self._policy = policy or Checkpoints()
         self._fallback = fallback  # from a damaged checkpoint to a good one
         self._folders = SaveFolders()
         self._background = BackgroundSaves()
+        self.has_loaded = False  # or looked for something to load
 
-    def save(
-        self, folder: Path, user_state: dict[str, Any], keep: int, *, background: bool = False
-    ) -> Path:
-        """Saves together with all ranks; see `Run.save`."""
-        session = self._session
+    @property
+    def folder(self) -> Path:
+        """Where this run saves, unless it is told otherwise."""
+        to = self._policy.to
+        return self._session.folder / "checkpoints" if to is None else Path(to)
+
+    @property
+    def write_seconds(self) -> float | None:
+        """How long the last save in the background took; None: it is under way."""
+        return self._background.write_seconds
+
+    def _destination(self, path: Path | None, keep: int | None = None) -> Destination:
+        policy = self._policy
+        keep = policy.keep if keep is None else keep
         if keep < 1:
             raise UserError(f"keep={keep}: at least the new checkpoint must stay.")
+        keeping = Keeping(keep, policy.metric, policy.lower_is_better)
+        return FolderDestination(path or self.folder, self._folders, keeping)
+
+    def save(
+        self,
+        path: Path | None,
+        user_state: dict[str, Any],
+        keep: int | None,
+        *,
+        background: bool = False,
+    ) -> Path | str:
+        """Saves together with all ranks; see `Run.save`."""
+        session = self._session
+        destination = self._destination(path, keep)
         if not session.models.synchronizers:
             session.print("note: this checkpoint holds no model: none was given to run.distribute")
         shared: dict[str, Any] = {
@@ -85,22 +123,23 @@ class RunCheckpoints:
         try:
             return save_together(
                 session.group,
-                self._folders,
-                folder,
+                destination,
                 shared,
                 own,
                 parts,
-                keep=keep,
+                metrics=self._metrics.take_for_checkpoint(),
                 background=self._background if background else None,
             )
         finally:
             self._tell_notes()
 
-    def load(self, folder: Path, *, missing_ok: bool) -> dict[str, Any] | None:
+    def load(self, path: Path | None) -> dict[str, Any] | None:
         """Loads together with all ranks; see `Run.load`."""
         session = self._session
+        self.has_loaded = True
+        folder, missing_ok = path or self.folder, path is None
         if missing_ok:
-            self._take_over(folder)
+            self.take_over()
         if missing_ok and not session.group.broadcast_json(checkpoint.newest(folder) is not None):
             return None
         source, parts, notes = load_together(session.group, folder, fallback=self._fallback)
@@ -161,16 +200,16 @@ class RunCheckpoints:
             )
         return None
 
-    def _take_over(self, folder: Path) -> None:
-        """Locks this run's own folder before it looks for a checkpoint there.
+    def take_over(self) -> None:
+        """*Together.* Locks this run's own folder before it looks for a checkpoint there.
 
         A job that was started again beside the one that it shall replace is refused now, and not
         when it has trained as far as its first save. A folder that cannot be written to can still
         be loaded from.
         """
-        session = self._session
+        session, folder = self._session, self.folder
         if session.group.broadcast_json(not folder.exists() or os.access(folder, os.W_OK)):
-            lock_together(session.group, self._folders, folder, required=False)
+            take_together(session.group, self._destination(None), required=False)
             self._tell_notes()
 
     def _check_fits(self, parts: dict[str, Any], own: Any, source: Path) -> None:
@@ -242,7 +281,7 @@ class RunCheckpoints:
                 ) from error
         restore_random_state(own["random"], session.device)
 
-    def wait_for_save(self) -> Path | None:
+    def wait_for_save(self) -> Path | str | None:
         """*Together.* Waits for the save in the background; see `Run.wait_for_save`."""
         return self._background.finish_together(self._session.group)
 

@@ -18,8 +18,9 @@ from farandole.errors import CheckpointError
 from farandole.train.checkpoint import checkpoint
 from farandole.train.checkpoint.background_save import BackgroundSaves
 from farandole.train.checkpoint.contents import check_contents
+from farandole.train.checkpoint.destination import Destination, Draft
+from farandole.train.checkpoint.folder_destination import FolderDraft
 from farandole.train.checkpoint.manifest import Entry
-from farandole.train.checkpoint.save_folder import SaveFolders
 from farandole.train.checkpoint.snapshot import PartSnapshot
 
 T = TypeVar("T")
@@ -32,94 +33,93 @@ _FALLBACK_HINT: Final = (
 
 def save_together(
     group: Group,
-    folders: SaveFolders,
-    folder: Path,
+    destination: Destination,
     shared: Mapping[str, Any],
     own: Mapping[str, Any],
     parts: Mapping[str, Any],
     *,
-    keep: int,
+    metrics: Mapping[str, float],
     background: BackgroundSaves | None = None,
-) -> Path:
-    """Saves into a new checkpoint in `folder`; returns its path, the same on every rank.
+) -> Path | str:
+    """Saves into a new checkpoint; returns its path, the same on every rank.
 
     `shared` is the same on all ranks and written by rank 0; `own` and `parts`, by each rank. Names
-    in `parts` must differ between ranks. Of the checkpoints that are this run's, by `folders`, the
-    newest `keep` stay.
+    in `parts` must differ between ranks. The `metrics` are rank 0's.
 
     With `background` it returns when the state is copied: what is written later goes wrong later.
+    Without it the destination must be a folder.
 
     Raises `CheckpointError` on every rank when any rank could not write, or when another job saves
-    into the same folder.
+    into the same place.
     """
-    lock_together(group, folders, folder)
-    target: Path = folder / group.broadcast_json(
-        checkpoint.next_name(folder) if group.rank == 0 else ""
-    )
+    take_together(group, destination)
+    name: str = group.broadcast_json(destination.next_name() if group.rank == 0 else "")
     mine = {f"rank-{group.rank}": own, **parts, **(shared if group.rank == 0 else {})}
-    begun: list[Path] = []
+    begun: list[Draft] = []
     copied: dict[str, PartSnapshot] = {}
 
     def begin() -> str:
         if group.rank != 0:
             return ""
-        begun.append(checkpoint.begin(target))
-        return begun[0].name
-
-    def write() -> Entry:
-        return checkpoint.write_parts(folder / name, mine)
+        called = destination.begin(name)
+        begun.append(destination.draft(called))
+        return called
 
     def copy() -> None:
         assert background is not None
         copied.update(background.take(mine))
 
     def commit(entries: Sequence[Entry]) -> str:
-        named = checkpoint.commit(folder / name, target, entries)
+        named = destination.commit(called, name, entries, metrics)
         begun.clear()
-        folders.made(named)
-        checkpoint.prune(folder, keep, folders.own_names(folder))
-        return named.name
+        return named
+
+    def run(step: Callable[[], T]) -> list[T]:
+        return _all_or_none(group, destination, name, step)
 
     # Each step is all or none: its answers are gathered before the next begins. So no rank writes
-    # into a folder that rank 0 could not make, and rank 0 never commits while a part is missing.
+    # into a draft that rank 0 could not make, and rank 0 never commits while a part is missing.
     try:
-        name = _all_or_none(group, target, begin)[0]
+        called = run(begin)[0]
+        draft = destination.draft(called)
         if background is not None:
-            _all_or_none(group, target, copy)
+            run(copy)
             begun.clear()  # it belongs to the background from here on
-            background.begin(group, target, folder / name, copied, commit)
-            return target
-        entries = _all_or_none(group, target, write)
-        named = _all_or_none(group, target, lambda: commit(entries) if group.rank == 0 else "")
-        return folder / named[0]
+            background.begin(group, destination, name, draft, copied, commit)
+            return destination.path_of(name)
+        assert isinstance(draft, FolderDraft)
+        folder = draft.path
+        entries = run(lambda: checkpoint.write_parts(folder, mine))
+        named = run(lambda: commit(entries) if group.rank == 0 else "")
+        return destination.path_of(named[0])
     finally:
         for left in begun:  # whatever the error was
-            checkpoint.discard(left)
+            left.discard()
 
 
-def lock_together(
-    group: Group, folders: SaveFolders, folder: Path, *, required: bool = True
-) -> None:
-    """Rank 0 locks `folder` for this run.
+def take_together(group: Group, destination: Destination, *, required: bool = True) -> None:
+    """Rank 0 makes sure that this run, and no other, saves there.
 
-    Raises `CheckpointError` on every rank when another job has it, and, if it is `required`, when
-    the folder cannot be made or locked.
+    Raises `CheckpointError` on every rank when another job does, and, if it is `required`, when
+    that cannot be found out.
     """
     problem: str | None = None
     if group.rank == 0:
         try:
-            folders.lock(folder)
+            destination.take()
         except CheckpointError as error:
             problem = str(error)
-        except OSError as error:
+        except Exception as error:  # of a disk, or of whatever reaches the object store
             reason = checkpoint.out_of_room(error)
-            problem = f"could not save to {folder}: {reason}" if required else None
+            problem = f"could not save to {destination.path_of('')}: {reason}" if required else None
     problem = group.broadcast_json(problem)
     if problem is not None:
         raise CheckpointError(problem)
 
 
-def _all_or_none(group: Group, target: Path, step: Callable[[], T]) -> list[T]:
+def _all_or_none(
+    group: Group, destination: Destination, name: str, step: Callable[[], T]
+) -> list[T]:
     """Runs `step` on every rank and gathers the results; one failure is everyone's."""
     result: Any = None
     problem: str | None = None
@@ -132,9 +132,8 @@ def _all_or_none(group: Group, target: Path, step: Callable[[], T]) -> list[T]:
     answers = group.gather_json([problem, result])
     for rank, (failed, _) in enumerate(answers):
         if failed is not None:
-            if group.rank == 0:
-                raise checkpoint.not_saved(target, f"rank {rank}: {failed}")
-            raise CheckpointError(f"could not save to {target}: rank {rank}: {failed}")
+            reason = f"rank {rank}: {failed}"
+            raise destination.not_saved(name, reason, tells_last=group.rank == 0)
     return [result for _, result in answers]
 
 
