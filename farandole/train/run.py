@@ -24,7 +24,6 @@ from farandole.layout.objective import LossFunction, LossWeight
 from farandole.sync import AllReduce, InStep, Strategy, in_step
 from farandole.topology import Topology
 from farandole.trace.spans import NO_TRACE
-from farandole.train.checkpoint import checkpoint
 from farandole.train.checkpoint.automatic.policy import Checkpoints
 from farandole.train.checkpoint.automatic.saves import AutomaticSaves, Saving
 from farandole.train.checkpoint.automatic.schedulers import has_scheduler
@@ -386,7 +385,8 @@ class Run:
         """*Together.* Saves everything needed to go on: models, optimizers, strategy, epoch,
         positions of the loaders, random state, and `state` of your own (numbers, tensors, dicts).
 
-        `path` is a folder that holds checkpoints, `runs/<name>/checkpoints` by default; the
+        `path` is a folder that holds checkpoints, `runs/<name>/checkpoints` by default, or the URL
+        of one in an object store; the
         newest `keep` stay, three unless `--checkpoint` says otherwise. Returns the new one. Raises
         `CheckpointError` on every rank when it could not be written whole; earlier checkpoints are
         then untouched.
@@ -400,8 +400,7 @@ class Run:
         self._session.models.settle_guards()
         with self.group.trace.span("save", "checkpoint"):
             self.wait_for_save()
-            where = Path(path) if path else None
-            saved = self._checkpoints.save(where, state, keep, background=background)
+            saved = self._checkpoints.save(path, state, keep, background=background)
         if self._passes.automatic is not None:
             self._passes.automatic.saved()
         return saved
@@ -425,7 +424,7 @@ class Run:
         """
         with self.group.trace.span("load", "checkpoint"):
             self.wait_for_save()
-            return self._checkpoints.load(Path(path) if path else None)
+            return self._checkpoints.load(path)
 
     def checkpoint_state(self, state: Callable[[], Mapping[str, Any]]) -> None:
         """What automatic checkpoints store beside the run's own state.
@@ -486,11 +485,10 @@ class Run:
             raise UserError("call run.save_when_stopped() after run.distribute or run.trainer.")
         if self._passes.preemption is not None:
             raise UserError("run.save_when_stopped() was called before; once is enough.")
-        folder = Path(path) if path else self._checkpoints.folder
         self._passes.preemption = Preemption(
             self.group,
             lambda: self.save(path, keep=keep, **(state or self._state or dict)()),
-            newest=lambda: checkpoint.newest(folder),
+            newest=lambda: self._checkpoints.newest(path),
             say=self.print,
             optimizers=self._session.optimizers,
             grace_seconds=grace_seconds(os.environ),

@@ -14,7 +14,7 @@ from farandole.errors import CheckpointError
 from farandole.testing import run_world
 from farandole.train import Run
 from farandole.train.checkpoint import checkpoint
-from farandole.train.checkpoint.folder_destination import FolderDraft
+from farandole.train.checkpoint.places.folder_destination import FolderDraft
 
 SCRIPT = Path(__file__).parent / "scripts" / "background_fails.py"
 

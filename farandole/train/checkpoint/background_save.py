@@ -15,7 +15,7 @@ from typing import Any
 from farandole.comm import Group
 from farandole.errors import CheckpointError
 from farandole.train.checkpoint.background_writer import BackgroundWriter, Commit
-from farandole.train.checkpoint.destination import Destination, Draft
+from farandole.train.checkpoint.places.destination import Destination, Draft
 from farandole.train.checkpoint.snapshot import PartSnapshot, Snapshots
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from farandole.serialization import unpack
 from farandole.train.checkpoint import checkpoint
-from farandole.train.checkpoint.destination import Draft
 from farandole.train.checkpoint.finite_parts import not_finite_names
 from farandole.train.checkpoint.manifest import Entry, file_of
+from farandole.train.checkpoint.places.destination import Draft
 from farandole.train.checkpoint.snapshot import PartSnapshot
 
 _PIECE_BYTES = 2**20

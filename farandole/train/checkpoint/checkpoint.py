@@ -64,13 +64,14 @@ _DAMAGE = (
 
 
 class RefusedCheckpointError(CheckpointError):
-    """A checkpoint that cannot be used; `last_good` is the newest that can."""
+    """A checkpoint that cannot be used, and the `reason`; `last_good` is the newest that can."""
 
     def __init__(self, folder: Path, reason: str, last_good: Path | None) -> None:
         hint = "There is no other one beside it."
         if last_good is not None:
             hint = f"The last good one is {last_good}."
         super().__init__(f"checkpoint {folder} is refused: {reason}. {hint}")
+        self.reason = reason
         self.last_good = last_good
 
 

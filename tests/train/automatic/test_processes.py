@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farandole.train.checkpoint import checkpoint
-
 if TYPE_CHECKING:
     from conftest import Sandbox
 
@@ -28,11 +26,18 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def kill_job(sandbox: Sandbox, job: Any, folder: Path) -> None:
+def saved(folder: Path) -> list[Path]:
+    """The manifests, in the run's own folder or in the store."""
+    return [
+        *folder.glob("runs/killed/checkpoints/[0-9]*/manifest.json"),
+        *folder.glob("store/*/manifest.json"),
+    ]
+
+
+def kill_job(sandbox: Sandbox, job: Any) -> None:
     """When two checkpoints are there: all at once, as when a host is gone."""
-    checkpoints = sandbox.folder / "runs/killed/checkpoints"
     sandbox.wait_until(
-        lambda: job.poll() is not None or len(checkpoint.names(checkpoints)) >= 2, "two are saved"
+        lambda: job.poll() is not None or len(saved(sandbox.folder)) >= 2, "two are saved"
     )
     assert job.poll() is None, job.communicate()
     for process in sandbox.processes():
@@ -44,22 +49,22 @@ def kill_job(sandbox: Sandbox, job: Any, folder: Path) -> None:
     ("policy", "first", "then"),
     [
         ("every=5steps,keep=2", ["-n", "2"], ["-n", "1"]),
-        ("every=50ms,keep=2", ["-n", "2"], ["-n", "2"]),
+        ("every=0.05s,keep=2", ["-n", "2"], ["-n", "2"]),
+        ("every=5steps,keep=2,to=file://{folder}/store", ["-n", "2"], ["-n", "2"]),
         ("every=5steps,keep=2", ["-n", "2", "--layout", "stages=2,microbatches=2"], ["-n", "2"]),
     ],
-    ids=["steps", "time", "stages"],
+    ids=["steps", "time", "store", "stages"],
 )
 def test_killed_and_started_again(
     sandbox: Sandbox, policy: str, first: list[str], then: list[str]
 ) -> None:
     folder = sandbox.folder
-    policy = policy.replace("50ms", "0.05s")
-    words = ["--name", "killed", "--checkpoint", policy]
+    words = ["--name", "killed", "--checkpoint", policy.format(folder=folder)]
     before, after = folder / "before", folder / "after"
     before.mkdir()
     after.mkdir()
     job = sandbox.start_farandole("run", *first, *words, SCRIPT, before, "0.05")
-    kill_job(sandbox, job, before)
+    kill_job(sandbox, job)
     done = sandbox.farandole("run", *then, *words, SCRIPT, after, "0")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "going on from" in done.stdout
@@ -77,9 +82,10 @@ def test_killed_and_started_again(
     used.update((line["epoch"], sample) for line in late for sample in line["samples"])
     assert used == Counter((epoch, each) for epoch in range(EPOCHS) for each in range(SAMPLES))
 
-    checkpoints = folder / "runs/killed/checkpoints"
-    assert not list(checkpoints.glob(".*.tmp"))  # nothing half-written is left
-    assert len(checkpoint.names(checkpoints)) == 2
+    checkpoints = {path.parent for path in saved(folder)}
+    assert len(checkpoints) == 2
+    (place,) = {path.parent for path in checkpoints}
+    assert {path for path in place.iterdir() if path.is_dir()} == checkpoints  # none half-written
     attempts = json.loads((folder / "runs/killed/attempts.json").read_text())["attempts"]
     assert [attempt["failed"] for attempt in attempts] == [True, False]
 

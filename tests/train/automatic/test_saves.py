@@ -18,8 +18,8 @@ from farandole.errors import CheckpointError, UserError
 from farandole.testing import run_world
 from farandole.train import Run
 from farandole.train.checkpoint import checkpoint
-from farandole.train.checkpoint.folder_destination import FolderDraft
 from farandole.train.checkpoint.manifest import read_manifest
+from farandole.train.checkpoint.places.folder_destination import FolderDraft
 
 SAMPLES = 24
 DATA = [(torch.tensor([float(index)]), index) for index in range(SAMPLES)]

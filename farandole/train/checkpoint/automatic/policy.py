@@ -6,7 +6,6 @@ every=10min,keep=3,best=accuracy                            for `farandole run -
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -19,9 +18,9 @@ from farandole.train.checkpoint.automatic.durations import (
     read_seconds,
     write_seconds,
 )
+from farandole.train.checkpoint.places.urls import is_url
 
 AUTO: Final = "auto"
-_URL: Final = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _MODES: Final = ("max", "min")
 
 
@@ -96,10 +95,6 @@ class Checkpoints:
         metric, _, mode = (self.best or "").partition(":")
         return mode == "min" if mode else lower_is_better(metric)
 
-    @property
-    def is_remote(self) -> bool:
-        return self.to is not None and bool(_URL.match(self.to))
-
     def __str__(self) -> str:
         """The text form, as on the command line: `every=10min,keep=5`."""
         return format_options(self) or f"every={AUTO}"
@@ -125,7 +120,7 @@ def _check_metric(best: str) -> None:
 def _check_place(to: str) -> None:
     if not to.strip() or "," in to:
         raise UserError(f"checkpoints: to={to!r} must be a folder or a URL, without commas.")
-    if _URL.match(to) and urlsplit(to).password is not None:
+    if is_url(to) and urlsplit(to).password is not None:
         # Command lines are visible to all users of a host, and the policy is written to logs.
         raise UserError(
             "checkpoints: the URL in to= contains a password. Leave it out, and give it to the "

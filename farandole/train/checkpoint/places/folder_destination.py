@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from farandole.train.checkpoint import checkpoint
-from farandole.train.checkpoint.destination import Destination, Draft, Keeping, Pieces
 from farandole.train.checkpoint.manifest import Entry
+from farandole.train.checkpoint.places.destination import Destination, Draft, Keeping, Pieces
 from farandole.train.checkpoint.save_folder import SaveFolders
 
 

@@ -79,6 +79,9 @@ class Draft(ABC):
 class Destination(ABC):
     """A place for the checkpoints of a run."""
 
+    is_remote: bool = False
+    """Parts are uploaded, and not written to a folder that all ranks see."""
+
     @abstractmethod
     def path_of(self, name: str) -> Path | str:
         """Of a checkpoint, for users."""
