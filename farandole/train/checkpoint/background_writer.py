@@ -72,7 +72,8 @@ class BackgroundWriter:
                 seen, since = self._progress, time.monotonic()
             # Rank 0 waits for the others, as long, when it has written its own.
             elif time.monotonic() - since > self._timeout_seconds + 2 * _POLL_SECONDS + 1:
-                return f"nothing was written for {self._timeout_seconds:g} s. Is the disk there?"
+                waited = f"{self._timeout_seconds:g} s"
+                return f"nothing was written for {waited}. Is the disk, or the store, there?"
         return self.problem
 
     def _work(self) -> None:

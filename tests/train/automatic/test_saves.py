@@ -136,6 +136,52 @@ def test_mid_epoch_every_sample_is_used_exactly_once(
     assert used == Counter((epoch, index) for epoch in range(3) for index in range(SAMPLES))
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("stages=2,microbatches=2", "stages=2,microbatches=2"), ("tiles=2x1", None)],
+)
+def test_mid_epoch_under_layouts(tmp_path: Path, quiet: None, first: str, then: str | None) -> None:
+    """Two ranks hold one replica, and read the same samples."""
+    images = [(torch.full((1, 4, 4), index / SAMPLES), index) for index in range(SAMPLES)]
+
+    def batches(run: Run, layout: str | None) -> Iterator[tuple[int, list[int]]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+        trainer = run.trainer(
+            model,
+            lambda out, _: out.square().mean(),
+            lambda ps: torch.optim.SGD(ps, 0.01),
+            layout=layout,
+            check=False,
+        )
+        for epoch in run.epochs(2):
+            for x, indices in trainer.loader(images, batch_size=4):
+                trainer.step(x, indices)
+                yield epoch, indices.tolist()
+
+    def dies(run: Run) -> list[tuple[int, list[int]]]:
+        seen = []
+        for each in batches(run, first):
+            seen.append(each)
+            if run.steps == 9:
+                run.wait_for_save()
+                return seen
+        raise AssertionError("it came to its end")
+
+    policy = fd.Checkpoints(every="4steps", keep=1)
+    seen = run_world(2, dies, folder=tmp_path, checkpoints=policy)
+    assert seen[0] == seen[1]
+    assert saved_steps(tmp_path) == [8]
+    later = run_world(2, lambda run: list(batches(run, then)), folder=tmp_path, checkpoints=policy)
+    ranks = later[:1] if then is not None else later
+    used = Counter((epoch, index) for epoch, batch in seen[0][:8] for index in batch)
+    for rank in ranks:
+        used.update((epoch, index) for epoch, batch in rank for index in batch)
+    assert used == Counter((epoch, index) for epoch in range(2) for index in range(SAMPLES))
+
+
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     def body(run: Run) -> int:
         return len(list(train(run, epochs=1)))

@@ -110,7 +110,11 @@ class RemoteDestination(Destination):
             names = self._store.names()
             mine = [name for name in names if name.text in self._folder.own]
             manifests = dict(self._manifests(mine))
-            finite = [name for name in mine if not manifests[name.text].not_finite]
+            finite = [
+                name
+                for name in mine
+                if name.text in manifests and not manifests[name.text].not_finite
+            ]
             stay = {*mine[-self._keeping.newest :], *finite[-1:], *self._best(finite, manifests)}
             for name in mine:
                 if name not in stay:
@@ -121,8 +125,10 @@ class RemoteDestination(Destination):
                     self._store.remove(name.text)
 
     def _manifests(self, names: Sequence[RemoteName]) -> Iterator[tuple[str, Manifest]]:
+        """Of those that have one that can be read."""
         for name in names:
-            yield name.text, self._store.manifest(name.text)
+            with contextlib.suppress(ValueError, LookupError, TypeError):
+                yield name.text, self._store.manifest(name.text)
 
     def _best(
         self, finite: Sequence[RemoteName], manifests: Mapping[str, Manifest]
