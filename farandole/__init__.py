@@ -50,12 +50,14 @@ if TYPE_CHECKING:
     )
     from farandole.topology import Topology
     from farandole.train import Run, current, init
+    from farandole.train.checkpoint.automatic.policy import Checkpoints
     from farandole.train.trainer import Trainer
 
 _HOME = {
     "AdaComm": "farandole.sync",
     "AllReduce": "farandole.sync",
     "CheckpointError": "farandole.errors",
+    "Checkpoints": "farandole.train.checkpoint.automatic.policy",
     "CommError": "farandole.errors",
     "Daso": "farandole.sync",
     "DiLoCo": "farandole.sync",
@@ -91,6 +93,7 @@ __all__ = [
     "AdaComm",
     "AllReduce",
     "CheckpointError",
+    "Checkpoints",
     "CommError",
     "Daso",
     "DiLoCo",

@@ -39,6 +39,9 @@ SEED: Final = _user("SEED", "The random seed. It takes precedence over `fd.init(
 FALLBACK: Final = _user(
     "FALLBACK", "1: if the newest checkpoint is damaged, resume from the newest good one."
 )
+CHECKPOINT: Final = _user(
+    "CHECKPOINT", "When to save automatically, in the form that `--checkpoint` takes."
+)
 TRANSPORT: Final = _user(
     "TRANSPORT", "The transport that carries the bytes: auto, shm, c10d or mpi."
 )

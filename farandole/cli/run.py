@@ -13,6 +13,7 @@ from farandole.cli.engine_options import ChosenEngine, engine_options
 from farandole.cli.host_options import host_options
 from farandole.cli.options import (
     PASS_ON,
+    checkpoint_option,
     grace_option,
     layout_option,
     pretend_hosts_option,
@@ -37,6 +38,7 @@ from farandole.launch.outcome_text import print_outcome
 @sync_option()
 @click.option("--name", help="Name of the run's folder in --runs. [<script>-<time>]")
 @click.option("--runs", type=click.Path(path_type=Path), help="Folder of all runs. [runs]")
+@checkpoint_option()
 @click.option(
     "--fallback",
     is_flag=True,
@@ -136,6 +138,7 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 4 --layout stages=4,microbatches=8 train.py
       farandole run -H node1:4,node2:4 --sync daso train.py
       farandole run -n 4 --pretend-hosts 2 --sync daso train.py
+      farandole run -n 4 --name digits --checkpoint every=10min,keep=3,best=accuracy train.py
       farandole run -n 4 --trace out.json train.py
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
       farandole run -n 4 --horovod train_with_horovod.py

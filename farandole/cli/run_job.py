@@ -33,6 +33,7 @@ class RunOptions:
     sync: str | None
     name: str | None
     runs: Path | None
+    checkpoint: str | None
     fallback: bool
     seed: int | None
     transport: str | None
@@ -262,6 +263,9 @@ def _variables(
         environment.LAYOUT: layout_text(layout) if layout is not None else None,
         environment.NAME: options.name,
         environment.RUNS: str(options.runs) if options.runs else None,
+        environment.CHECKPOINT: (
+            _checked_policy(options.checkpoint) if options.checkpoint is not None else None
+        ),
         environment.FALLBACK: "1" if options.fallback else None,
         environment.SEED: str(options.seed) if options.seed is not None else None,
         environment.SCRIPT: options.script,
@@ -288,8 +292,14 @@ def _topology(options: RunOptions, placement: Placement) -> Topology:
     return pretended_hosts(options.pretend_hosts, placement.topology.size)
 
 
+def _checked_policy(text: str) -> str:
+    from farandole.train.checkpoint.automatic.policy import parse_checkpoints
+
+    return str(parse_checkpoints(text))
+
+
 def _refuse_settings_of_our_own(options: RunOptions) -> None:
-    for name in ("sync", "layout", "servers", "name", "runs", "fallback", "seed"):
+    for name in ("sync", "layout", "servers", "name", "runs", "checkpoint", "fallback", "seed"):
         if getattr(options, name) not in (None, False):
             raise UserError(
                 f"--{name} is for scripts that call fd.init(); with --horovod the script calls "

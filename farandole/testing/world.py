@@ -18,6 +18,7 @@ import torch
 from farandole.comm import Exchange, Group, InProcess
 from farandole.sync import Strategy
 from farandole.topology import Topology
+from farandole.train.checkpoint.automatic.policy import Checkpoints
 from farandole.train.current_run import current_in_thread
 from farandole.train.run import Run
 from farandole.train.settings import Settings
@@ -35,6 +36,7 @@ def run_world(
     timeout: timedelta = timedelta(seconds=120),
     topology: Topology | None = None,
     check_finite: bool = True,
+    checkpoints: Checkpoints | None = None,
 ) -> list[T]:
     """Calls `body(run)` on each of `size` ranks at once; returns what each returned, by rank.
 
@@ -55,6 +57,7 @@ def run_world(
                 settings=Settings(sync=sync, name="world", folder=folder, script="world"),
                 seed=seed,
                 check_finite=check_finite,
+                checkpoints=checkpoints,
             )
             with run, current_in_thread(run):
                 results[rank] = body(run)

@@ -10,6 +10,7 @@ break may have come from an error on this rank alone. It is ended when the ranks
 from __future__ import annotations
 
 from farandole.data import BatchInfo, Loader
+from farandole.train.checkpoint.automatic.saves import AutomaticSaves
 from farandole.train.run_metrics import RunMetrics
 from farandole.train.session import Session
 from farandole.train.stopping.preemption import Preemption
@@ -22,6 +23,7 @@ class Passes:
         self._session = session
         self._metrics = metrics
         self.preemption: Preemption | None = None
+        self.automatic: AutomaticSaves | None = None
         self._leading: Loader | None = None  # the training pass that others lie within
         self._unsettled = False  # the last training pass was left, and the ranks have not met
         self._reads_shared = False  # the batch under way has samples that other ranks read too
@@ -38,11 +40,16 @@ class Passes:
         Not in the middle of an evaluation, nor where one pass over training data lies within
         another, whose step is not over.
         """
-        if self.preemption is None or not loader.is_training:
-            return
-        if self._leading in (None, loader):
-            self.preemption.between_steps(within_pass=within)
+        if loader.is_training and self._leading in (None, loader):
+            self.end_step(within_pass=within)
             self._leading = loader
+
+    def end_step(self, *, within_pass: bool = True) -> None:
+        """*Together.* Saves if that is due, and leaves if the run was told to."""
+        if self.preemption is not None:
+            self.preemption.between_steps(within_pass=within_pass)
+        if self.automatic is not None:
+            self.automatic.between_steps(within_pass=within_pass)
 
     def batch(self, loader: Loader, info: BatchInfo) -> None:
         session = self._session

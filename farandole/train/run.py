@@ -24,7 +24,9 @@ from farandole.layout.objective import LossFunction, LossWeight
 from farandole.sync import AllReduce, InStep, Strategy, in_step
 from farandole.topology import Topology
 from farandole.trace.spans import NO_TRACE
-from farandole.train.checkpoint import checkpoint
+from farandole.train.checkpoint.automatic.policy import Checkpoints
+from farandole.train.checkpoint.automatic.saves import AutomaticSaves, Saving
+from farandole.train.checkpoint.automatic.schedulers import has_scheduler
 from farandole.train.checkpoint.resume import RunCheckpoints
 from farandole.train.claim import Claim, claim
 from farandole.train.counters import TrainingProgress
@@ -65,6 +67,7 @@ class Run:
         check_in_step: bool = True,
         check_finite: bool = True,
         fallback: bool = False,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         place = settings.folder or folder
         self._claim: Claim | None = None  # of a folder that nobody named
@@ -93,9 +96,17 @@ class Run:
         self._metrics = RunMetrics(self._session)
         self._passes = Passes(self._session, self._metrics)
         self._loaders = RunLoaders(self._session, self._passes)
+        policy = settings.checkpoints or checkpoints
         self._checkpoints = RunCheckpoints(
-            self._session, self._loaders, fallback=settings.fallback or fallback
+            self._session,
+            self._loaders,
+            self._metrics,
+            policy,
+            fallback=settings.fallback or fallback,
         )
+        self._state: Callable[[], Mapping[str, Any]] | None = None  # of the script's own
+        if policy is not None:
+            self._save_automatically(policy)
 
     def _chosen_name(self, group: Group, place: Path, settings: Settings, name: str | None) -> str:
         chosen = settings.name or name
@@ -307,15 +318,25 @@ class Run:
         return self._loaders.get(request, options, **torch_options)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """`range(count)`, except that a resumed run starts where it stopped."""
-        progress = self._session.progress
+        """`range(count)`, except that a resumed run starts where it stopped.
+
+        With automatic checkpoints, a run goes on from the newest one, as if the script had called
+        `load` before.
+        """
+        progress, automatic = self._session.progress, self._passes.automatic
+        if automatic is not None and not self._checkpoints.has_loaded and not progress.steps:
+            self._resume()
         if progress.resumed and progress.epoch >= count:
             self.print(f"{self.name}: all {count} epochs are done already")
         progress.total_epochs = count
         while (epoch := self.group.transport.begin_epoch(min(progress.epoch, count))) < count:
             progress.begin_epoch(epoch)
+            if automatic is not None:
+                automatic.begin_epoch()
             yield epoch
             progress.end_epoch()
+            if automatic is not None:
+                automatic.end_of_epoch(last=epoch + 1 >= count)
 
     def observe_loss(self, loss: float | torch.Tensor) -> None:
         """Tells the strategies the loss of this rank's batch: AdaComm and DASO steer by it.
@@ -357,30 +378,34 @@ class Run:
         self,
         path: str | Path | None = None,
         *,
-        keep: int = 3,
+        keep: int | None = None,
         background: bool = False,
         **state: Any,
-    ) -> Path:
+    ) -> Path | str:
         """*Together.* Saves everything needed to go on: models, optimizers, strategy, epoch,
         positions of the loaders, random state, and `state` of your own (numbers, tensors, dicts).
 
-        `path` is a folder that holds checkpoints, `runs/<name>/checkpoints` by default; the
-        newest `keep` stay. Returns the new one. Raises `CheckpointError` on every rank when it
-        could not be written whole; earlier checkpoints are then untouched.
+        `path` is a folder that holds checkpoints, `runs/<name>/checkpoints` by default, or the URL
+        of one in an object store; the
+        newest `keep` stay, three unless `--checkpoint` says otherwise. Returns the new one. Raises
+        `CheckpointError` on every rank when it could not be written whole; earlier checkpoints are
+        then untouched.
 
         In the `background` it returns as soon as the state is copied to the memory of the ranks
         that write, and training goes on while they do; the checkpoint is there a little later. At
         most one is under way: a further save waits for it. What goes wrong is raised by the next
         `save`, `load` or `wait_for_save`, or else at the end of the run.
         """
-        folder = Path(path) if path else self.folder / "checkpoints"
         self._passes.settle()
         self._session.models.settle_guards()
         with self.group.trace.span("save", "checkpoint"):
             self.wait_for_save()
-            return self._checkpoints.save(folder, state, keep, background=background)
+            saved = self._checkpoints.save(path, state, keep, background=background)
+        if self._passes.automatic is not None:
+            self._passes.automatic.saved()
+        return saved
 
-    def wait_for_save(self) -> Path | None:
+    def wait_for_save(self) -> Path | str | None:
         """*Together.* Waits for the save in the background; returns it, or None if there is none.
 
         Raises `CheckpointError` on every rank when it could not be written whole.
@@ -397,24 +422,59 @@ class Run:
         last good one; with `--fallback` that one is taken. Nothing is changed before everything was
         checked, on all ranks.
         """
-        folder = Path(path) if path else self.folder / "checkpoints"
         with self.group.trace.span("load", "checkpoint"):
             self.wait_for_save()
-            return self._checkpoints.load(folder, missing_ok=path is None)
+            return self._checkpoints.load(path)
+
+    def checkpoint_state(self, state: Callable[[], Mapping[str, Any]]) -> None:
+        """What automatic checkpoints store beside the run's own state.
+
+        `state` is called at each of them, and returns what one would pass to `save`: the state of a
+        learning-rate scheduler, say. `load` returns it.
+        """
+        self._state = state
+
+    def _save_automatically(self, policy: Checkpoints) -> None:
+        checkpoints = self._checkpoints
+        self._passes.automatic = AutomaticSaves(
+            self._session,
+            policy,
+            Saving(
+                prepare=checkpoints.take_over,
+                begin=lambda: self.save(background=True, **(self._state or dict)()),
+                finish=self.wait_for_save,
+                write_seconds=lambda: checkpoints.write_seconds,
+            ),
+            has_state=lambda: self._state is not None,
+        )
+        self._metrics.on_log = self._passes.automatic.logged
+
+    def _resume(self) -> None:
+        """*Together.* For a script that does not call `load` itself."""
+        state = self.load()
+        if state or (
+            self.resumed and has_scheduler(saver.optimizer for saver in self._session.models.savers)
+        ):
+            raise UserError(
+                "there is a checkpoint to go on from, and the script has state of its own to "
+                "restore: a learning-rate scheduler, or what it gave to run.checkpoint_state. Call "
+                "run.load() after run.distribute, and restore that from what it returns."
+            )
 
     def save_when_stopped(
         self,
         path: str | Path | None = None,
         *,
-        keep: int = 3,
-        state: Callable[[], Mapping[str, Any]] = dict,
+        keep: int | None = None,
+        state: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         """*Together.* From now on SIGTERM and SIGUSR1 save once more before the script leaves.
 
         Call it after `distribute` or `trainer`, once. Whichever rank gets the signal, all ranks
         save together at the end of the same step, into `path` as `save` does, with what `state`
-        returns then; and leave with 143 (SIGTERM) or 138 (SIGUSR1). It needs batches from
-        `run.loader`; a script that reads its data by other means calls `stop_if_told` in its loop.
+        returns then, or what was given to `checkpoint_state`; and leave with 143 (SIGTERM) or 138
+        (SIGUSR1). It needs batches from `run.loader`; a script that reads its data by other means
+        calls `end_step` in its loop.
         An evaluation is not interrupted.
 
         SIGTERM leaves as much time as `farandole run --grace` says (30 seconds); a save that has
@@ -425,11 +485,10 @@ class Run:
             raise UserError("call run.save_when_stopped() after run.distribute or run.trainer.")
         if self._passes.preemption is not None:
             raise UserError("run.save_when_stopped() was called before; once is enough.")
-        folder = Path(path) if path else self.folder / "checkpoints"
         self._passes.preemption = Preemption(
             self.group,
-            lambda: self.save(folder, keep=keep, **state()),
-            newest=lambda: checkpoint.newest(folder),
+            lambda: self.save(path, keep=keep, **(state or self._state or dict)()),
+            newest=lambda: self._checkpoints.newest(path),
             say=self.print,
             optimizers=self._session.optimizers,
             grace_seconds=grace_seconds(os.environ),
@@ -437,14 +496,20 @@ class Run:
         record_saving()
         self._loaders.outlive_stop_signals()
 
-    def stop_if_told(self) -> None:
-        """*Together.* Saves and leaves if any rank was told to stop; see `save_when_stopped`.
+    def end_step(self) -> None:
+        """*Together.* The end of a step, for loops over data that do not come from `run.loader`.
 
-        For loops over data that do not come from `run.loader`: call it after every step.
+        Saves if an automatic checkpoint is due, and saves and leaves if any rank was told to stop;
+        see `save_when_stopped`.
         """
-        if self._passes.preemption is None:
-            raise UserError("call run.save_when_stopped() first: it says what to save, and where.")
-        self._passes.preemption.between_steps()
+        if self._passes.preemption is None and self._passes.automatic is None:
+            raise UserError(
+                "run.end_step() has nothing to do: call run.save_when_stopped() first, or have "
+                "checkpoints saved with --checkpoint or fd.init(checkpoints=…)."
+            )
+        if not len(self._loaders):  # else they count the steps
+            self._session.progress.steps += 1
+        self._passes.end_step()
 
     # The end
 
@@ -455,6 +520,8 @@ class Run:
         session = self._session
         if self._passes.preemption is not None:
             self._passes.preemption.close()
+        if self._passes.automatic is not None:
+            self._passes.automatic.close()
         if session.bar is not None:
             session.bar.end()
         session.models.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
 import warnings
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -27,6 +29,8 @@ class RunMetrics:
         self._log: MetricsLog | None = None
         started = os.environ.get(STARTED)
         self._startup_seconds = time.monotonic() - float(started) if started else None
+        self.on_log: Callable[[Mapping[str, float | str]], None] = _do_nothing
+        self._for_checkpoint: dict[str, float] = {}  # logged since the last one
         self.notes: list[tuple[dict[str, float], Note]] = []
         """What strategies have decided, with the counters of that moment, and is not written."""
 
@@ -50,6 +54,12 @@ class RunMetrics:
         logged = {name: plain(name, value) for name, value in metrics.items()}
         if isinstance(logged.get("loss"), (int, float)):
             session.models.hear(float(logged["loss"]))
+        self._for_checkpoint |= {
+            name: value
+            for name, value in logged.items()
+            if not isinstance(value, str) and math.isfinite(value)
+        }
+        self.on_log(logged)
         counters = session.counters()
         try:
             log = self._open()
@@ -60,6 +70,11 @@ class RunMetrics:
         shown = "  ".join(f"{name} {short(value)}" for name, value in logged.items())
         waited = counters["waited_seconds"] / max(counters["time"], 1e-9)
         session.print(f"{shown}  ·  {counters['time']:.1f} s, {waited:.0%} waiting")
+
+    def take_for_checkpoint(self) -> dict[str, float]:
+        """What was logged since the last checkpoint. It belongs to this one."""
+        taken, self._for_checkpoint = self._for_checkpoint, {}
+        return taken
 
     def close(self) -> None:
         if self._log is None:
@@ -105,6 +120,9 @@ class RunMetrics:
             return {}
         rate = 1 / link.seconds_per_byte
         return {"link": {"message_seconds": link.seconds_per_message, "bytes_per_second": rate}}
+
+
+def _do_nothing(logged: Mapping[str, float | str]) -> None: ...
 
 
 def versions() -> dict[str, str]:

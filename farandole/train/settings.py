@@ -12,6 +12,7 @@ from pathlib import Path
 from farandole.comm import check_transport
 from farandole.environment import (
     CHECK_FINITE,
+    CHECKPOINT,
     FALLBACK,
     LAYOUT,
     NAME,
@@ -29,6 +30,7 @@ from farandole.layout.layout import Layout, parse_layout
 from farandole.schedule import piece
 from farandole.sync import Strategy, parse
 from farandole.topology import Topology
+from farandole.train.checkpoint.automatic.policy import Checkpoints, parse_checkpoints
 
 WHOLE = "whole"
 """The word for the layout that is none: the whole model on every worker."""
@@ -48,6 +50,7 @@ class Settings:
     transport: str | None = None
     pretend_hosts: str | None = None
     check_finite: bool | None = None
+    checkpoints: Checkpoints | None = None
     trace: Path | None = None
     trace_parts: Path | None = None
 
@@ -69,6 +72,7 @@ class Settings:
             transport=check_transport(environ[TRANSPORT]) if environ.get(TRANSPORT) else None,
             pretend_hosts=environ.get(PRETEND_HOSTS) or None,
             check_finite=_read_switch(CHECK_FINITE, environ),
+            checkpoints=parse_checkpoints(environ[CHECKPOINT]) if environ.get(CHECKPOINT) else None,
             trace=Path(environ[TRACE]) if environ.get(TRACE) else None,
             trace_parts=Path(environ[TRACE_PARTS]) if environ.get(TRACE_PARTS) else None,
         )

@@ -17,6 +17,7 @@ from farandole.comm import Group, check_transport
 from farandole.errors import UserError
 from farandole.system.activity import show_activity
 from farandole.system.orphans import end_with_launcher
+from farandole.train.checkpoint.automatic.policy import Checkpoints, parse_checkpoints
 from farandole.train.current_run import make_current
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
@@ -40,6 +41,7 @@ def init(
     check_in_step: bool = True,
     check_finite: bool = True,
     fallback: bool = False,
+    checkpoints: Checkpoints | str | None = None,
 ) -> Run:
     """Joins the job that this process belongs to, or runs alone as rank 0 of 1.
 
@@ -54,6 +56,9 @@ def init(
     finite stops all ranks with a `DivergedError` before it is applied, unless `check_finite` is
     False; `farandole run --no-check-finite` takes precedence over it. With `fallback`, or
     `farandole run --fallback`, `run.load` skips damaged checkpoints and takes the newest good one.
+    With `checkpoints`, such as `fd.Checkpoints(every="10min")` or its text, or with `farandole run
+    --checkpoint`, which takes precedence, the run saves by itself, and `run.epochs` goes on from
+    the newest checkpoint that it finds.
     """
     check_transport(transport)
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
@@ -80,6 +85,7 @@ def init(
         check_in_step=check_in_step,
         check_finite=check_finite,
         fallback=fallback,
+        checkpoints=parse_checkpoints(checkpoints) if isinstance(checkpoints, str) else checkpoints,
     )
     make_current(run)
     # What is here stays to the end. Without this the interpreter looks through all of torch once

@@ -31,7 +31,7 @@ class DataAndCheckpoints(Protocol):
 
     def save(
         self, path: str | Path | None = None, *, background: bool = False, **state: Any
-    ) -> Path: ...
+    ) -> Path | str: ...
 
     def load(self, path: str | Path | None = None) -> dict[str, Any] | None: ...
 
@@ -113,7 +113,7 @@ class Trainer:
 
     def save(
         self, path: str | Path | None = None, *, background: bool = False, **state: Any
-    ) -> Path:
+    ) -> Path | str:
         """As `run.save`: one whole model, which can be loaded under any other layout."""
         return self._run.save(path, background=background, **state)
 

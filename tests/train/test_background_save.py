@@ -14,7 +14,7 @@ from farandole.errors import CheckpointError
 from farandole.testing import run_world
 from farandole.train import Run
 from farandole.train.checkpoint import checkpoint
-from farandole.train.checkpoint.background_writer import BackgroundWriter
+from farandole.train.checkpoint.places.folder_destination import FolderDraft
 
 SCRIPT = Path(__file__).parent / "scripts" / "background_fails.py"
 
@@ -114,17 +114,17 @@ def test_what_cannot_be_saved_is_said_at_once(tmp_path: Path) -> None:
 def test_a_failure_on_any_rank_is_raised_by_the_next_save_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = BackgroundWriter._write_file
+    write = FolderDraft.write
 
     failures = [1]
 
-    def fail_once(self: BackgroundWriter, path: Path, part: Any) -> dict[str, Any]:
-        if path.name == "rank-1.safetensors" and failures:
+    def fail_once(self: FolderDraft, name: str, *rest: Any) -> dict[str, Any]:
+        if name == "rank-1.safetensors" and failures:
             failures.pop()
             raise OSError(28, "No space left on device")
-        return write(self, path, part)
+        return write(self, name, *rest)
 
-    monkeypatch.setattr(BackgroundWriter, "_write_file", fail_once)
+    monkeypatch.setattr(FolderDraft, "write", fail_once)
 
     def body(run: Run) -> str:
         prepared(run)

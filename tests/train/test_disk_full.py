@@ -16,6 +16,7 @@ from farandole.report.history import read_history
 from farandole.testing import run_world
 from farandole.train import Run
 from farandole.train.checkpoint import checkpoint
+from farandole.train.checkpoint.automatic.policy import Checkpoints
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -80,6 +81,35 @@ def test_no_room_even_for_a_folder(small_disk: Path) -> None:
     run_world(1, body, folder=small_disk)
     folder = small_disk / "world/checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["000000", "000001"]
+
+
+def test_automatic_saves_wait_for_room(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = [torch.ones(1)] * 8
+
+    def body(run: Run) -> None:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        run.distribute(model, optimizer)
+        filler = small_disk
+        for x in run.loader(data, batch_size=1):  # type: ignore[arg-type]
+            model(x).mean().backward()
+            optimizer.step()
+            if run.steps == 2:
+                run.wait_for_save()
+                filler = fill(small_disk)
+            if run.steps == 5:
+                filler.unlink()
+
+    run_world(1, body, folder=small_disk, checkpoints=Checkpoints(every="2steps", keep=9))
+    told = capsys.readouterr().out
+    assert "No space left on device" in told
+    assert "Training goes on" in told
+    folder = small_disk / "world/checkpoints"
+    steps = [checkpoint.read(folder / name)["run"]["steps"] for name in checkpoint.names(folder)]
+    assert steps[-1] == 6
+    assert not list(folder.glob(".*.tmp"))
 
 
 def test_metrics_on_a_full_disk(small_disk: Path) -> None:

@@ -82,6 +82,15 @@ def test_a_second_job_is_refused_until_the_first_is_dead(sandbox: Any, tmp_path:
         for message in told:
             assert f"process {pid} on {socket.gethostname()!r}, since 20" in message
             assert "--name" in message
+
+    def refused_before_its_first_step(run: Run) -> None:
+        distributed(run)
+        batches = iter(run.loader([torch.ones(2)] * 4, batch_size=1))  # type: ignore[arg-type]
+        with pytest.raises(CheckpointError, match=f"process {pid} on"):
+            next(batches)
+
+    policy = fd.Checkpoints(every="1h")
+    run_world(1, refused_before_its_first_step, folder=tmp_path, checkpoints=policy)
     assert begun.exists()
     assert checkpoint.names(folder) == ["000000"]
 

@@ -8,13 +8,14 @@ waits for that thread and tells what went wrong in it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from farandole.comm import Group
 from farandole.errors import CheckpointError
-from farandole.train.checkpoint import checkpoint
 from farandole.train.checkpoint.background_writer import BackgroundWriter, Commit
+from farandole.train.checkpoint.places.destination import Destination, Draft
 from farandole.train.checkpoint.snapshot import PartSnapshot, Snapshots
 
 
@@ -23,7 +24,8 @@ class BackgroundSaves:
 
     def __init__(self) -> None:
         self._snapshots = Snapshots()
-        self._target: Path | None = None  # of the save that is under way
+        self._target: _Target | None = None  # of the save that is under way
+        self._write_seconds = 0.0
         self._writer: BackgroundWriter | None = None
 
     def take(self, parts: Mapping[str, Any]) -> dict[str, PartSnapshot]:
@@ -34,15 +36,16 @@ class BackgroundSaves:
     def begin(
         self,
         group: Group,
-        target: Path,
-        temporary: Path,
+        destination: Destination,
+        name: str,
+        draft: Draft,
         parts: Mapping[str, PartSnapshot],
         commit: Commit,
     ) -> None:
-        """Writes `parts` to `temporary`; rank 0 then calls `commit`, in the same thread."""
-        self._target = target
+        """Writes `parts` to the draft; rank 0 then calls `commit`, in the same thread."""
+        self._target = _Target(destination, name)
         self._writer = BackgroundWriter(
-            temporary,
+            draft,
             parts,
             rank=group.rank,
             size=group.size,
@@ -50,7 +53,14 @@ class BackgroundSaves:
             commit=commit,
         )
 
-    def finish_together(self, group: Group) -> Path | None:
+    @property
+    def write_seconds(self) -> float | None:
+        """How long the last save has taken, 0 before the first; None: it is under way."""
+        if self._writer is not None and self._writer.seconds is None:
+            return None
+        return self._write_seconds if self._writer is None else self._writer.seconds
+
+    def finish_together(self, group: Group) -> Path | str | None:
         """*Together.* Waits for the save that is under way; returns what it made, if there was one.
 
         Raises `CheckpointError` on every rank when any rank could not write.
@@ -59,12 +69,12 @@ class BackgroundSaves:
         if writer is None or target is None:  # then on all ranks
             return None
         problem = writer.wait()
-        self._writer = None
+        self._forget(writer)
         answers = group.gather_json([problem, writer.name])
         for rank, (failed, _) in enumerate(answers):
             if failed is not None:
-                raise _not_saved(target, failed, rank, tells_last=group.rank == 0)
-        return target.with_name(answers[0][1])
+                raise target.not_saved(failed, rank, tells_last=group.rank == 0)
+        return target.destination.path_of(answers[0][1])
 
     def finish_alone(self) -> None:
         """At the end of the run, when nobody can be asked. Rank 0 knows how it went for all.
@@ -75,16 +85,25 @@ class BackgroundSaves:
         if writer is None or target is None:
             return
         problem = writer.wait()
-        self._writer = None
+        self._forget(writer)
         if problem is not None:
-            raise _not_saved(target, problem)
+            raise target.not_saved(problem)
+
+    def _forget(self, writer: BackgroundWriter) -> None:
+        self._write_seconds = writer.seconds or 0.0
+        self._writer = None
 
 
-def _not_saved(
-    target: Path, problem: str, rank: int | None = None, *, tells_last: bool = True
-) -> CheckpointError:
-    who = "" if rank is None or problem.startswith("rank ") else f"rank {rank}: "
-    reason = f"{who}{problem} (It was saved in the background.)"
-    if tells_last:  # which takes reading it
-        return checkpoint.not_saved(target, reason)
-    return CheckpointError(f"could not save to {target}: {reason}")
+@dataclass(frozen=True)
+class _Target:
+    """Of one save."""
+
+    destination: Destination
+    name: str
+
+    def not_saved(
+        self, problem: str, rank: int | None = None, *, tells_last: bool = True
+    ) -> CheckpointError:
+        who = "" if rank is None or problem.startswith("rank ") else f"rank {rank}: "
+        reason = f"{who}{problem} (It was saved in the background.)"
+        return self.destination.not_saved(self.name, reason, tells_last=tells_last)

@@ -17,6 +17,7 @@ names the newest checkpoint that does.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -25,6 +26,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -62,13 +64,14 @@ _DAMAGE = (
 
 
 class RefusedCheckpointError(CheckpointError):
-    """A checkpoint that cannot be used; `last_good` is the newest that can."""
+    """A checkpoint that cannot be used, and the `reason`; `last_good` is the newest that can."""
 
     def __init__(self, folder: Path, reason: str, last_good: Path | None) -> None:
         hint = "There is no other one beside it."
         if last_good is not None:
             hint = f"The last good one is {last_good}."
         super().__init__(f"checkpoint {folder} is refused: {reason}. {hint}")
+        self.reason = reason
         self.last_good = last_good
 
 
@@ -95,7 +98,12 @@ def write_parts(temporary: Path, parts: Mapping[str, Any]) -> Entry:
     return {"files": files, "trees": trees, "not_finite": not_finite_names(parts)}
 
 
-def commit(temporary: Path, folder: Path, entries: Sequence[Entry]) -> Path:
+def commit(
+    temporary: Path,
+    folder: Path,
+    entries: Sequence[Entry],
+    metrics: Mapping[str, float] = MappingProxyType({}),
+) -> Path:
     """Writes the manifest over all entries, and names the folder `folder` or by a later number.
 
     Returns what it is called now.
@@ -103,7 +111,7 @@ def commit(temporary: Path, folder: Path, entries: Sequence[Entry]) -> Path:
     # Invariant: a folder with a number holds a whole checkpoint, also after the machine has lost
     # power at any point. That takes this order: the files (synced when they were written), the
     # manifest, the folder's entries, the rename, and the entry that the rename has changed.
-    _sync(write_manifest(temporary, entries))
+    _sync(write_manifest(temporary, entries, metrics))
     _sync_folder(temporary)
     named = _rename(temporary, folder)
     _sync_folder(named.parent)
@@ -138,15 +146,6 @@ def remove_half_written(folder: Path) -> None:
     for path in folder.iterdir():
         if _HALF_WRITTEN.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def not_saved(folder: Path, reason: str) -> CheckpointError:
-    """The error for a save that has failed; names the last good checkpoint."""
-    last = newest_good(folder.parent)
-    return CheckpointError(
-        f"could not save to {folder}: {reason}"
-        + (f" The last good checkpoint is {last}." if last else "")
-    )
 
 
 def out_of_room(error: Exception) -> str:
@@ -230,8 +229,20 @@ def is_checkpoint(folder: Path) -> bool:
     return os.path.lexists(folder / MANIFEST) or (_is_numbered(folder) and newest(folder) is None)
 
 
-def prune(folder: Path, keep: int, own: Collection[str]) -> None:
-    """Removes all but the newest `keep` of one's `own` checkpoints; others' stay.
+def best(folder: Path, own: Collection[str], metric: str, *, lower: bool) -> str | None:
+    """Of one's `own` checkpoints that are finite, the one with the best value; the first such."""
+    values: dict[str, float] = {}
+    for path in _all(folder):
+        if path.name in own:
+            with contextlib.suppress(*_DAMAGE):
+                manifest = read_manifest(path)
+                if metric in manifest.metrics and not manifest.not_finite:
+                    values[path.name] = manifest.metrics[metric]
+    return (min if lower else max)(values, key=values.__getitem__, default=None)
+
+
+def prune(folder: Path, keep: int, own: Collection[str], best: str | None = None) -> None:
+    """Removes all but the newest `keep` of one's `own` checkpoints and the `best`; others' stay.
 
     The newest one that is finite stays too, however old it is.
     """
@@ -243,7 +254,18 @@ def prune(folder: Path, keep: int, own: Collection[str]) -> None:
         last = next((path for path in reversed(old) if is_finite(path)), None)
         old = [path for path in old if path != last]
     for path in old:
-        shutil.rmtree(path, ignore_errors=True)
+        if path.name != best:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """The name goes first, so that a kill in the middle leaves no part of it under a number."""
+    gone = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        path.rename(gone)
+    except OSError:  # then as it is
+        gone = path
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _all(folder: Path) -> list[Path]:

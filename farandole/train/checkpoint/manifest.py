@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -46,26 +46,36 @@ class Manifest:
     files: Mapping[str, StoredFile]  # by the name of the part
     trees: Mapping[str, Any]
     not_finite: Sequence[str] = ()  # tensors with NaN or infinity in a model or an optimizer
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the script has logged since the checkpoint before it, on rank 0."""
 
 
 def file_of(part: str) -> str:
     return f"{part}.safetensors"
 
 
-def write_manifest(folder: Path, entries: Sequence[Entry]) -> Path:
-    """Only its owner can read it, as safetensors has it for tensors."""
+def manifest_text(entries: Sequence[Entry], metrics: Mapping[str, float]) -> bytes:
+    """The whole manifest of what several ranks have written. Metrics are finite numbers."""
     files = {name: item for entry in entries for name, item in entry["files"].items()}
     trees = {name: item for entry in entries for name, item in entry["trees"].items()}
     not_finite = [name for entry in entries for name in entry["not_finite"]]
     content = {"format": FORMAT, "files": files, "trees": trees}
     if not_finite:
         content["not_finite"] = not_finite
+    if metrics:
+        content["metrics"] = dict(metrics)
     text = _sealed(json.dumps(content))
     if len(text) > LARGEST_BYTES:
         raise CheckpointError(
             f"what is no tensor takes {len(text) >> 20} MiB, and {LARGEST_BYTES >> 20} MiB is the "
             "limit. Save long lists of numbers as tensors."
         )
+    return text
+
+
+def write_manifest(folder: Path, entries: Sequence[Entry], metrics: Mapping[str, float]) -> Path:
+    """Only its owner can read it, as safetensors has it for tensors."""
+    text = manifest_text(entries, metrics)
     path = folder / NAME
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
@@ -79,6 +89,11 @@ def read_manifest(folder: Path) -> Manifest:
         if size > LARGEST_BYTES:
             raise ValueError(f"{NAME} has {size} bytes, more than a manifest can have")
         text = file.read(LARGEST_BYTES + 1)
+    return parse_manifest(text)
+
+
+def parse_manifest(text: bytes) -> Manifest:
+    """Raises `ValueError` with what is wrong."""
     try:
         content = json.loads(_unsealed(text), parse_constant=_no_number)
     except RecursionError:
@@ -133,6 +148,9 @@ def _checked(content: Any) -> Manifest:
         raise ValueError(f"{NAME} has no files or no trees")
     if not isinstance(not_finite, list) or not all(isinstance(name, str) for name in not_finite):
         raise ValueError(f"{NAME}: not_finite is no list of names")
+    metrics = content.get("metrics", {})
+    if not isinstance(metrics, dict) or not all(map(_is_number, metrics.values())):
+        raise ValueError(f"{NAME}: metrics are no numbers")
     for name in trees:
         if not _PART.fullmatch(name) or len(name) > _LONGEST_NAME:
             raise ValueError(f"{name[:_LONGEST_NAME]!r} is no name of a part")
@@ -142,7 +160,11 @@ def _checked(content: Any) -> Manifest:
         if name not in parts:
             raise ValueError(f"{name[:_LONGEST_NAME]!r} is the file of no part")
         stored[parts[name]] = _stored(name, item)
-    return Manifest(stored, trees, not_finite)
+    return Manifest(stored, trees, not_finite, metrics)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
 
 
 def _stored(name: str, item: Any) -> StoredFile:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import Any, Final
 
-from farandole.errors import CheckpointError, UserError
-from farandole.train.checkpoint import checkpoint
+from farandole.errors import CheckpointError
+from farandole.train.checkpoint.automatic.policy import Checkpoints
 from farandole.train.checkpoint.background_save import BackgroundSaves
 from farandole.train.checkpoint.contents import check_random_state
 from farandole.train.checkpoint.fitting_model import require_fitting_model
+from farandole.train.checkpoint.places.run_places import Places
 from farandole.train.checkpoint.same_optimizer import OtherOptimizer
-from farandole.train.checkpoint.save_folder import SaveFolders
 from farandole.train.checkpoint.saver import State, count_models, merged_parts
-from farandole.train.checkpoint.saving import load_together, lock_together, save_together
+from farandole.train.checkpoint.saving import load_together, save_together, take_together
 from farandole.train.loaders import RunLoaders
 from farandole.train.randomness import random_state, restore_random_state
+from farandole.train.run_metrics import RunMetrics
 from farandole.train.session import Session
 from farandole.train.settings import WHOLE
 
@@ -36,20 +36,44 @@ UNFITTING: Final = (
 class RunCheckpoints:
     """Gathers a run's state for a checkpoint, and restores it."""
 
-    def __init__(self, session: Session, loaders: RunLoaders, *, fallback: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        loaders: RunLoaders,
+        metrics: RunMetrics,
+        policy: Checkpoints | None,
+        *,
+        fallback: bool,
+    ) -> None:
         self._session = session
         self._loaders = loaders
+        self._metrics = metrics
+        self._policy = policy or Checkpoints()
         self._fallback = fallback  # from a damaged checkpoint to a good one
-        self._folders = SaveFolders()
+        self._places = Places(session.folder, self._policy)
         self._background = BackgroundSaves()
+        self.has_loaded = False  # or looked for something to load
+
+    @property
+    def write_seconds(self) -> float | None:
+        """How long the last save in the background took; None: it is under way."""
+        return self._background.write_seconds
+
+    def newest(self, path: str | Path | None) -> Path | str | None:
+        """As far as it is known without asking others: the process may be about to end."""
+        return self._places.newest(path)
 
     def save(
-        self, folder: Path, user_state: dict[str, Any], keep: int, *, background: bool = False
-    ) -> Path:
+        self,
+        path: str | Path | None,
+        user_state: dict[str, Any],
+        keep: int | None,
+        *,
+        background: bool = False,
+    ) -> Path | str:
         """Saves together with all ranks; see `Run.save`."""
         session = self._session
-        if keep < 1:
-            raise UserError(f"keep={keep}: at least the new checkpoint must stay.")
+        destination = self._places.destination(path, keep)
         if not session.models.synchronizers:
             session.print("note: this checkpoint holds no model: none was given to run.distribute")
         shared: dict[str, Any] = {
@@ -83,27 +107,42 @@ class RunCheckpoints:
                     parts[f"optimizer-{index}{saver.suffix}"] = optimizer
             own["sync"].append(session.models.synchronizers[index].state_dict())
         try:
-            return save_together(
+            # What is uploaded is always copied first: the copy is laid out as the file is.
+            in_thread = background or destination.is_remote
+            saved = save_together(
                 session.group,
-                self._folders,
-                folder,
+                destination,
                 shared,
                 own,
                 parts,
-                keep=keep,
-                background=self._background if background else None,
+                metrics=self._metrics.take_for_checkpoint(),
+                background=self._background if in_thread else None,
             )
+            return saved if background or not in_thread else self.wait_for_save() or saved
         finally:
             self._tell_notes()
 
-    def load(self, folder: Path, *, missing_ok: bool) -> dict[str, Any] | None:
+    def load(self, path: str | Path | None) -> dict[str, Any] | None:
         """Loads together with all ranks; see `Run.load`."""
         session = self._session
-        if missing_ok:
-            self._take_over(folder)
-        if missing_ok and not session.group.broadcast_json(checkpoint.newest(folder) is not None):
+        self.has_loaded = True
+        if path is None:
+            self.take_over()
+        source = self._places.source(path)
+        found = load_together(session.group, source, fallback=self._fallback)
+        if found is None and path is None:
             return None
-        source, parts, notes = load_together(session.group, folder, fallback=self._fallback)
+        if found is None:
+            raise CheckpointError(f"there is no checkpoint in {source}.")
+        name, parts, notes = found
+        self._restore(source.label(name), parts, notes)
+        if session.rank == 0:
+            self._places.went_on_from(path, name)
+        user_state: dict[str, Any] = parts["state"]
+        return user_state
+
+    def _restore(self, source: Path | str, parts: dict[str, Any], notes: list[str]) -> None:
+        session = self._session
         for note in notes:
             self._say(note)
         saved, own = parts["run"], parts.get(f"rank-{session.rank}")
@@ -120,8 +159,6 @@ class RunCheckpoints:
         session.group.meter.go_on_from(saved["waited_seconds"], saved["bytes_sent"])
         progress.epoch = saved["next_epoch"]
         progress.resumed = True
-        if session.rank == 0:
-            self._folders.went_on_from(source)
         session.print(f"going on from {source}, at epoch {progress.epoch}")
         progress.loader_states = saved["loaders"]
         # Loaders count samples of all ranks together, so their positions mean the same on another
@@ -132,8 +169,6 @@ class RunCheckpoints:
             self._say(afresh)
         elif own is not None:
             self._load_own(own, source)
-        user_state: dict[str, Any] = parts["state"]
-        return user_state
 
     def _why_afresh(self, saved: dict[str, Any], own: Any) -> str | None:
         """*Together.* Why the random state and the strategy's state are not restored, if so."""
@@ -161,19 +196,19 @@ class RunCheckpoints:
             )
         return None
 
-    def _take_over(self, folder: Path) -> None:
-        """Locks this run's own folder before it looks for a checkpoint there.
+    def take_over(self) -> None:
+        """*Together.* Locks this run's own folder before it looks for a checkpoint there.
 
         A job that was started again beside the one that it shall replace is refused now, and not
         when it has trained as far as its first save. A folder that cannot be written to can still
         be loaded from.
         """
-        session = self._session
-        if session.group.broadcast_json(not folder.exists() or os.access(folder, os.W_OK)):
-            lock_together(session.group, self._folders, folder, required=False)
+        group = self._session.group
+        if group.broadcast_json(self._places.may_be_written):
+            take_together(group, self._places.destination(None), required=False)
             self._tell_notes()
 
-    def _check_fits(self, parts: dict[str, Any], own: Any, source: Path) -> None:
+    def _check_fits(self, parts: dict[str, Any], own: Any, source: Path | str) -> None:
         """*Together.* Raises `CheckpointError` on all ranks if the checkpoint does not fit on one.
 
         Changes nothing. Of a model in stages, one rank's part may fit and another's not.
@@ -209,7 +244,7 @@ class RunCheckpoints:
                     f"checkpoint {source} does not fit this script's model or optimizer: {failed}"
                 ) from problem
 
-    def _load_models(self, parts: dict[str, Any], source: Path) -> None:
+    def _load_models(self, parts: dict[str, Any], source: Path | str) -> None:
         """*Together.* Raises `CheckpointError` on all ranks if one of them cannot load.
 
         The checks cannot foresee what an optimizer that is not torch's own refuses.
@@ -229,7 +264,7 @@ class RunCheckpoints:
                     "may hold parts of it: start again, from another checkpoint."
                 ) from problem
 
-    def _load_own(self, own: dict[str, Any], source: Path) -> None:
+    def _load_own(self, own: dict[str, Any], source: Path | str) -> None:
         session = self._session
         for synchronizer, state in zip(session.models.synchronizers, own["sync"], strict=True):
             try:
@@ -242,7 +277,7 @@ class RunCheckpoints:
                 ) from error
         restore_random_state(own["random"], session.device)
 
-    def wait_for_save(self) -> Path | None:
+    def wait_for_save(self) -> Path | str | None:
         """*Together.* Waits for the save in the background; see `Run.wait_for_save`."""
         return self._background.finish_together(self._session.group)
 
@@ -251,10 +286,10 @@ class RunCheckpoints:
         try:
             self._background.finish_alone()
         finally:
-            self._folders.release()
+            self._places.release()
 
     def _tell_notes(self) -> None:
-        notes = self._folders.notes
+        notes = self._places.notes
         while notes:
             warnings.warn(notes.pop(0), stacklevel=4)
 
@@ -274,9 +309,9 @@ def _word(layout: str) -> str:
     return WHOLE if layout == "None" else layout
 
 
-def _weights_alone(source: Path, index: int) -> str:
+def _weights_alone(source: Path | str, index: int) -> str:
     return (
         f"To keep the weights and begin with a new optimizer, leave out run.load, and before "
         f"run.distribute call model.load_state_dict(safetensors.torch.load_file(path)) with "
-        f"{source / f'model-{index}.safetensors'}."
+        f"{source}/model-{index}.safetensors."
     )

@@ -37,6 +37,7 @@ class Saver(ABC):
 
     suffix: str = ""
     """Of the parts that this rank writes."""
+    optimizer: Optimizer | None
 
     @abstractmethod
     def state(self) -> State | None:
@@ -58,34 +59,34 @@ class WholeSaver(Saver):
         self, synchronizer: Synchronizer, optimizer: Optimizer | None, *, writes: bool
     ) -> None:
         self._synchronizer = synchronizer
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._writes = writes
 
     def state(self) -> State | None:
         model = self._synchronizer.whole_model()  # a collective: also on ranks that do not write
         if not self._writes:
             return None
-        if self._optimizer is None:
+        if self.optimizer is None:
             return model, None
-        return model, state_by_name(self._optimizer, names_of(self._synchronizer.model))
+        return model, state_by_name(self.optimizer, names_of(self._synchronizer.model))
 
     def check(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
-        if self._optimizer is not None and optimizer is not None:
-            require_same_kind(self._optimizer, optimizer)
-            require_fitting_state(self._optimizer, self._numbered(optimizer))
+        if self.optimizer is not None and optimizer is not None:
+            require_same_kind(self.optimizer, optimizer)
+            require_fitting_state(self.optimizer, self._numbered(optimizer))
         require_fitting_model(self._synchronizer.model, model)
 
     def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
         self._synchronizer.model.load_state_dict(model)
-        if self._optimizer is not None and optimizer is not None:
-            self._optimizer.load_state_dict(self._numbered(optimizer))
+        if self.optimizer is not None and optimizer is not None:
+            self.optimizer.load_state_dict(self._numbered(optimizer))
 
     def _numbered(self, optimizer: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._optimizer is not None
+        assert self.optimizer is not None
         if "named" not in optimizer:  # as checkpoints had it before there were layouts
             return dict(optimizer)
         names = names_of(self._synchronizer.model)
-        return numbered_state(self._optimizer, optimizer, names, whole=True)
+        return numbered_state(self.optimizer, optimizer, names, whole=True)
 
 
 class PartSaver(Saver):
@@ -94,6 +95,8 @@ class PartSaver(Saver):
     `names`: for the tensors that this rank holds, by their name here, the name in the whole model.
     `aliases`: further names of tied weights there. `owned`: what this rank writes.
     """
+
+    optimizer: Optimizer
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class PartSaver(Saver):
     ) -> None:
         self.suffix = f".{pipelined.pipe.rank}"
         self._synchronizer = synchronizer
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._pipelined = pipelined
         self._names = names
         self._aliases = aliases
@@ -125,12 +128,12 @@ class PartSaver(Saver):
             return None
         first = {name: self._aliases.get(name, name) for name in model}
         model = {name: value for name, value in model.items() if first[name] in self._owned}
-        optimizer = state_by_name(self._optimizer, self._parameter_names())
+        optimizer = state_by_name(self.optimizer, self._parameter_names())
         return model, _only(optimizer, self._owned)
 
     def check(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
         if optimizer is not None:
-            require_same_kind(self._optimizer, optimizer)
+            require_same_kind(self.optimizer, optimizer)
         require_fitting_model(self._synchronizer.model, self._own_part(model))
         if optimizer is None:
             return
@@ -139,14 +142,14 @@ class PartSaver(Saver):
                 "it is from before there were layouts. Load it once without a layout, and save it "
                 "again."
             )
-        require_fitting_state(self._optimizer, self._numbered(optimizer))
+        require_fitting_state(self.optimizer, self._numbered(optimizer))
 
     def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> None:
         self._pipelined.runner.drain()
         self._synchronizer.model.load_state_dict(self._own_part(model))
         self._pipelined.runner.reloaded()
         if optimizer is not None:
-            self._optimizer.load_state_dict(self._numbered(optimizer))
+            self.optimizer.load_state_dict(self._numbered(optimizer))
 
     def _own_part(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """Of the whole model, what this rank holds, by its names here."""
@@ -158,7 +161,7 @@ class PartSaver(Saver):
         return {**here, **{name: model[whole] for name, whole in wanted.items()}}
 
     def _numbered(self, optimizer: Mapping[str, Any]) -> dict[str, Any]:
-        return numbered_state(self._optimizer, optimizer, self._parameter_names(), whole=False)
+        return numbered_state(self.optimizer, optimizer, self._parameter_names(), whole=False)
 
     def _parameter_names(self) -> dict[int, str]:
         bridge: nn.Module = self._synchronizer.model

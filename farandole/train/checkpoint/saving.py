@@ -19,7 +19,9 @@ from farandole.train.checkpoint import checkpoint
 from farandole.train.checkpoint.background_save import BackgroundSaves
 from farandole.train.checkpoint.contents import check_contents
 from farandole.train.checkpoint.manifest import Entry
-from farandole.train.checkpoint.save_folder import SaveFolders
+from farandole.train.checkpoint.places.destination import Destination, Draft
+from farandole.train.checkpoint.places.folder_destination import FolderDraft
+from farandole.train.checkpoint.places.source import Source
 from farandole.train.checkpoint.snapshot import PartSnapshot
 
 T = TypeVar("T")
@@ -32,94 +34,93 @@ _FALLBACK_HINT: Final = (
 
 def save_together(
     group: Group,
-    folders: SaveFolders,
-    folder: Path,
+    destination: Destination,
     shared: Mapping[str, Any],
     own: Mapping[str, Any],
     parts: Mapping[str, Any],
     *,
-    keep: int,
+    metrics: Mapping[str, float],
     background: BackgroundSaves | None = None,
-) -> Path:
-    """Saves into a new checkpoint in `folder`; returns its path, the same on every rank.
+) -> Path | str:
+    """Saves into a new checkpoint; returns its path, the same on every rank.
 
     `shared` is the same on all ranks and written by rank 0; `own` and `parts`, by each rank. Names
-    in `parts` must differ between ranks. Of the checkpoints that are this run's, by `folders`, the
-    newest `keep` stay.
+    in `parts` must differ between ranks. The `metrics` are rank 0's.
 
     With `background` it returns when the state is copied: what is written later goes wrong later.
+    Without it the destination must be a folder.
 
     Raises `CheckpointError` on every rank when any rank could not write, or when another job saves
-    into the same folder.
+    into the same place.
     """
-    lock_together(group, folders, folder)
-    target: Path = folder / group.broadcast_json(
-        checkpoint.next_name(folder) if group.rank == 0 else ""
-    )
+    take_together(group, destination)
+    name: str = group.broadcast_json(destination.next_name() if group.rank == 0 else "")
     mine = {f"rank-{group.rank}": own, **parts, **(shared if group.rank == 0 else {})}
-    begun: list[Path] = []
+    begun: list[Draft] = []
     copied: dict[str, PartSnapshot] = {}
 
     def begin() -> str:
         if group.rank != 0:
             return ""
-        begun.append(checkpoint.begin(target))
-        return begun[0].name
-
-    def write() -> Entry:
-        return checkpoint.write_parts(folder / name, mine)
+        called = destination.begin(name)
+        begun.append(destination.draft(called))
+        return called
 
     def copy() -> None:
         assert background is not None
         copied.update(background.take(mine))
 
     def commit(entries: Sequence[Entry]) -> str:
-        named = checkpoint.commit(folder / name, target, entries)
+        named = destination.commit(called, name, entries, metrics)
         begun.clear()
-        folders.made(named)
-        checkpoint.prune(folder, keep, folders.own_names(folder))
-        return named.name
+        return named
+
+    def run(step: Callable[[], T]) -> list[T]:
+        return _all_or_none(group, destination, name, step)
 
     # Each step is all or none: its answers are gathered before the next begins. So no rank writes
-    # into a folder that rank 0 could not make, and rank 0 never commits while a part is missing.
+    # into a draft that rank 0 could not make, and rank 0 never commits while a part is missing.
     try:
-        name = _all_or_none(group, target, begin)[0]
+        called = run(begin)[0]
+        draft = destination.draft(called)
         if background is not None:
-            _all_or_none(group, target, copy)
+            run(copy)
             begun.clear()  # it belongs to the background from here on
-            background.begin(group, target, folder / name, copied, commit)
-            return target
-        entries = _all_or_none(group, target, write)
-        named = _all_or_none(group, target, lambda: commit(entries) if group.rank == 0 else "")
-        return folder / named[0]
+            background.begin(group, destination, name, draft, copied, commit)
+            return destination.path_of(name)
+        assert isinstance(draft, FolderDraft)
+        folder = draft.path
+        entries = run(lambda: checkpoint.write_parts(folder, mine))
+        named = run(lambda: commit(entries) if group.rank == 0 else "")
+        return destination.path_of(named[0])
     finally:
         for left in begun:  # whatever the error was
-            checkpoint.discard(left)
+            left.discard()
 
 
-def lock_together(
-    group: Group, folders: SaveFolders, folder: Path, *, required: bool = True
-) -> None:
-    """Rank 0 locks `folder` for this run.
+def take_together(group: Group, destination: Destination, *, required: bool = True) -> None:
+    """Rank 0 makes sure that this run, and no other, saves there.
 
-    Raises `CheckpointError` on every rank when another job has it, and, if it is `required`, when
-    the folder cannot be made or locked.
+    Raises `CheckpointError` on every rank when another job does, and, if it is `required`, when
+    that cannot be found out.
     """
     problem: str | None = None
     if group.rank == 0:
         try:
-            folders.lock(folder)
+            destination.take()
         except CheckpointError as error:
             problem = str(error)
-        except OSError as error:
+        except Exception as error:  # of a disk, or of whatever reaches the object store
             reason = checkpoint.out_of_room(error)
-            problem = f"could not save to {folder}: {reason}" if required else None
+            problem = f"could not save to {destination.path_of('')}: {reason}" if required else None
     problem = group.broadcast_json(problem)
     if problem is not None:
         raise CheckpointError(problem)
 
 
-def _all_or_none(group: Group, target: Path, step: Callable[[], T]) -> list[T]:
+def _all_or_none(
+    group: Group, destination: Destination, name: str, step: Callable[[], T]
+) -> list[T]:
     """Runs `step` on every rank and gathers the results; one failure is everyone's."""
     result: Any = None
     problem: str | None = None
@@ -132,69 +133,103 @@ def _all_or_none(group: Group, target: Path, step: Callable[[], T]) -> list[T]:
     answers = group.gather_json([problem, result])
     for rank, (failed, _) in enumerate(answers):
         if failed is not None:
-            if group.rank == 0:
-                raise checkpoint.not_saved(target, f"rank {rank}: {failed}")
-            raise CheckpointError(f"could not save to {target}: rank {rank}: {failed}")
+            reason = f"rank {rank}: {failed}"
+            raise destination.not_saved(name, reason, tells_last=group.rank == 0)
     return [result for _, result in answers]
 
 
 def load_together(
-    group: Group, path: Path, *, fallback: bool = False
-) -> tuple[Path, dict[str, Any], list[str]]:
-    """Reads the shared parts and this rank's own from a checkpoint, or the newest in a folder.
+    group: Group, source: Source, *, fallback: bool = False
+) -> tuple[str, dict[str, Any], list[str]] | None:
+    """Reads the shared parts and this rank's own from a checkpoint, or the newest in a place.
 
-    Returns which checkpoint that was, the parts, and what to tell the user. With `fallback`, a
-    checkpoint in a folder that is refused is passed over, and stays where it is.
+    Returns which checkpoint that was, the parts, and what to tell the user; None: there is none.
+    With `fallback`, a checkpoint in a place of many that is refused is passed over, and stays where
+    it is.
 
     Raises `CheckpointError` on every rank when any rank could not read.
     """
-    asked_for = checkpoint.is_checkpoint(path)
-    found = [path] if asked_for else [path / name for name in reversed(checkpoint.names(path))]
     # Rank 0's list for all: another rank may see a newer checkpoint, or not yet see this one.
-    asked_for, found = group.broadcast_json([asked_for, [str(source) for source in found]])
-    if not found:
-        raise CheckpointError(f"there is no checkpoint in {path}.")
+    asked_for, found = _listed(group, source)
     refused: list[str] = []
-    for source in found:
-        parts, notes, problem = _read_together(group, Path(source), asked_for=asked_for)
+    for at, candidate in enumerate(found):
+        older = None if asked_for else next(iter(found[at + 1 :]), None)
+        with source.folder(group, candidate) as folder:
+            reader = _Reader(source, candidate, folder, older, asked_for=asked_for)
+            parts, problem = reader.read_together(group)
         if problem is None:
-            return Path(source), parts, [*refused, *notes]
+            return candidate, parts, [*refused, *reader.notes]
         refused.append(problem.message)
         if not fallback or asked_for:
             hint = "" if asked_for or problem.last_good is None else _FALLBACK_HINT
             raise CheckpointError(problem.message + hint)
-    raise CheckpointError(f"{refused[0]} No checkpoint in {path} can be used.")
+    if refused:
+        raise CheckpointError(f"{refused[0]} No checkpoint in {source} can be used.")
+    return None
 
 
-def _read_together(
-    group: Group, source: Path, *, asked_for: bool
-) -> tuple[dict[str, Any], list[str], _Problem | None]:
-    own = f"rank-{group.rank}"
-    parts: dict[str, Any] = {}
-    notes: list[str] = []
+def _listed(group: Group, source: Source) -> tuple[bool, list[str]]:
+    asked_for, problem = False, None
+    found: list[str] = []
+    if group.rank == 0:
+        try:
+            asked_for, found = source.candidates()
+        except Exception as error:  # of a disk, a network, a store's own package
+            problem = f"{source} cannot be read: {type(error).__name__}: {error}"
+    asked_for, found, problem = group.broadcast_json([asked_for, found, problem])
+    if problem is not None:
+        raise CheckpointError(problem)
+    return asked_for, found
 
-    def check(parts: Mapping[str, Any]) -> None:
+
+class _Reader:
+    """Reads one checkpoint, whose files are in `folder`."""
+
+    def __init__(
+        self, source: Source, candidate: str, folder: Path, older: str | None, *, asked_for: bool
+    ) -> None:
+        self._label = source.label(candidate)
+        self._older = None if older is None else source.label(older)
+        self._folder = folder
+        self._asked_for = asked_for
+        self.notes: list[str] = []
+
+    def read_together(self, group: Group) -> tuple[dict[str, Any], _Problem | None]:
+        own = f"rank-{group.rank}"
+        parts: dict[str, Any] = {}
+        answer: list[str] | None = None
+        try:
+            parts = checkpoint.read(
+                self._folder, lambda name: not name.startswith("rank-") or name == own, self._check
+            )
+        except checkpoint.RefusedCheckpointError as error:
+            # Gathered, not raised: files are read by every rank, and on a shared disk one of them
+            # may see a file that another does not see yet.
+            answer = self._refusal(error)
+        for rank, failed in enumerate(group.gather_json(answer)):
+            if failed is not None:
+                message = failed[0] if group.size == 1 else f"rank {rank}: {failed[0]}"
+                return {}, _Problem(message, failed[1] or None)
+        return parts, None
+
+    def _check(self, parts: Mapping[str, Any]) -> None:
         check_contents(parts)
-        strange = ", ".join(checkpoint.not_finite(source))
-        if strange and not asked_for:
+        strange = ", ".join(checkpoint.not_finite(self._folder))
+        if strange and not self._asked_for:
             raise ValueError(f"training had diverged, {strange} is not finite")
         if strange:
-            notes.append(f"{source} was saved when training had diverged: {strange} is not finite.")
+            self.notes.append(
+                f"{self._label} was saved when training had diverged: {strange} is not finite."
+            )
 
-    answer: list[str] | None = None
-    try:
-        parts = checkpoint.read(
-            source, lambda name: not name.startswith("rank-") or name == own, check
-        )
-    except checkpoint.RefusedCheckpointError as error:
-        # Gathered, not raised: files are read by every rank, and on a shared disk one of them may
-        # see a file that another does not see yet.
-        answer = [str(error), str(error.last_good or "")]
-    for rank, failed in enumerate(group.gather_json(answer)):
-        if failed is not None:
-            message = failed[0] if group.size == 1 else f"rank {rank}: {failed[0]}"
-            return {}, [], _Problem(message, failed[1] or None)
-    return parts, notes, None
+    def _refusal(self, error: checkpoint.RefusedCheckpointError) -> list[str]:
+        """What to say, and which other one there is."""
+        if self._folder == self._label:
+            return [str(error), str(error.last_good or "")]
+        # Of others in a store nothing is known yet but that they are there.
+        hint = f"The one before it is {self._older}." if self._older else "There is no older one."
+        message = f"checkpoint {self._label} is refused: {error.reason}. {hint}"
+        return [message, str(self._older or "")]
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch.optim import Optimizer
@@ -32,6 +31,7 @@ from farandole.train.stopping.agreement import (
     StopAgreement,
     StoreAgreement,
 )
+from farandole.train.stopping.optimizer_steps import OptimizerSteps
 from farandole.train.stopping.signals import StopSignals
 from farandole.worker.environment import detect
 from farandole.worker.grace import APART_SECONDS
@@ -41,7 +41,7 @@ from farandole.worker.signals import exit_code_of
 _POLL_SECONDS = 0.25
 _LOST_SECONDS = 5.0
 
-Save = Callable[[], Path]
+Save = Callable[[], Path | str]
 
 
 class Preemption:
@@ -56,7 +56,7 @@ class Preemption:
         group: Group,
         save: Save,
         *,
-        newest: Callable[[], Path | None],
+        newest: Callable[[], Path | str | None],
         say: Callable[[str], None],
         optimizers: Iterable[Optimizer],
         grace_seconds: float,
@@ -67,7 +67,7 @@ class Preemption:
         self._say = say
         self._grace_seconds = grace_seconds
         self._agreement = agreement_of(group)
-        self._steps = _OptimizerSteps(optimizers)
+        self._steps = OptimizerSteps(optimizers)
         self._place = 0
         self._got: int | None = None  # the signal that this rank has got first
         # The signal that any rank has got, once all can know of it. Written by the thread, read by
@@ -178,25 +178,6 @@ class Preemption:
         with suppress(OSError):
             os.write(2, line.encode(errors="backslashreplace"))
         os._exit(exit_code_of("SIGTERM"))
-
-
-class _OptimizerSteps:
-    """Whether an optimizer has stepped since the last time that somebody asked."""
-
-    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
-        self._count = 0
-        self._seen = 0
-        for optimizer in optimizers:
-            optimizer.register_step_post_hook(self._note)
-
-    def _note(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> None:
-        self._count += 1
-
-    def are_done(self) -> bool:
-        """Also true where no step was ever seen: then the count says nothing."""
-        done = self._count != self._seen or self._count == 0
-        self._seen = self._count
-        return done
 
 
 def agreement_of(group: Group) -> StopAgreement:

@@ -62,7 +62,7 @@ def main() -> None:
         if MODE == "stuck" and number == 5 and run.rank == 1:
             time.sleep(600)
         if MODE == "own-data":
-            run.stop_if_told()
+            run.end_step()
 
 
 main()

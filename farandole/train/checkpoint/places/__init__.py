@@ -1,0 +1,1 @@
+"""Where checkpoints go and come from: folders and object stores behind one interface."""
