@@ -12,7 +12,8 @@ import click
 from farandole.errors import LaunchError, UserError
 
 if TYPE_CHECKING:
-    from farandole.launch.launcher import Outcome
+    from farandole.launch.job import Job, Outcome
+    from farandole.launch.placement.placement import Placement
 
 
 def check_output(option: str, path: Path) -> Path:
@@ -29,6 +30,27 @@ def check_output(option: str, path: Path) -> Path:
             "Give a file in a folder that exists and that you can write to."
         ) from error
     return target
+
+
+def run_placed(job: Job, placement: Placement | None, *outputs: str) -> None:
+    """Runs a benchmark to its end: on this host, or where `placement` says.
+
+    `outputs` are the options by which rank 0 writes files. Raises `UserError` where it would write
+    them on another host.
+    """
+    from farandole.launch.launcher import launch
+    from farandole.launch.probes.launch import launch_placed
+
+    if placement is None:
+        finish(launch(job))
+        return
+    if outputs and not placement.rank0_is_here:
+        first = placement.topology.host(0).name
+        raise UserError(
+            f"{outputs[0]}: rank 0 is on host {first}, and would write the file there. Put this "
+            "host first in -H."
+        )
+    finish(launch_placed(job, placement))
 
 
 def finish(outcome: Outcome) -> None:

@@ -8,16 +8,17 @@ from typing import Any
 import click
 
 from farandole import environment
-from farandole.bench.ends import check_output
-from farandole.bench.ends import finish as _finish
+from farandole.bench.ends import check_output, run_placed
 from farandole.cli.bench_comm import comm
+from farandole.cli.host_options import host_options
 from farandole.cli.options import sync_option
 from farandole.errors import UserError
+from farandole.launch.placement.placement import HostOptions, place
 
 
 @click.group()
 def bench() -> None:
-    """Measure training throughput or all-reduce times on this machine."""
+    """Measure training throughput or all-reduce times, on this host or on several."""
 
 
 bench.add_command(comm)
@@ -25,8 +26,12 @@ bench.add_command(comm)
 
 @bench.command()
 @click.option(
-    "-n", "--workers", type=int, help="Number of workers on this host. [one per GPU, or 1]"
+    "-n",
+    "--workers",
+    type=int,
+    help="Number of workers. [all slots of the hosts; on this host one per GPU, or 1]",
 )
+@host_options
 @click.option(
     "--model",
     default="resnet50",
@@ -85,7 +90,13 @@ bench.add_command(comm)
     metavar="FILE",
     help="Write the settings and all figures to FILE.",
 )
-def train(workers: int | None, sync: str | None, json_path: Path | None, **options: Any) -> None:
+def train(
+    workers: int | None,
+    where: HostOptions,
+    sync: str | None,
+    json_path: Path | None,
+    **options: Any,
+) -> None:
     """Train on random images and print images per second.
 
     The command trains some warm-up batches, then times iterations of several batches each. The
@@ -93,6 +104,7 @@ def train(workers: int | None, sync: str | None, json_path: Path | None, **optio
 
     \b
       farandole bench train -n 2 --model resnet18 --image-size 64
+      farandole bench train -H node1:4,node2:4 --sync daso
       farandole bench train --model resnet50 --batch-size 256 --precision bf16 \\
         --channels-last --compile --bare --json resnet50.json
     """
@@ -102,11 +114,12 @@ def train(workers: int | None, sync: str | None, json_path: Path | None, **optio
     import torch
 
     from farandole.bench.throughput import Workload
-    from farandole.launch.launcher import Job, launch
+    from farandole.launch.job import Job
     from farandole.options import format_options
     from farandole.sync import parse
 
-    count = workers or torch.cuda.device_count() or 1
+    placement = place(where, workers)
+    count = placement.topology.size if placement else workers or torch.cuda.device_count() or 1
     strategy = parse(sync) if sync else None
     workload = Workload(**options)
     workload.rehearse()
@@ -126,7 +139,7 @@ def train(workers: int | None, sync: str | None, json_path: Path | None, **optio
         environment=chosen,
         rank0_owns_terminal=True,  # only rank 0 prints, so its lines need no prefix
     )
-    _finish(launch(job))
+    run_placed(job, placement, *([f"--json {json_path}"] if output else []))
 
 
 def _check_tf32() -> None:

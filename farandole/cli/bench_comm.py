@@ -6,16 +6,14 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from farandole import environment
-from farandole.bench.ends import check_output, finish, stopped
+from farandole.bench.ends import check_output, run_placed, stopped
+from farandole.cli.host_options import host_options
 from farandole.errors import LaunchError, UserError
-
-if TYPE_CHECKING:
-    from farandole.bench.comm.plan import BenchPlan
+from farandole.launch.placement.placement import HostOptions, Placement, place
 
 
 @click.command()
@@ -23,8 +21,10 @@ if TYPE_CHECKING:
     "-n",
     "--workers",
     type=int,
-    help="Number of ranks on this host, 2 or more. Required without --here.",
+    help="Number of ranks, 2 or more. Required without hosts and without --here. "
+    "[all slots of the hosts]",
 )
+@host_options
 @click.option(
     "--sizes",
     default="4KiB:64MiB",
@@ -101,6 +101,7 @@ if TYPE_CHECKING:
 @click.option("--command", "started_as", hidden=True, help="The command to record in the result.")
 def comm(
     workers: int | None,
+    where: HostOptions,
     sizes: str,
     algorithms: str,
     against: str,
@@ -120,16 +121,14 @@ def comm(
 
     \b
       farandole bench comm -n 4
+      farandole bench comm -H node1:4,node2:4
       farandole bench comm -n 4 --sizes 4KiB:64MiB --against gloo,mpi --algorithms auto,ring \\
         --json comm.json --plot comm.png
       torchrun --nproc-per-node 4 -m farandole bench comm --here
     """
-    if here and workers is not None:
-        raise UserError(f"--here: the launcher says how many ranks there are; leave -n {workers}.")
-    if not here and workers is None:
-        raise UserError("how many ranks? Give -n, such as -n 4.")
-    if workers is not None and workers < 2:
-        raise UserError(f"-n {workers}: an all-reduce needs at least 2 ranks.")
+    placement = None if here else place(where, workers)
+    count = workers if placement is None else placement.topology.size
+    _check_ranks(count, where, here=here)
     if plot_path is not None and plot_path.suffix != ".png":
         raise UserError(f"--plot {plot_path}: the picture is a PNG; give a name ending in .png.")
 
@@ -150,36 +149,59 @@ def comm(
     json_file = check_output("--json", json_path) if json_path and writes else None
     plot_file = check_output("--plot", plot_path) if plot_path and writes else None
     command = started_as or shlex.join(["farandole", *sys.argv[1:]])
-    if workers is None:
+    if count is None:
         from farandole.bench.comm.rank import take_part
 
         take_part(plan, command, json_file, plot_file)
         return
     words = ["-m", "farandole", "bench", "comm", "--here", *plan.arguments(), "--command", command]
-    words += ["--json", str(json_file)] if json_file else []
-    words += ["--plot", str(plot_file)] if plot_file else []
-    _start(plan, workers, words)
-
-
-def _start(plan: BenchPlan, workers: int, words: list[str]) -> None:
+    outputs = {"--json": json_file, "--plot": plot_file}
+    written = {option: str(file) for option, file in outputs.items() if file is not None}
+    words += [word for pair in written.items() for word in pair]
     variables = {environment.SCRIPT: "bench comm"}
     if "mpi" in plan.against:
-        from farandole.launch.backends.mpi import mpirun
-        from farandole.launch.backends.mpi.one_host import one_host_variables
-
-        variables |= one_host_variables()
-        mpirun.require_mpi4py("--against mpi")
-        found = mpirun.require(
-            "--against mpi", "Start it yourself: mpirun -n 4 farandole bench comm --here …"
-        )
-        end = mpirun.run(mpirun.command(found, workers, [sys.executable, *words]), variables)
-        if end.stopped_by is not None:
-            stopped(end.stopped_by)
-        if end.exit_code:
-            raise LaunchError(f"the benchmark failed: mpirun ended with exit code {end.exit_code}.")
+        _start_by_mpirun(count, words, variables, placement)
         return
 
-    from farandole.launch.launcher import Job, launch
+    from farandole.launch.job import Job
 
     # Only rank 0 prints, so its lines need no prefix.
-    finish(launch(Job(workers, words, variables, rank0_owns_terminal=True)))
+    job = Job(count, words, variables, rank0_owns_terminal=True)
+    run_placed(job, placement, *(f"{option} {file}" for option, file in written.items()))
+
+
+def _check_ranks(count: int | None, where: HostOptions, *, here: bool) -> None:
+    """Raises `UserError` for numbers and hosts that cannot be."""
+    if here and count is not None:
+        raise UserError(f"--here: the launcher says how many ranks there are; leave -n {count}.")
+    if here and where != HostOptions():
+        raise UserError("--here: the launcher says where the ranks are; leave out -H and the like.")
+    if not here and count is None:
+        raise UserError("how many ranks? Give -n, such as -n 4, or hosts: -H node1:4,node2:4.")
+    if count is not None and count < 2:
+        raise UserError(f"-n {count}: an all-reduce needs at least 2 ranks.")
+
+
+def _start_by_mpirun(
+    workers: int, words: list[str], variables: dict[str, str], placement: Placement | None
+) -> None:
+    if placement is not None and placement.others:
+        raise UserError(
+            f"--against mpi: mpirun starts ranks on this host only, and there is "
+            f"{', '.join(placement.others)}. Leave mpi out of --against, or start mpirun yourself: "
+            "mpirun … farandole bench comm --here"
+        )
+
+    from farandole.launch.backends.mpi import mpirun
+    from farandole.launch.backends.mpi.one_host import one_host_variables
+
+    mpirun.require_mpi4py("--against mpi")
+    found = mpirun.require(
+        "--against mpi", "Start it yourself: mpirun -n 4 farandole bench comm --here …"
+    )
+    command = mpirun.command(found, workers, [sys.executable, *words])
+    end = mpirun.run(command, variables | one_host_variables())
+    if end.stopped_by is not None:
+        stopped(end.stopped_by)
+    if end.exit_code:
+        raise LaunchError(f"the benchmark failed: mpirun ended with exit code {end.exit_code}.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from farandole.cli.host_options import host_options
 from farandole.cli.options import (
     PASS_ON,
     check_limits,
@@ -19,10 +20,17 @@ from farandole.cli.options import (
     sync_option,
 )
 from farandole.errors import UserError
+from farandole.launch.placement.placement import HostOptions
 
 
 @click.command(context_settings=PASS_ON)
-@click.option("-n", "--workers", type=int, required=True, help="Number of workers of each lane.")
+@click.option(
+    "-n",
+    "--workers",
+    type=int,
+    help="Number of workers of each lane. Required without hosts. [all slots of the hosts]",
+)
+@host_options
 @layout_option(multiple=True)
 @sync_option(multiple=True)
 @click.option("--serial", is_flag=True, help="Also run the script on one worker, for comparison.")
@@ -59,13 +67,14 @@ from farandole.errors import UserError
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def race(
-    workers: int,
+    workers: int | None,
     layout: tuple[str, ...],
     sync: tuple[str, ...],
     serial: bool,
     target: str | None,
     runs: Path,
     seed: int,
+    where: HostOptions,
     pretend_hosts: str | None,
     servers: int | None,
     replicas: int | None,
@@ -83,11 +92,12 @@ def race(
     \b
       farandole race -n 4 --pretend-hosts 2 --sync allreduce --sync local:every=8 --sync daso \\
                      --target accuracy=0.95 train.py
+      farandole race -H node1:4,node2:4 --sync allreduce --sync daso train.py
       farandole race -n 4 --layout whole --layout stages=4,microbatches=8 \\
                      --target accuracy=0.95 train.py
       farandole race -n 4 --servers 2 --sync allreduce --sync server --target loss=0.3 train.py
     """
-    if workers < 1:
+    if workers is not None and workers < 1:
         raise UserError(f"-n {workers}: a job needs at least 1 worker.")
     check_limits(stall, grace)
     check_script(script)
@@ -104,6 +114,7 @@ def race(
             target=target,
             runs=runs,
             seed=seed,
+            where=where,
             pretend_hosts=pretend_hosts,
             servers=servers,
             replicas=replicas,

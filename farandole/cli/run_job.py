@@ -129,8 +129,12 @@ def _launch(
         return launch_with_servers(job, plan)
     if placement is None:
         return launch(job)
+    from farandole.launch.messages import tell
     from farandole.launch.probes.launch import launch_placed
 
+    if not placement.rank0_is_here and not options.horovod:
+        first = placement.topology.host(0).name
+        tell(f"rank 0 is on host {first}: what the run logs and saves is written there")
     return launch_placed(
         job,
         placement,

@@ -212,11 +212,15 @@ def marker(folder: Path) -> Iterator[str]:
     Raises `UserError` where it cannot be written.
     """
     try:
-        file = tempfile.NamedTemporaryFile(dir=folder, prefix=".farandole-")  # noqa: SIM115
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=".farandole-")
     except OSError as error:
         raise UserError(f"{folder} cannot be written to: {error}. Name another folder.") from error
-    with file:
-        yield str(Path(file.name).absolute())
+    os.close(descriptor)
+    path = Path(name).absolute()
+    try:
+        yield str(path)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def digest(path: Path) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from farandole.environment import TRANSPORT
 from farandole.errors import UserError
+from farandole.launch.placement.placement import HostOptions, place
 from farandole.launch.servers import check_replicas
 from farandole.layout import Layout
 from farandole.race.runner import Entry
@@ -19,9 +20,15 @@ from farandole.train.settings import (
     read_layout,
 )
 
+ON_THIS_HOST = HostOptions()
+
 
 def check_entries(
-    entries: Sequence[Entry], pretended: str | None, device: str, environ: Mapping[str, str]
+    entries: Sequence[Entry],
+    pretended: str | None,
+    device: str,
+    environ: Mapping[str, str],
+    where: HostOptions = ON_THIS_HOST,
 ) -> None:
     """Raises `UserError` for a lane that cannot work, before the first one is started.
 
@@ -36,25 +43,44 @@ def check_entries(
         )
     for entry in entries:
         try:
-            asked = None if entry.serial else pretended
-            _check_entry(entry, settings, asked or settings.pretend_hosts, device)
+            asked = (None if entry.serial else pretended) or settings.pretend_hosts
+            placement = place(where, entry.workers, environ)
+            if asked is not None:
+                topology = pretended_hosts(asked, entry.workers)
+            elif placement is not None:
+                topology = placement.topology
+            else:
+                topology = Topology.single(entry.workers)
+            _check_entry(entry, settings, topology, device)
+            if placement is not None and placement.others:
+                _check_other_hosts(entry, pretended, placement.others)
         except UserError as error:
             raise UserError(f"lane {entry.name}: {error}") from None
 
 
-def _check_entry(entry: Entry, settings: Settings, pretended: str | None, device: str) -> None:
+def _check_entry(entry: Entry, settings: Settings, topology: Topology, device: str) -> None:
     layout = read_layout(entry.place) if entry.place else settings.layout
     strategy = parse(entry.sync) if entry.sync else settings.sync
-    if pretended is None:
-        topology = Topology.single(entry.workers)
-    else:
-        topology = pretended_hosts(pretended, entry.workers)
     if layout is not None:
         check_workers(layout, entry.workers)
         if strategy is not None:
             check_goes_with(layout, strategy)
     if strategy is not None and layout in (None, Layout()):
         strategy.check_place(topology, device)
+
+
+def _check_other_hosts(entry: Entry, pretended: str | None, others: Sequence[str]) -> None:
+    if entry.needs_servers:
+        raise UserError(
+            f"{entry.sync} needs parameter servers, which a race starts on this host for workers "
+            f"of this host, and workers are on {', '.join(others)}. Leave this lane out, or run "
+            "its script by itself: farandole run --servers tcp://ADDRESS:PORT --key-file FILE."
+        )
+    if pretended is not None and not entry.serial:
+        raise UserError(
+            f"--pretend-hosts {pretended} is for workers of one host, and there are real ones: "
+            f"{', '.join(others)}. Leave one of the two out."
+        )
 
 
 def check_servers(entries: Sequence[Entry], servers: int | None, replicas: int | None) -> None:

@@ -29,7 +29,9 @@ def run_all(
     at = 0
     try:
         begin = time.perf_counter()
-        if config.warm.prepare({entry.workers for entry in entries}):
+        counts = {entry: config.workers_here(entry) for entry in entries}
+        alone = all(count == entry.workers for entry, count in counts.items())
+        if config.warm.prepare(set(counts.values()), alone=alone):
             click.echo(f"torch is imported once for all lanes: {time.perf_counter() - begin:.1f} s")
         if live:
             live.start()

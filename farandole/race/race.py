@@ -15,10 +15,14 @@ from rich.console import Console
 
 import farandole
 from farandole.errors import UserError
+from farandole.launch.host_check import JobFiles
+from farandole.launch.placement.placement import HostOptions, Placement, place
+from farandole.launch.probes.preflight import check_hosts
 from farandole.launch.servers import needs_servers
 from farandole.race.checks import check_entries, check_servers
 from farandole.race.progress import run_all
 from farandole.race.runner import Entry, RaceConfig, output_of
+from farandole.race.shared_folder import check_shared
 from farandole.report.lane import Lane, labels
 from farandole.report.page import write_report
 from farandole.report.standing import Results
@@ -36,11 +40,12 @@ def run_race(
     *,
     layouts: Sequence[str],
     syncs: Sequence[str],
-    workers: int,
+    workers: int | None,
     serial: bool,
     target: str | None,
     runs: Path,
     seed: int,
+    where: HostOptions,
     pretend_hosts: str | None,
     servers: int | None,
     replicas: int | None,
@@ -52,7 +57,8 @@ def run_race(
     `command` is the script and its arguments. Raises `UserError` before the first lane starts.
     """
     goal = Target.parse(target) if target else None
-    entries = all_entries(layouts, syncs, workers)
+    placement = place(where, workers)
+    entries = all_entries(layouts, syncs, _count(workers, placement))
     check_servers(entries, servers, replicas)
     if serial:
         entries.insert(0, Entry(None, 1))  # the speed-up of the others is relative to this one
@@ -61,10 +67,13 @@ def run_race(
             "a race needs lanes: give --sync once for each strategy, --layout once for each "
             "layout, or --serial."
         )
-    check_entries(
-        entries, pretend_hosts, "cuda" if torch.cuda.device_count() else "cpu", os.environ
-    )
+    device = "cuda" if torch.cuda.device_count() else "cpu"
+    check_entries(entries, pretend_hosts, device, os.environ, where)
+    if placement is not None:
+        check_hosts(placement, JobFiles(str(Path.cwd()), command[0]))
     folder = claim(runs, f"race-{default_name(command[0])}")
+    if placement is not None:
+        check_shared(placement, folder)
     config = RaceConfig(
         command,
         folder.parent / folder.name,
@@ -72,6 +81,7 @@ def run_race(
         pretend_hosts,
         servers,
         replicas,
+        where=where,
         stall_seconds=stall,
         grace_seconds=grace,
     )
@@ -80,7 +90,7 @@ def run_race(
             lanes, stopped_by = run_all(config, entries, goal)
         finally:
             config.warm.close()
-    finish(config, lanes, goal)
+    finish(config, lanes, goal, placement)
     if stopped_by is not None:
         return exit_code_of(stopped_by)
     return 0 if all(lane.outcome == "ok" for lane in lanes) else 1
@@ -101,11 +111,25 @@ def all_entries(layouts: Sequence[str], syncs: Sequence[str], workers: int) -> l
     ]
 
 
-def finish(config: RaceConfig, lanes: list[Lane], target: Target | None) -> None:
+def _count(workers: int | None, placement: Placement | None) -> int:
+    if placement is not None:
+        return placement.topology.size
+    if workers is None:
+        raise UserError("how many workers has each lane? Give -n 2, say, or hosts: -H node1:4.")
+    return workers
+
+
+def finish(
+    config: RaceConfig,
+    lanes: list[Lane],
+    target: Target | None,
+    placement: Placement | None = None,
+) -> None:
     """Shows the results and writes the report."""
     facts = {
         "command": shlex.join(["farandole", *sys.argv[1:]]),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        **({} if placement is None else {"hosts": str(placement.topology)}),
         "farandole": farandole.__version__,
         "seed": str(config.seed),
     }

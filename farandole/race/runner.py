@@ -23,6 +23,7 @@ from farandole.environment import STARTED
 from farandole.launch.forks import Forked, ForkError, Forks
 from farandole.launch.job_directory import worker_defaults
 from farandole.launch.outcome_file import OutcomeRecord, read_outcome
+from farandole.launch.placement.placement import HostOptions, place
 from farandole.report.history import Follower, History
 from farandole.report.lane import Lane, outcome_of
 from farandole.report.metrics import FILE_NAME
@@ -73,12 +74,16 @@ class RaceConfig:
     pretend_hosts: str | None = None  # as the workers are said to sit
     servers: int | None = None  # for the entries that need them
     replicas: int | None = None
+    where: HostOptions = field(default_factory=HostOptions)
     stall_seconds: float | None = None
     grace_seconds: float = DEFAULT_SECONDS
     warm: WarmProcesses = field(default_factory=lambda: WarmProcesses(), compare=False)
 
     def arguments(self, entry: Entry) -> list[str]:
-        """What to type after `farandole` to run one entry alone."""
+        """What to type after `farandole` to run one entry alone.
+
+        The serial lane too gets the hosts: its one worker is on the first of them.
+        """
         sync = ["--sync", entry.sync] if entry.sync else []
         layout = ["--layout", entry.place] if entry.place else []
         pretended = self.pretend_hosts if not entry.serial else None
@@ -88,8 +93,14 @@ class RaceConfig:
             given = {"--servers": self.servers, "--replicas": self.replicas}
             for option, value in given.items():
                 servers += [option, str(value)] if value is not None else []
-        run = ["run", "-n", str(entry.workers), *hosts, *layout, *sync, *servers, *self._limits]
+        run = ["run", "-n", str(entry.workers), *self.where.words(), *hosts]
+        run += [*layout, *sync, *servers, *self._limits]
         return [*run, "--seed", str(self.seed), *self.command]
+
+    def workers_here(self, entry: Entry) -> int:
+        """How many of its workers are on this host."""
+        placement = place(self.where, entry.workers)
+        return entry.workers if placement is None else placement.workers_here
 
     @property
     def _limits(self) -> list[str]:
@@ -120,10 +131,13 @@ class WarmProcesses:
     def __init__(self) -> None:
         self._servers: dict[int, Forks] = {}
 
-    def prepare(self, workers: Collection[int]) -> bool:
-        """Starts them side by side, and waits until they are ready. False: lanes start afresh."""
-        for count in workers:
-            server = Forks.begin({**os.environ, **worker_defaults(count, alone=True)})
+    def prepare(self, workers: Collection[int], *, alone: bool = True) -> bool:
+        """Starts them side by side, and waits until they are ready. False: lanes start afresh.
+
+        `alone`: no lane has workers on other hosts.
+        """
+        for count in filter(None, workers):
+            server = Forks.begin({**os.environ, **worker_defaults(count, alone=alone)})
             if server is not None:
                 self._servers[count] = server
         for count, server in list(self._servers.items()):
@@ -172,7 +186,7 @@ def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
     command += ["--runs", str(config.folder), "--outcome-file", str(ended), *rest]
     follower = Follower(place / FILE_NAME)
     with output.open("wb") as sink:
-        process = config.warm.start(command, entry.workers, sink)
+        process = config.warm.start(command, config.workers_here(entry), sink)
     try:
         while True:
             try:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from farandole.report import units
 from farandole.report.history import History
 
 Outcome = Literal["ok", "failed", "unfinished", "running", "waiting"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What the network between hosts can do."""
+
+    message_seconds: float
+    bytes_per_second: float
+
+    def __str__(self) -> str:
+        rate = units.bytes_count(self.bytes_per_second)
+        return f"{self.message_seconds * 1000:.3g} ms per message, {rate}/s"
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,17 @@ class Lane:
         """From the start of its processes until `fd.init()` was done, where its time begins."""
         seconds = self.history.start.get("startup_seconds")
         return float(seconds) if isinstance(seconds, int | float) else None
+
+    @property
+    def link(self) -> Link | None:
+        """Between its hosts, as the run measured it; None on one host."""
+        said = self.history.start.get("link")
+        if not isinstance(said, Mapping):
+            return None
+        seconds, rate = said.get("message_seconds"), said.get("bytes_per_second")
+        if not isinstance(seconds, int | float) or not isinstance(rate, int | float):
+            return None
+        return Link(float(seconds), float(rate))
 
     @property
     def samples_per_second(self) -> float | None:

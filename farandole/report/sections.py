@@ -102,6 +102,7 @@ def race_table(results: Results) -> str:
         columns=columns(results, rows),
         speed_up_in="time to target" if results.target else "samples/s",
         baseline=labels(results.lanes)[0],
+        link=results.link,
     )
 
 
@@ -187,6 +188,8 @@ def _run_facts(lane: Lane) -> dict[str, str]:
     for key in ("layout", "hosts", "device", "script", "seed", "name"):
         if start.get(key) is not None:
             facts[key] = str(start[key])
+    if lane.link is not None:
+        facts["link between hosts"] = str(lane.link)
     versions = start.get("versions")
     if isinstance(versions, dict):
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from farandole.report import units
@@ -181,6 +181,8 @@ def _caption(results: Results, rows: Sequence[Standing]) -> str:
         told.append(f"best: of {results.goal.metric}")
     if results.lanes:
         told.append(f"speed-up: over {labels(results.lanes)[0]}")
+    if results.link is not None:
+        told.append(f"link between hosts: {results.link}")
     if any(row.lane.startup_seconds is not None for row in rows):
         seconds = (units.seconds(row.lane.startup_seconds) for row in rows)
         told.append(f"start-up before, until fd.init() was done: {', '.join(seconds)}")
@@ -216,6 +218,7 @@ def _lane_record(row: Standing) -> dict[str, Any]:
         "sync": lane.sync or None,
         "layout": lane.layout or None,
         "workers": lane.workers,
+        "link": None if lane.link is None else asdict(lane.link),
         "outcome": lane.outcome,
         "problem": lane.problem,
         "command": lane.command,

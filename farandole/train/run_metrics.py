@@ -10,6 +10,7 @@ import warnings
 import torch
 
 import farandole
+from farandole.comm.transports.base import TYPICAL_LINK
 from farandole.environment import STARTED
 from farandole.report.metrics import MetricsLog
 from farandole.train.distributed_models import Note
@@ -85,6 +86,7 @@ class RunMetrics:
                 **({} if session.layout is None else {"layout": str(session.layout)}),
                 "size": session.size,
                 "hosts": len(session.topology.hosts),
+                **self._link(),
                 "device": str(session.device),
                 "script": session.settings.script,
                 "startup_seconds": self._startup_seconds,
@@ -93,6 +95,16 @@ class RunMetrics:
             }
             self._log = MetricsLog(session.folder, start, resumed=session.progress.resumed)
         return self._log
+
+    def _link(self) -> dict[str, dict[str, float]]:
+        """What was measured between the hosts; nothing where nothing was, or they are pretended."""
+        session = self._session
+        link = session.group.transport.link
+        pretended = session.settings.pretend_hosts is not None
+        if len(session.topology.hosts) == 1 or pretended or link == TYPICAL_LINK:
+            return {}
+        rate = 1 / link.seconds_per_byte
+        return {"link": {"message_seconds": link.seconds_per_message, "bytes_per_second": rate}}
 
 
 def versions() -> dict[str, str]:

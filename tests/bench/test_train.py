@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 import farandole as fd
 from farandole.bench import throughput
+from farandole.bench.ends import finish
 from farandole.bench.throughput import Bench, Workload
 from farandole.cli import commands
 from farandole.doctor.checks import check_compiler
@@ -292,7 +293,7 @@ def test_the_old_file_stays_until_the_new_one_is_whole(
 )
 def test_a_worker_that_fails_is_named(failure: Failure, said: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        bench._finish(Outcome(failure, (1,), logs=Path("/tmp/logs")))
+        finish(Outcome(failure, (1,), logs=Path("/tmp/logs")))
     assert str(caught.value).splitlines() == [
         f"the benchmark failed: rank 1 {said}",
         "Every rank's output is in /tmp/logs.",
@@ -301,6 +302,6 @@ def test_a_worker_that_fails_is_named(failure: Failure, said: str) -> None:
 
 def test_stopping_it_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        bench._finish(Outcome(stopped_by="SIGINT"))
+        finish(Outcome(stopped_by="SIGINT"))
     assert caught.value.code == 130
     assert "no worker is left" in capsys.readouterr().err

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.needs("sshd"), pytest.mark.usefixtures("root")]
 
 HOSTS = "emulated-0:1,emulated-1:1"
 UNSET = ("-u", "GLOO_SOCKET_IFNAME", "-u", "MASTER_ADDR", "-u", "MASTER_PORT")
+COMMAND = ("env", *UNSET, sys.executable, "-m", "farandole")
 TRAIN = """
 import os, sys
 import torch
@@ -55,13 +56,18 @@ class TwoHosts:
         self.cluster, self.servers, self.sandbox = cluster, servers, sandbox
 
     def start(self, *words: str | Path, key: Path | None = None) -> subprocess.Popen[str]:
-        verb, *rest = words
         identity = ["--ssh-identity-file", key or self.servers.key]
+        at = words.index("-H")
+        cache = self.sandbox.folder / "cache"  # so that the link is measured here, and now
         return self.cluster.start(
             0,
             # Each host finds its own way to the other.
-            ["env", *UNSET, sys.executable, "-m", "farandole", verb, *identity, *rest],
-            env={**self.sandbox.environment, **self.servers.variables},
+            [*COMMAND, *words[:at], *identity, *words[at:]],
+            env={
+                **self.sandbox.environment,
+                **self.servers.variables,
+                "XDG_CACHE_HOME": str(cache),
+            },
             cwd=self.sandbox.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -98,6 +104,35 @@ def test_run_and_a_failure_on_the_other_host(two_hosts: TwoHosts) -> None:
         (two_hosts.sandbox.folder / "runs/job/metrics.jsonl").read_text().split("\n")[0]
     )
     assert start["hosts"] == 2
+
+
+def test_race_over_both_hosts(two_hosts: TwoHosts) -> None:
+    """Rank 0 is on the other host. Both share files here, so the race can read what it writes."""
+    hosts = "emulated-1:1,emulated-0:1"
+    done = two_hosts.farandole("race", "-H", hosts, "--sync", "allreduce", "train.py")
+    assert two_hosts.sandbox.processes() == []
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (two_hosts.sandbox.folder / "runs").iterdir()
+    found = json.loads((folder / "summary.json").read_text())
+    assert found["facts"]["hosts"] == "emulated-1: 0, localhost: 1"
+    (lane,) = found["lanes"]
+    assert (lane["workers"], lane["outcome"]) == (2, "ok")
+    assert f"-H {hosts} " in lane["command"]
+    assert lane["startup_seconds"] is None  # rank 0 cannot read this host's clock
+    assert 0 < lane["link"]["bytes_per_second"] < 30e6  # 200 Mbit/s
+    caption = " ".join(done.stdout.split())
+    assert "link between hosts: " in caption
+    assert "MB/s" in caption
+    assert "The link between hosts: " in (folder / "report.html").read_text()
+
+
+def test_bench_comm_over_both_hosts(two_hosts: TwoHosts) -> None:
+    plan = ("--sizes", "4KiB", "--repeats", "2", "--json", "comm.json")
+    done = two_hosts.farandole("bench", "comm", "-H", HOSTS, *plan)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks on 2 hosts" in done.stdout
+    found = json.loads((two_hosts.sandbox.folder / "comm.json").read_text())
+    assert [row["hosts"] for row in found["rows"]] == [2]
 
 
 def test_a_key_that_is_not_accepted(two_hosts: TwoHosts) -> None:

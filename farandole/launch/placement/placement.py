@@ -73,6 +73,10 @@ class Placement:
         return [host.name for host in self.topology.hosts if host.name != HERE]
 
     @property
+    def workers_here(self) -> int:
+        return sum(len(host.ranks) for host in self.topology.hosts if host.name == HERE)
+
+    @property
     def rank0_is_here(self) -> bool:
         return self.topology.host(0).name == HERE
 
@@ -96,10 +100,9 @@ def place(
         raise _too_small(allocation, workers)
     topology = place_workers(slots, sum(slots.values()) if workers is None else workers)
     ssh = SshByHost(options.ssh_port, options.ssh_identity_file, entries=named)
-    placement = Placement(topology, ssh, options.interfaces)
-    if not placement.others:
+    if set(named) == {HERE}:
         _refuse_idle(options)
-    return placement
+    return Placement(topology, ssh, options.interfaces)
 
 
 def _described(

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from farandole.environment import STARTED
 from farandole.launch.host_check import JobFiles, marker
 from farandole.launch.job import Job, Outcome
 from farandole.launch.launcher import launch_on_hosts
@@ -32,8 +33,9 @@ def launch_placed(
         shared = [stack.enter_context(marker(folder)) for folder in shared_folders]
         check_hosts(placement, JobFiles(str(Path.cwd()), script, tuple(files), tuple(shared)))
     if not placement.rank0_is_here:
-        # Nobody on another host can redraw lines of this terminal.
-        job = replace(job, rank0_owns_terminal=False)
+        # Nobody on another host can redraw lines of this terminal, or read this host's clock.
+        variables = {**job.environment, STARTED: ""}
+        job = replace(job, rank0_owns_terminal=False, environment=variables)
     if placement.others and job.stall_seconds is not None:
         others = ", ".join(placement.others)
         tell(f"--stall watches the workers of this host, not those of {others}")

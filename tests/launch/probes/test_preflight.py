@@ -96,6 +96,18 @@ def test_a_script_that_is_missing_there(sandbox: Sandbox) -> None:
     assert said.startswith("host there: the script train.py is not there (in ")
 
 
+def test_a_race_that_cannot_read_what_rank_0_writes(sandbox: Sandbox) -> None:
+    """The other host has the script, and does not see what this one writes."""
+    path = path_with_ssh(sandbox, "rm -f runs/*/.farandole-*")
+    sandbox.script("train.py", SCRIPT)
+    there = ("-H", "there:1", "--network-interfaces", "lo", "--sync", "allreduce")
+    done = sandbox.farandole("race", *there, "train.py", PATH=path)
+    assert done.returncode == 1
+    assert "host there: it does not see this host's folder " in done.stderr
+    assert "Rank 0 of each lane is on host there" in done.stderr
+    assert not (sandbox.folder / "runs").exists()
+
+
 def test_a_host_that_prints_something_else(sandbox: Sandbox) -> None:
     said = refused(sandbox, "echo welcome")
     assert said.startswith("host there: its answer is not understood: b'welcome\\n'.")
