@@ -33,7 +33,7 @@ class SlurmAllocation:
         """None outside of one. Raises `UserError` in a job step of several tasks."""
         job = environ.get("SLURM_JOB_ID")
         found = find_allocation(environ)
-        if not job or found is None:
+        if not job or found is None or found.scheduler != "Slurm":
             return None
         tasks = {entry.name: entry.slots for entry in found.hosts}
         return cls(job, tasks, environ.get("SLURMD_NODENAME"))
