@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from farandole.launch.host_check import JobFiles, Problem, crowding
 from farandole.launch.hosts import HERE
 from farandole.launch.placement.placement import Placement
+from farandole.launch.probes.host_check import JobFiles, Problem, crowding
 from farandole.launch.probes.link_test import LinkFigures
 from farandole.launch.probes.session import ProbeError, ProbeSession
 from farandole.launch.probes.survey import HostReport, at_once, reachable_address, sessions, survey

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farandole.doctor.hosts import HostsExamination
-from farandole.launch.host_check import CLOCK_WARNING_SECONDS
+from farandole.launch.probes.host_check import CLOCK_WARNING_SECONDS
 from farandole.launch.probes.survey import HostReport
 from farandole.report import units
 

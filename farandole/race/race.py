@@ -15,8 +15,8 @@ from rich.console import Console
 
 import farandole
 from farandole.errors import UserError
-from farandole.launch.host_check import JobFiles
 from farandole.launch.placement.placement import HostOptions, Placement, place
+from farandole.launch.probes.host_check import JobFiles
 from farandole.launch.probes.preflight import check_hosts
 from farandole.launch.servers import needs_servers
 from farandole.race.checks import check_entries, check_servers

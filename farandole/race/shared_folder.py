@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from farandole.errors import FarandoleError, LaunchError
-from farandole.launch.host_check import JobFiles, marker, require
 from farandole.launch.placement.placement import Placement
+from farandole.launch.probes.host_check import JobFiles, marker, require
 from farandole.launch.probes.survey import sessions, survey
 from farandole.train.claim import Claim
 

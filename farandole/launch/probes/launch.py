@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from farandole.environment import STARTED
-from farandole.launch.host_check import JobFiles, marker
 from farandole.launch.job import Job, Outcome
 from farandole.launch.launcher import launch_on_hosts
 from farandole.launch.messages import tell
 from farandole.launch.placement.placement import Placement
+from farandole.launch.probes.host_check import JobFiles, marker
 from farandole.launch.probes.preflight import check_hosts
 
 

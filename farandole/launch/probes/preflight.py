@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from farandole.launch.host_check import JobFiles, Problem, crowding, facts_here, require
 from farandole.launch.hosts import HERE
 from farandole.launch.messages import tell
 from farandole.launch.placement.placement import Placement
+from farandole.launch.probes.host_check import JobFiles, Problem, crowding, facts_here, require
 from farandole.launch.probes.survey import sessions, survey
 
 

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from typing import Any
 
 from farandole.errors import FarandoleError
-from farandole.launch.host_check import JobFiles, facts_here
+from farandole.launch.probes.host_check import JobFiles, facts_here
 from farandole.launch.probes.link_test import Listener, measure
 from farandole.worker.network import address_for
 

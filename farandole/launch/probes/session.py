@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from farandole.errors import LaunchError
 from farandole.launch.backends.ssh.channel import Ssh
-from farandole.launch.host_check import HostFacts, JobFiles
 from farandole.launch.hosts import HERE
+from farandole.launch.probes.host_check import HostFacts, JobFiles
 from farandole.launch.probes.link_test import LinkFigures
 from farandole.system.orphans import tied_to_this_process
 

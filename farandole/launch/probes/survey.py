@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from farandole.errors import UserError
 from farandole.launch.backends.ssh.channel import Ssh
-from farandole.launch.host_check import HostFacts, JobFiles, Problem, compare, facts_here
 from farandole.launch.hosts import HERE
+from farandole.launch.probes.host_check import HostFacts, JobFiles, Problem, compare, facts_here
 from farandole.launch.probes.link_test import LinkFigures, Listener
 from farandole.launch.probes.session import Address, ProbeError, ProbeSession
 from farandole.worker.network import address_for

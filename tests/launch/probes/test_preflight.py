@@ -13,8 +13,8 @@ import pytest
 
 from farandole.errors import LaunchError
 from farandole.launch.backends.ssh.channel import Ssh
-from farandole.launch.host_check import JobFiles
 from farandole.launch.probes import session
+from farandole.launch.probes.host_check import JobFiles
 from farandole.launch.probes.session import ProbeError, ProbeSession
 
 if TYPE_CHECKING:

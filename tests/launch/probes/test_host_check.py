@@ -10,7 +10,7 @@ import torch
 
 import farandole
 from farandole.errors import LaunchError, UserError
-from farandole.launch.host_check import (
+from farandole.launch.probes.host_check import (
     HostFacts,
     JobFiles,
     compare,
