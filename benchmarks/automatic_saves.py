@@ -35,16 +35,16 @@ CASES = {
 
 
 class Inside:
-    """Adds up the time that a run spends between two steps."""
+    """Notes the times that a run spends between two steps."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds: list[float] = []
         within = AutomaticSaves.between_steps
 
         def timed(saves: AutomaticSaves, *, within_pass: bool) -> None:
             begin = time.perf_counter()
             within(saves, within_pass=within_pass)
-            self.seconds += time.perf_counter() - begin
+            self.seconds.append(time.perf_counter() - begin)
 
         AutomaticSaves.between_steps = timed
 
@@ -75,12 +75,12 @@ def measure(run: fd.Run, inside: Inside, name: str, blocks: int, folder: Path) -
         sides[side] = (own, *own.distribute(model, opt))
 
     seconds: dict[str, list[float]] = {side: [] for side in sides}
-    within: dict[str, float] = dict.fromkeys(sides, 0.0)
+    within: dict[str, list[float]] = {side: [] for side in sides}
     for block in range(blocks + 1):
         for side in list(sides)[:: 1 if block % 2 else -1]:
             own, model, opt = sides[side]
             run.group.barrier()
-            inside.seconds = 0.0
+            inside.seconds = []
             begin = time.perf_counter()
             for x, y in own.loader(data, batch_size=batch):
                 opt.zero_grad()
@@ -98,8 +98,14 @@ def measure(run: fd.Run, inside: Inside, name: str, blocks: int, folder: Path) -
             side: spread([a / b for a, b in zip(seconds[side], seconds["none"], strict=True)])
             for side in POLICIES
         },
-        "share_inside": {side: within[side] / (sum(seconds[side]) * count) for side in POLICIES},
-        "inside_microseconds": {side: 1e6 * within[side] / (blocks * count) for side in POLICIES},
+        "share_inside": {
+            side: sum(within[side]) / (sum(seconds[side]) * count) for side in POLICIES
+        },
+        "inside_microseconds": {
+            side: {"mean": 1e6 * sum(within[side]) / (blocks * count)}
+            | {name: 1e6 * value for name, value in spread(within[side]).items()}
+            for side in POLICIES
+        },
     }
 
 
@@ -124,9 +130,11 @@ def main() -> None:
         save(args.result, {**result, "models": results})
         for name, found in results.items():
             for side in POLICIES:
+                spent = found["inside_microseconds"][side]
                 print(
-                    f"{name}, {POLICIES[side]}: {found['inside_microseconds'][side]:.1f} µs inside "
-                    f"of {found['step_ms'][side]:.2f} ms, {found['share_inside'][side]:.2%}; "
+                    f"{name}, {POLICIES[side]}: inside {spent['mean']:.1f} µs (median "
+                    f"{spent['median']:.1f}) of {found['step_ms'][side]:.2f} ms, "
+                    f"{found['share_inside'][side]:.2%}; "
                     f"ratio {found['ratio'][side]['median']:.3f}"
                 )
 

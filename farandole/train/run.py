@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from farandole.comm import Group
 from farandole.data import Loader, LoaderOptions, Request
-from farandole.errors import UserError
+from farandole.errors import CheckpointError, UserError
 from farandole.layout import Layout
 from farandole.layout.objective import LossFunction, LossWeight
 from farandole.sync import AllReduce, InStep, Strategy, in_step
@@ -324,7 +324,8 @@ class Run:
         `load` before.
         """
         progress, automatic = self._session.progress, self._passes.automatic
-        if automatic is not None and not self._checkpoints.has_loaded and not progress.steps:
+        late = self.group.transport.joined_late  # it takes over from the others
+        if automatic and not (late or self._checkpoints.has_loaded or progress.steps):
             self._resume()
         if progress.resumed and progress.epoch >= count:
             self.print(f"{self.name}: all {count} epochs are done already")
@@ -487,7 +488,7 @@ class Run:
             raise UserError("run.save_when_stopped() was called before; once is enough.")
         self._passes.preemption = Preemption(
             self.group,
-            lambda: self.save(path, keep=keep, **(state or self._state or dict)()),
+            lambda: self._save_last(path, keep, state),
             newest=lambda: self._checkpoints.newest(path),
             say=self.print,
             optimizers=self._session.optimizers,
@@ -495,6 +496,19 @@ class Run:
         )
         record_saving()
         self._loaders.outlive_stop_signals()
+
+    def _save_last(
+        self,
+        path: str | Path | None,
+        keep: int | None,
+        state: Callable[[], Mapping[str, Any]] | None,
+    ) -> Path | str:
+        """*Together.* What went wrong in the background before must not prevent it."""
+        try:
+            self.wait_for_save()
+        except CheckpointError as error:
+            self.print(f"warning: {error}")
+        return self.save(path, keep=keep, **(state or self._state or dict)())
 
     def end_step(self) -> None:
         """*Together.* The end of a step, for loops over data that do not come from `run.loader`.
@@ -522,6 +536,11 @@ class Run:
             self._passes.preemption.close()
         if self._passes.automatic is not None:
             self._passes.automatic.close()
+            if len(session.models) and not self._passes.automatic.has_begun:
+                self.print(
+                    "note: no checkpoint was saved: no training batch came from run.loader. Call "
+                    "run.end_step() after each step."
+                )
         if session.bar is not None:
             session.bar.end()
         session.models.close()

@@ -27,6 +27,7 @@ class RegistrarTransport(Transport):
 
     name = "servers"
     native_is_fastest = True
+    may_join_late = True
 
     def __init__(
         self,

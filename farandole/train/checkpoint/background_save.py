@@ -66,15 +66,22 @@ class BackgroundSaves:
         Raises `CheckpointError` on every rank when any rank could not write.
         """
         writer, target = self._writer, self._target
-        if writer is None or target is None:  # then on all ranks
+        # None under way: then on no rank, except that a worker which has come late has no part in
+        # what the others are saving. It must take part in their collective all the same.
+        if writer is None and not group.transport.may_join_late:
             return None
-        problem = writer.wait()
-        self._forget(writer)
-        answers = group.gather_json([problem, writer.name])
+        problem = None if writer is None else writer.wait()
+        name = None if writer is None else writer.name
+        if writer is not None:
+            self._forget(writer)
+        answers = group.gather_json([problem, name])
         for rank, (failed, _) in enumerate(answers):
-            if failed is not None:
+            if failed is not None and target is None:
+                raise CheckpointError(f"rank {rank}: {failed} (It was saved in the background.)")
+            if failed is not None and target is not None:
                 raise target.not_saved(failed, rank, tells_last=group.rank == 0)
-        return target.destination.path_of(answers[0][1])
+        made = answers[0][1]
+        return None if made is None or target is None else target.destination.path_of(made)
 
     def finish_alone(self) -> None:
         """At the end of the run, when nobody can be asked. Rank 0 knows how it went for all.

@@ -260,11 +260,9 @@ def prune(folder: Path, keep: int, own: Collection[str], best: str | None = None
 
 def _remove(path: Path) -> None:
     """The name goes first, so that a kill in the middle leaves no part of it under a number."""
-    gone = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        path.rename(gone)
-    except OSError:  # then as it is
-        gone = path
+    gone = path
+    with contextlib.suppress(OSError):  # then as it is
+        gone = path.rename(path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp"))
     shutil.rmtree(gone, ignore_errors=True)
 
 

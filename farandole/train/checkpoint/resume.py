@@ -6,12 +6,13 @@ import warnings
 from pathlib import Path
 from typing import Any, Final
 
-from farandole.errors import CheckpointError
+from farandole.errors import CheckpointError, UserError
 from farandole.train.checkpoint.automatic.policy import Checkpoints
 from farandole.train.checkpoint.background_save import BackgroundSaves
 from farandole.train.checkpoint.contents import check_random_state
 from farandole.train.checkpoint.fitting_model import require_fitting_model
 from farandole.train.checkpoint.places.run_places import Places
+from farandole.train.checkpoint.places.urls import is_url
 from farandole.train.checkpoint.same_optimizer import OtherOptimizer
 from farandole.train.checkpoint.saver import State, count_models, merged_parts
 from farandole.train.checkpoint.saving import load_together, save_together, take_together
@@ -51,6 +52,7 @@ class RunCheckpoints:
         self._policy = policy or Checkpoints()
         self._fallback = fallback  # from a damaged checkpoint to a good one
         self._places = Places(session.folder, self._policy)
+        self._check_place(self._policy.to)
         self._background = BackgroundSaves()
         self.has_loaded = False  # or looked for something to load
 
@@ -73,7 +75,11 @@ class RunCheckpoints:
     ) -> Path | str:
         """Saves together with all ranks; see `Run.save`."""
         session = self._session
+        self._check_place(path)
         destination = self._places.destination(path, keep)
+        # In a thread, rank 0 would wait for the parts of ranks that have died. Where they may, they
+        # save together instead: there a dead rank is not waited for.
+        background = background and not session.group.transport.may_join_late
         if not session.models.synchronizers:
             session.print("note: this checkpoint holds no model: none was given to run.distribute")
         shared: dict[str, Any] = {
@@ -121,6 +127,13 @@ class RunCheckpoints:
             return saved if background or not in_thread else self.wait_for_save() or saved
         finally:
             self._tell_notes()
+
+    def _check_place(self, path: str | Path | None) -> None:
+        if is_url(path) and self._session.group.transport.may_join_late:
+            raise UserError(
+                f"{path}: workers under parameter servers may die while a save is uploaded, and it "
+                "would wait for them in vain. Save to a folder that all workers see."
+            )
 
     def load(self, path: str | Path | None) -> dict[str, Any] | None:
         """Loads together with all ranks; see `Run.load`."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from conftest import Sandbox
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "saves_on_the_way.py"
+LATE = SCRIPT.with_name("late_worker.py")
 EPOCHS, SAMPLES = 3, 96
 
 
@@ -99,3 +100,15 @@ def test_a_policy_that_cannot_be_is_refused_before_anything_starts(sandbox: Sand
     )
     assert done.returncode != 0
     assert "Leave out --checkpoint or --horovod" in done.stderr
+
+
+def test_a_worker_that_comes_back_late_saves_with_the_others(sandbox: Sandbox) -> None:
+    """Under parameter servers, where one may die and be started again."""
+    words = ["--sync", "server", "--restarts", "1", "--name", "killed"]
+    policy = ["--checkpoint", "every=20steps,keep=2"]
+    done = sandbox.farandole("run", "-n", "2", *words, *policy, LATE)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "saved between two epochs only" in done.stdout
+    assert (sandbox.folder / "came-back").exists()
+    assert "rank 1 has come to the end" in done.stdout
+    assert len(saved(sandbox.folder)) == 2

@@ -66,6 +66,12 @@ class AutomaticSaves:
     def has_begun(self) -> bool:
         return self._steps is not None
 
+    @property
+    def _only_between_epochs(self) -> bool:
+        """Under parameter servers a worker that comes late is not at the same step as the others
+        within an epoch. Meeting there, one would wait for a step of another that waits for it."""
+        return self._session.group.transport.may_join_late
+
     # Where all ranks pass
 
     def begin_epoch(self) -> None:
@@ -77,9 +83,9 @@ class AutomaticSaves:
         steps = self._begin(steps_before=int(within_pass))
         can_save = steps.are_done() or not within_pass
         self._place += 1
-        if within_pass and self._place < self._next:
+        if within_pass and (self._place < self._next or self._only_between_epochs):
             return
-        if self._meet() and self._all(can_save):
+        if self._meet(within_pass=within_pass) and self._all(can_save):
             self._save()
 
     def end_of_epoch(self, *, last: bool) -> None:
@@ -111,14 +117,20 @@ class AutomaticSaves:
     def _begin(self, steps_before: int = 0) -> OptimizerSteps:
         """In the first place: what is trained is known then. So many steps have been made."""
         if self._steps is None:
-            self._saving.prepare()
             session = self._session
+            if not session.group.transport.joined_late:  # the others have done so before it came
+                self._saving.prepare()
             self._steps = OptimizerSteps(session.optimizers)
             self._schedule.saved(time.monotonic(), session.progress.steps - steps_before)
             if session.rank == 0:
                 self._attempts = Attempts(session.folder)
                 self._attempts.progress()
                 self._tell_interval()
+            if self._only_between_epochs:
+                session.print(
+                    "note: under parameter servers, automatic checkpoints are saved between two "
+                    "epochs only"
+                )
             if (
                 has_scheduler(saver.optimizer for saver in session.models.savers)
                 and not self._has_state()
@@ -126,11 +138,11 @@ class AutomaticSaves:
                 session.print(NOTE)
         return self._steps
 
-    def _meet(self, *, at_the_end: bool = False) -> bool:
+    def _meet(self, *, within_pass: bool = False, at_the_end: bool = False) -> bool:
         """Whether to save now, which rank 0 decides; and when to meet again."""
         answer = torch.zeros(2, dtype=torch.float64)
         if self._session.rank == 0:
-            answer[0], answer[1] = self._decide(at_the_end=at_the_end)
+            answer[0], answer[1] = self._decide(within_pass, at_the_end)
         if self._session.size > 1:
             self._session.group.broadcast(answer)
         self._next = self._place + int(answer[1])
@@ -163,6 +175,7 @@ class AutomaticSaves:
             work()
         except CheckpointError as error:
             self._failures += 1
+            self._best = None  # it may be lost; the next value counts as better
             if self._failures >= FAILURES_IN_A_ROW:
                 raise CheckpointError(
                     f"{self._failures} automatic saves in a row have failed. The last: {error}"
@@ -173,7 +186,7 @@ class AutomaticSaves:
 
     # On rank 0
 
-    def _decide(self, *, at_the_end: bool) -> tuple[bool, int]:
+    def _decide(self, within_pass: bool, at_the_end: bool) -> tuple[bool, int]:
         steps, now = self._session.progress.steps, time.monotonic()
         interval = self._interval()
         due = self._schedule.is_due(now, steps, interval)
@@ -181,7 +194,12 @@ class AutomaticSaves:
             due = False  # waiting for the last one would hold up training
         due = due or self._has_better or (at_the_end and self._schedule.has_new(steps))
         wait = self._schedule.places_to_next_meeting(
-            self._place, now, steps, interval, watches_metric=self.policy.best is not None
+            self._place,
+            now,
+            steps,
+            interval,
+            within_pass=within_pass,
+            watches_metric=self.policy.best is not None,
         )
         return due, wait
 

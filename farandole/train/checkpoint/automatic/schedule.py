@@ -36,6 +36,7 @@ class SaveSchedule:
         self._last_steps = steps
         self._costs: list[float] = []  # for which training stood still
         self._met: tuple[int, float] | None = None  # the last meeting's place and time
+        self._per_place = math.inf  # seconds; inf: not measured yet
         self._wait = 1
 
     @property
@@ -80,13 +81,23 @@ class SaveSchedule:
         return now - self._last >= interval
 
     def places_to_next_meeting(
-        self, place: int, now: float, steps: int, interval: float, *, watches_metric: bool
+        self,
+        place: int,
+        now: float,
+        steps: int,
+        interval: float,
+        *,
+        within_pass: bool = True,
+        watches_metric: bool = False,
     ) -> int:
-        """Called in every meeting, with what is known then."""
-        seconds = math.inf
-        if self._met is not None and place > self._met[0]:
-            seconds = (now - self._met[1]) / (place - self._met[0])
-        self._met = (place, now)
+        """Called in every meeting, with what is known then.
+
+        Before a pass over the data, the time since the last meeting is no measure of steps: an
+        evaluation may lie in it.
+        """
+        if within_pass and self._met is not None and place > self._met[0]:
+            self._per_place = (now - self._met[1]) / (place - self._met[0])
+        self._met, seconds = (place, now), self._per_place
         if self._every_steps is not None:
             rest = max(1, self._every_steps - (steps - self._last_steps))
             if not watches_metric:

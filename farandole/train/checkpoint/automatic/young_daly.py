@@ -12,7 +12,8 @@ seconds then wastes about C/T of the time for saves and T/2M for what is lost at
              √(2·C·M)
 
 The minimum is at √(2·C·M) (Young, 1974), for C much smaller than M. Daly (2006) derives more terms
-for larger C, and M itself where a save takes longer than 2·M.
+for larger C, and takes M itself where a save takes 2·M or longer. (There the two branches differ by
+a ninth of M. A run whose saves take that long makes no progress either way.)
 
 Saves in the background: C is how long training stands still. How long the writing goes on beside it
 moves the waste, but not its minimum (Vaidya, 1997); it only bounds T from below, because one save
