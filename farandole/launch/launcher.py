@@ -104,6 +104,7 @@ def launch_elastic(job: ElasticJob) -> Outcome:
     from farandole.launch.policies.elastic.discovery import Discovery
     from farandole.launch.policies.elastic.policy import Elastic
     from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
+    from farandole.launch.policies.elastic.training_policy import ElasticTraining
 
     discovery = Discovery(job.discover)
     discovery.start()
@@ -116,7 +117,8 @@ def launch_elastic(job: ElasticJob) -> Outcome:
         here = each.workers if is_shared else None
         directory = JobDirectory(each, ELASTIC_WORKER, here=here)
         pool = _pool(each, directory, address=address, ssh=job.ssh if is_shared else None)
-        policy = Elastic(job, pool, RendezvousServer(pool.endpoint.store), discovery)
+        kind = Elastic if job.training is None else ElasticTraining
+        policy = kind(job, pool, RendezvousServer(pool.endpoint.store), discovery)
         return supervise(pool, policy)
     finally:
         discovery.stop()

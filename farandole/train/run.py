@@ -30,6 +30,8 @@ from farandole.train.claim import Claim, claim
 from farandole.train.counters import TrainingProgress
 from farandole.train.distribute import distribute_whole
 from farandole.train.distributed_models import DistributedModels
+from farandole.train.elastic.start import most_workers
+from farandole.train.elastic.training import ElasticTraining
 from farandole.train.engines.recipe import MakeOptimizer, Recipe
 from farandole.train.loaders import RunLoaders
 from farandole.train.numbers import T, double, like
@@ -65,6 +67,7 @@ class Run:
         check_in_step: bool = True,
         check_finite: bool = True,
         fallback: bool = False,
+        elastic: ElasticTraining | None = None,
     ) -> None:
         place = settings.folder or folder
         self._claim: Claim | None = None  # of a folder that nobody named
@@ -88,6 +91,7 @@ class Run:
             replicas=group,
             bar=EpochProgress() if group.rank == 0 else None,
             watch=Watch(group.trace) if group.trace is not NO_TRACE else None,
+            most_workers=None if elastic is None else most_workers(),
         )
         group.meter.go_on_from(waited_seconds=0.0, bytes_sent=0)  # from here on, like the clock
         self._metrics = RunMetrics(self._session)
@@ -96,6 +100,9 @@ class Run:
         self._checkpoints = RunCheckpoints(
             self._session, self._loaders, fallback=settings.fallback or fallback
         )
+        self._elastic = self._passes.elastic = elastic
+        if elastic is not None:
+            elastic.attach(self._session, self._loaders)
 
     def _chosen_name(self, group: Group, place: Path, settings: Settings, name: str | None) -> str:
         chosen = settings.name or name
@@ -309,11 +316,15 @@ class Run:
     def epochs(self, count: int) -> Iterator[int]:
         """`range(count)`, except that a resumed run starts where it stopped."""
         progress = self._session.progress
+        if self._elastic is not None:
+            self._elastic.join_running()
         if progress.resumed and progress.epoch >= count:
             self.print(f"{self.name}: all {count} epochs are done already")
         progress.total_epochs = count
         while (epoch := self.group.transport.begin_epoch(min(progress.epoch, count))) < count:
             progress.begin_epoch(epoch)
+            if self._elastic is not None:
+                self._elastic.begin_epoch(epoch)
             yield epoch
             progress.end_epoch()
 
@@ -330,15 +341,29 @@ class Run:
     def mean(self, value: T, weight: float = 1.0) -> T:
         """*Together.* The mean of `value` over all ranks, each counted `weight` times."""
         self._passes.settle()
-        total = self.group.all_reduce(double(value) * float(weight))
-        return like(value, total / self.sum(float(weight)))
+        part = double(value) * float(weight)
+        # In one collective: if a rank is lost, its part is in the sum and in the weights, or in
+        # neither.
+        both = torch.cat([part.reshape(-1), part.new_tensor([float(weight)])])
+        total = self._added_up(both)
+        return like(value, (total[:-1] / total[-1]).reshape(part.shape))
 
     def sum(self, value: T) -> T:
         """*Together.* The sum of `value` over all ranks; as in torch, integers add up to int64."""
         self._passes.settle()
         if isinstance(value, torch.Tensor) and not value.is_floating_point():
-            return self.group.all_reduce(value.detach().to(torch.int64, copy=True))
-        return like(value, self.group.all_reduce(double(value)))
+            return self._added_up(value.detach().to(torch.int64, copy=True))
+        return like(value, self._added_up(double(value)))
+
+    def _added_up(self, value: torch.Tensor) -> torch.Tensor:
+        before = self.group.generation
+        total = self.group.all_reduce(value)
+        if self.group.generation != before:
+            self.print(
+                f"note: a worker was lost before this sum or mean over all ranks; what it had to "
+                f"add may be missing. It is of {self.size} workers."
+            )
+        return total
 
     def log(self, **metrics: float | torch.Tensor | str) -> None:
         """Writes to `runs/<name>/metrics.jsonl` and TensorBoard, and prints a line. Rank 0 only.
@@ -378,7 +403,11 @@ class Run:
         self._session.models.settle_guards()
         with self.group.trace.span("save", "checkpoint"):
             self.wait_for_save()
-            return self._checkpoints.save(folder, state, keep, background=background)
+
+            def saved() -> str:
+                return str(self._checkpoints.save(folder, state, keep, background=background))
+
+            return Path(saved() if self._elastic is None else self._elastic.as_one(saved))
 
     def wait_for_save(self) -> Path | None:
         """*Together.* Waits for the save in the background; returns it, or None if there is none.
@@ -400,7 +429,11 @@ class Run:
         folder = Path(path) if path else self.folder / "checkpoints"
         with self.group.trace.span("load", "checkpoint"):
             self.wait_for_save()
-            return self._checkpoints.load(folder, missing_ok=path is None)
+
+            def loaded() -> dict[str, Any] | None:
+                return self._checkpoints.load(folder, missing_ok=path is None)
+
+            return loaded() if self._elastic is None else self._elastic.as_one(loaded)
 
     def save_when_stopped(
         self,
