@@ -32,13 +32,12 @@ from farandole.launch.policies.elastic.job import ElasticJob
 from farandole.launch.policies.elastic.members import ElasticWorker
 from farandole.launch.policies.elastic.policy import Elastic
 from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
+from farandole.launch.policies.elastic.repeated_exceptions import RepeatedExceptions
 from farandole.launch.policies.elastic.restarts import Restarts
 from farandole.launch.watches.exit_watch import Overdue
 from farandole.launch.worker_pool import WorkerPool
 from farandole.worker.elastic import BROKEN
-from farandole.worker.failure import Failure, first_cause
-
-_SAME_STEPS = 2  # between two exceptions that count as one: the batch is dealt again next
+from farandole.worker.failure import first_cause
 
 
 class ElasticTraining(Elastic):
@@ -58,7 +57,7 @@ class ElasticTraining(Elastic):
         self._has_begun = False  # the generation under way has, or had, the state
         self._free_starts = job.workers or job.min_workers
         self._step = 0  # that survivors were in when they last asked
-        self._raised: tuple[str, int] | None = None  # the last exception, and the step
+        self._raised = RepeatedExceptions()
         self._named_stragglers: set[tuple[int, int]] = set()
 
     def tick(self) -> None:
@@ -182,6 +181,8 @@ class ElasticTraining(Elastic):
         of their ranks. Those in the middle of a step finish it by themselves."""
         if len(ready) < self._job.min_workers:
             return  # replacements are on their way; `_require_enough` watches the time
+        if self._ends_by_repetition():
+            return
         seniors = [member for member in ready if member.rank is not None]
         are_broken = any(self._questions[member.worker].kind == BROKEN for member in seniors)
         self._form(seniors if are_broken else ready)
@@ -193,9 +194,6 @@ class ElasticTraining(Elastic):
         self._restarts.note_failure()
         if worker.rank is not None:
             self._rendezvous.tell_lost(self._generation)
-        if self._is_over or not self._failures:
-            return
-        self._end_if_repeated(self._failures[-1])
 
     def _replacement(self) -> str:
         if self._restarts.left:
@@ -203,14 +201,15 @@ class ElasticTraining(Elastic):
             return f"; another takes its place ({number} of {self._restarts.most} restarts)"
         return "; no restart is left for another" if self._restarts.most else ""
 
-    def _end_if_repeated(self, failure: Failure) -> None:
-        said = _exception(failure)
-        if said is None:
-            return
-        before, self._raised = self._raised, (said, self._step)
-        if before is not None and before[0] == said and self._step - before[1] <= _SAME_STEPS:
-            tell("two workers failed in the same way without progress: others would, too")
-            self.failure = failure
+    def _ends_by_repetition(self) -> bool:
+        """Asked when the survivors of exceptions have said which step they are in, or there are
+        none."""
+        for failure in self._failures:
+            if self._raised.is_repeated(failure, self._step):
+                tell("two workers failed in the same way without progress: others would, too")
+                self.failure = failure
+                return True
+        return False
 
     def _require_state(self) -> None:
         """When nobody is left that has the state, all begin anew."""
@@ -219,6 +218,8 @@ class ElasticTraining(Elastic):
             return
         if not self._failures:
             self._is_over = True
+            return
+        if self._ends_by_repetition():
             return
         wanted = self._job.workers or self._job.min_workers
         if self._restarts.left < min(wanted, self._job.min_workers):
@@ -240,7 +241,7 @@ class ElasticTraining(Elastic):
             self._pool.kill(worker.number)
         self._has_begun = self._had_state = False
         self._life += 1
-        self._raised = None
+        self._failures.clear()
 
     # Stragglers
 
@@ -258,10 +259,3 @@ class ElasticTraining(Elastic):
             self.on_overdue([Overdue(number, slow)])
         else:
             tell(f"worker {number} ({location}) {slow}; --replace-stragglers replaces it")
-
-
-def _exception(failure: Failure) -> str | None:
-    """The last line of an exception that a script raised; None: it ended in another way."""
-    if failure.exit_code <= 0 or failure.killed_by or "Traceback" not in failure.error:
-        return None
-    return failure.error.strip().splitlines()[-1]

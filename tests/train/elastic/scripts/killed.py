@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -53,7 +54,7 @@ def main() -> None:
     # The first layer's gradient is the last to come: other buckets are averaged by then.
     plain[0].weight.register_post_accumulate_grad_hook(lambda _: end_if("backward"))
     data = [item(index) for index in range(47)]
-    with open(f"used-{WORKER}", "a") as used:
+    with Path(f"used-{WORKER}").open("a") as used:
         for epoch in run.epochs(100_000):
             for x, y, indices in run.loader(data, batch_size=2):
                 if run.size < 4 and REPLACES:
