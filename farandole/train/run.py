@@ -466,6 +466,7 @@ class Run:
             say=self.print,
             optimizers=self._session.optimizers,
             grace_seconds=grace_seconds(os.environ),
+            agreement=None if self._elastic is None else self._elastic.stop_agreement(),
         )
         record_saving()
         self._loaders.outlive_stop_signals()

@@ -19,7 +19,7 @@ from farandole.system.activity import show_activity
 from farandole.system.orphans import end_with_launcher
 from farandole.train.current_run import make_current
 from farandole.train.elastic.start import join_elastic, most_workers
-from farandole.train.elastic.support import require_elastic_device
+from farandole.train.elastic.support import require_elastic_device, require_elastic_settings
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
 from farandole.train.settings import Settings, declared_hosts
@@ -71,6 +71,7 @@ def init(
     if most is not None:
         device = torch.device("cuda" if torch.cuda.device_count() else "cpu")
         require_elastic_device(device)
+        require_elastic_settings(settings)
         group, elastic = join_elastic(limit, settings.transport or transport)
     else:
         group, device = _join_job(assignment, settings, limit, settings.transport or transport)

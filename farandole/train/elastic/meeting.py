@@ -17,6 +17,7 @@ import torch
 
 from farandole.comm import Group
 from farandole.train.elastic.pace import Pace
+from farandole.train.stopping.agreement import StopAgreement
 from farandole.worker import elastic
 from farandole.worker.generations import Generations
 
@@ -74,3 +75,24 @@ class StepMeeting:
     def _tell_of(self, worker: int) -> None:
         assert self._changes is not None
         self._changes.tell_straggler(self._generations.generation, worker)
+
+
+class MeetingNews(StopAgreement):
+    """A request to stop, as it is heard in the meeting after a step: by all ranks in the same one.
+
+    `StoreAgreement` counts places, which a rank that has just come has not counted.
+    """
+
+    always_asks = True
+
+    def __init__(self, meeting: StepMeeting) -> None:
+        self._meeting = meeting
+
+    def request(self, number: int) -> None:
+        self._meeting.signal = number
+
+    def requested(self) -> int | None:
+        return self._meeting.heard_signal or None
+
+    def stops_at(self, place: int) -> int | None:
+        return self._meeting.heard_signal or None

@@ -18,11 +18,12 @@ class Status(NamedTuple):
     state: State  # of that unit: `over` is out of its meeting
     dealt: int = -1  # the generation to whose workers the data are dealt
     readers: tuple[int, ...] = ()  # these workers
+    signal: int = 0  # that it has heard of in a meeting, and that asks all to save and leave
 
     @classmethod
     def read(cls, fields: Any) -> Status:
-        unit, state, dealt, readers = fields
-        return cls(unit, state, dealt, tuple(readers))
+        unit, state, dealt, readers, signal = fields
+        return cls(unit, state, dealt, tuple(readers), signal)
 
 
 class Verdict(NamedTuple):
@@ -31,6 +32,7 @@ class Verdict(NamedTuple):
     is_over: bool  # its unit; else it is to be repeated
     top: int  # the unit that the furthest survivor is in
     missed: Status | None  # one whose last dealing this survivor has not heard of
+    signal: int  # that any of them has heard of, and all obey at the same step
 
 
 def judge(own: Status, everyone: Sequence[Status]) -> Verdict:
@@ -45,4 +47,5 @@ def judge(own: Status, everyone: Sequence[Status]) -> Verdict:
     # A survivor that came out of an earlier recovery, in which a further rank was lost, has dealt
     # the data anew already. Others must do the same before they go on from there.
     latest = max(everyone, key=lambda status: status.dealt)
-    return Verdict(is_over, top, latest if latest.dealt > own.dealt else None)
+    missed = latest if latest.dealt > own.dealt else None
+    return Verdict(is_over, top, missed, max(status.signal for status in everyone))

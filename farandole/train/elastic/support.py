@@ -7,8 +7,11 @@ from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from farandole.data import Loader
+from farandole.environment import HOSTS
 from farandole.errors import UserError
+from farandole.layout import Layout
 from farandole.sync import Strategy
+from farandole.train.settings import Settings
 
 _OTHERWISE = "Leave out --min and --restarts: then a lost worker ends the job."
 
@@ -56,6 +59,20 @@ def require_elastic_device(device: torch.device) -> None:
             "does not outlive a lost rank. Set CUDA_VISIBLE_DEVICES= to hide the GPUs. "
             f"{_OTHERWISE}"
         )
+
+
+def require_elastic_settings(settings: Settings) -> None:
+    if settings.hosts is not None:
+        raise refuse(f"{HOSTS}={settings.hosts} (pretended hosts)")
+    if settings.trace is not None or settings.trace_parts is not None:
+        raise refuse("a trace, which has one part for each rank,")
+
+
+def refuse_trainer_options(precision: torch.dtype | None, layout: Layout | None) -> None:
+    if layout is not None:
+        raise refuse(f"layout {layout}")
+    if precision is torch.float16:
+        raise refuse("precision=torch.float16, whose scale a new worker would not know,")
 
 
 def refuse(what: str) -> UserError:

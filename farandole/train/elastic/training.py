@@ -21,11 +21,12 @@ from farandole.comm import Group
 from farandole.comm.units import Units
 from farandole.data import Loader
 from farandole.errors import CommError, JoinError, UserError
-from farandole.train.elastic.meeting import StepMeeting
+from farandole.train.elastic.meeting import MeetingNews, StepMeeting
 from farandole.train.elastic.setup_log import SetupLog
 from farandole.train.elastic.status import Status, Verdict, judge
 from farandole.train.elastic.transfer import share_state
 from farandole.train.session import Session
+from farandole.train.stopping.agreement import StopAgreement
 from farandole.worker import elastic
 from farandole.worker.generations import Generations, Joined
 
@@ -55,6 +56,10 @@ class ElasticTraining:
         if self._is_new:
             self._units.rehearse = self._rehearse
         group.units = self._units
+
+    def stop_agreement(self) -> StopAgreement:
+        """How all ranks come to stop at the same step, when one is told to."""
+        return MeetingNews(self._meeting)
 
     def attach(self, session: Session, loaders: Iterable[Loader]) -> None:
         self._session, self._loaders = session, loaders
@@ -139,7 +144,8 @@ class ElasticTraining:
         return self._regroup(own, elastic.BROKEN, is_step=is_step)
 
     def _own_status(self, unit: int, state: Any) -> Status:
-        return Status(unit, state, self._dealt, self._group.readers)
+        heard = self._meeting.heard_signal
+        return Status(unit, state, self._dealt, self._group.readers, heard)
 
     def _regroup(self, own: Status, kind: str, *, is_step: bool) -> bool:
         """Goes on with the survivors. Returns whether this rank's unit is over."""
@@ -166,6 +172,7 @@ class ElasticTraining:
         assert joined.transport is not None
         self._group.go_on(joined.transport, joined.members)
         self._meeting.restart()
+        self._meeting.heard_signal = verdict.signal
         # The data are dealt anew after the same unit on all ranks: the one that the furthest is in,
         # and has drawn batches for that others have yet to draw.
         if verdict.is_over and own.unit == verdict.top:

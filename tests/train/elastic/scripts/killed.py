@@ -53,9 +53,14 @@ def main() -> None:
     model, optimizer = run.distribute(plain, optimizer)
     # The first layer's gradient is the last to come: other buckets are averaged by then.
     plain[0].weight.register_post_accumulate_grad_hook(lambda _: end_if("backward"))
+    if REPLACES:  # what came before the training, a newcomer is told
+        assert run.sum(1.0) == 4.0
+        assert run.load() is None
     data = [item(index) for index in range(47)]
     with Path(f"used-{WORKER}").open("a") as used:
         for epoch in run.epochs(100_000):
+            if REPLACES:
+                began = run.sum(1.0)
             for x, y, indices in run.loader(data, batch_size=2):
                 if run.size < 4 and REPLACES:
                     time.sleep(0.05)
@@ -70,7 +75,8 @@ def main() -> None:
                 scheduler.step()
             mean = run.mean(loss.item(), weight=len(x))
             if REPLACES:
-                run.log(epoch=epoch, loss=mean, size=run.size)
+                run.log(epoch=epoch, loss=mean, size=run.size, began=began)
+                run.save(note=epoch)
             # The same on all ranks, also on one that has just come.
             if run.steps > LAST and (run.size == 4 or not REPLACES):
                 break
