@@ -93,6 +93,10 @@ ELASTIC_GENERATION: Final = _internal(
 ELASTIC_STATE: Final = _internal(
     "ELASTIC_STATE", "Whether a worker of an elastic job has state to keep."
 )
+ELASTIC_MOST: Final = _internal(
+    "ELASTIC_MOST",
+    "The largest number of workers of an elastic job whose script calls `fd.init()`.",
+)
 FORKS: Final = _internal(
     "FORKS", "The fork server of a launcher that was forked itself: a descriptor and a process id."
 )

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from farandole import environment
+from farandole.cli.elastic_options import elastic_options
 from farandole.cli.engine_options import ChosenEngine, engine_options
 from farandole.cli.host_options import host_options
 from farandole.cli.options import (
@@ -88,13 +89,7 @@ from farandole.launch.outcome_text import print_outcome
     type=click.Path(path_type=Path),
     help="File with the key of running servers. `farandole server` prints its name.",
 )
-@click.option(
-    "--restarts",
-    type=int,
-    default=0,
-    metavar="R",
-    help="With parameter servers: restart each failed worker up to R times. [0]",
-)
+@elastic_options
 @click.option(
     "--exit-timeout",
     type=float,
@@ -130,7 +125,8 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
 
     In the script, `fd.init()` joins the workers. Every line of output starts with the rank of its
     worker. If a worker fails, the others are stopped and its traceback is shown last. With
-    parameter servers, any worker except rank 0 may fail, and the rest go on.
+    parameter servers, any worker except rank 0 may fail, and the rest go on. With --min or
+    --restarts any worker may fail, and the rest finish its step and go on.
 
     \b
       farandole run -n 4 train.py --epochs 10
@@ -141,6 +137,7 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 4 --name digits --checkpoint every=10min,keep=3,best=accuracy train.py
       farandole run -n 4 --trace out.json train.py
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
+      farandole run -n 8 --min 4 --restarts 10 train.py
       farandole run -n 4 --horovod train_with_horovod.py
       farandole run --on slurm --nodes 4 --per-node 8 train.py
     """

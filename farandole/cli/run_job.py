@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from farandole import environment
+from farandole.cli.elastic_job import run_elastic
+from farandole.cli.elastic_options import is_elastic
 from farandole.cli.options import check_limits, check_script
 from farandole.cli.scheme import checked_transport, layout_text, read_scheme
 from farandole.errors import FarandoleError, UserError
@@ -45,6 +47,10 @@ class RunOptions:
     functions: tuple[str, ...]
     key_file: Path | None
     restarts: int
+    min_workers: int | None
+    max_workers: int | None
+    replace_stragglers: bool
+    elastic_wait: float
     exit_timeout: float | None
     stall: float | None
     stall_kill: bool
@@ -100,15 +106,16 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
     plan = plan_servers(
         strategy, options.servers, options.replicas, options.functions, options.key_file
     )
-    if options.restarts and plan is None:
-        raise UserError(
-            f"--restarts {options.restarts}: without parameter servers no worker can come back "
-            "alone. Choose a strategy that needs them, such as --sync server, or leave --restarts "
-            "out."
-        )
     if placement.others:
         _check_other_hosts(options, placement, plan)
     job = _job(options, placement, strategy, layout, plan)
+    if is_elastic(options) and plan is None:
+        return run_elastic(options, job, placement, strategy, layout), placement.topology
+    if options.min_workers is not None:
+        raise UserError(
+            f"--min {options.min_workers} is for jobs without parameter servers. With them any "
+            "worker except rank 0 may fail anyway; leave --min out."
+        )
     try:
         outcome = _launch(options, job, described, plan)
     finally:
@@ -244,7 +251,7 @@ def _job(
         environment=variables,
         rank0_owns_terminal=sys.stdout.isatty() and sys.stderr.isatty(),
         tolerant=plan is not None,
-        restarts=options.restarts,
+        restarts=options.restarts if plan is not None else 0,
         fork=not options.no_fork,
         exit_seconds=options.exit_timeout,
         stall_seconds=options.stall,

@@ -24,6 +24,11 @@ class CollectiveScopes:
         self._more_time = more_time
         self._broken: str | None = None
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether a rank was lost."""
+        return self._broken is not None
+
     def enter(
         self, what: str, nbytes: int, algorithm: str = "", *, by: str = "", traced: bool = True
     ) -> CollectiveScope:

@@ -26,6 +26,7 @@ from farandole.comm.process_group import GroupAdapter
 from farandole.comm.queue import Handle, Queue
 from farandole.comm.tensors import batches, flat_view, put_back
 from farandole.comm.transports.base import Transport
+from farandole.comm.units import Units
 from farandole.errors import UserError
 from farandole.topology import Topology
 from farandole.trace.spans import NO_TRACE, Trace
@@ -51,22 +52,44 @@ class Group:
         meter: Meter | None = None,
         trace: Trace = NO_TRACE,
         more_time: str = "fd.init(timeout=…)",
+        members: Sequence[int] | None = None,
     ) -> None:
         """`more_time` is what a user sets to make the ranks wait longer."""
+        self.meter = meter or Meter()
+        self._more_time = more_time
+        self._queue = Queue(self.meter)
+        self._subgroups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self.units: Units | None = None
+        """In an elastic job: what makes collectives outlive a lost rank."""
+        self.generation = 0
+        """How often the group has gone on with other ranks."""
+        self._connect(transport, trace, range(transport.size) if members is None else members)
+        self.readers = self.members
+        """Who shares data: those of before, as long as not all know that ranks have changed."""
+
+    def _connect(self, transport: Transport, trace: Trace, members: Sequence[int]) -> None:
         self.transport = transport
         self.rank = transport.rank
         self.size = transport.size
+        self.members = tuple(members)
+        """Of each rank, a number that stays when ranks change: its worker's, in an elastic job."""
         self.timeout: timedelta = transport.timeout
-        self.meter = meter or Meter()
-        self._more_time = more_time
-        self._scopes = CollectiveScopes(transport, trace, more_time)
+        self._scopes = CollectiveScopes(transport, trace, self._more_time)
         self._direct = DirectCollectives(transport, self.meter, self._scopes)
         self.process_group: dist.ProcessGroup = transport.process_group or GroupAdapter(
             self, transport.name
         )
         """For code of PyTorch's that wants a c10d group, such as DDP."""
-        self._queue = Queue(self.meter)
-        self._subgroups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+    def go_on(self, transport: Transport, members: Sequence[int]) -> None:
+        """From now on between other ranks. Whoever holds the group, holds the new one."""
+        self.generation += 1
+        self._connect(transport, self.trace, members)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a rank was lost. Then every collective fails."""
+        return self._scopes.is_broken
 
     @property
     def trace(self) -> Trace:
@@ -140,6 +163,19 @@ class Group:
 
         return self._queue.in_order(work)
 
+    def _run(self, collective: Callable[[], T], changed: torch.Tensor | None = None) -> T:
+        """In its turn; in an elastic job also once more, if a rank is lost: `changed` is what the
+        collective overwrites."""
+        if self.units is None:
+            return self._queue.in_order(collective)
+        kept = None if changed is None else changed.detach().clone()
+
+        def restore() -> None:
+            if changed is not None and kept is not None:
+                changed.detach().copy_(kept)
+
+        return self.units.run(lambda: self._queue.in_order(collective), restore, changed)
+
     # Collectives
 
     def all_reduce(
@@ -151,8 +187,8 @@ class Group:
         the transport does by itself, or `auto`.
         """
         check_op(op, tensor.dtype)
-        return self._queue.in_order(
-            lambda: self._direct.all_reduce(tensor, op, algorithm, agreed=False)
+        return self._run(
+            lambda: self._direct.all_reduce(tensor, op, algorithm, agreed=False), tensor
         )
 
     def reduce_scatter(self, tensor: torch.Tensor, op: Op = "sum") -> torch.Tensor:
@@ -163,16 +199,16 @@ class Group:
         check_op(op, tensor.dtype)
         if tensor.dim() == 0:
             raise UserError("reduce_scatter divides rows; a tensor without dimensions has none.")
-        return self._queue.in_order(lambda: self._direct.reduce_scatter(tensor, op))
+        return self._run(lambda: self._direct.reduce_scatter(tensor, op))
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's `tensor`, in rank order. Shapes may differ, dtypes not."""
-        return self._queue.in_order(lambda: self._direct.all_gather(tensor))
+        return self._run(lambda: self._direct.all_gather(tensor))
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Overwrites `tensor` with the one of rank `source` and returns it."""
         self._require_rank(source)
-        return self._queue.in_order(lambda: self._direct.broadcast(tensor, source))
+        return self._run(lambda: self._direct.broadcast(tensor, source), tensor)
 
     def broadcast_all(self, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
         """Broadcasts many tensors in few messages: those of one dtype and device travel flat."""
@@ -192,12 +228,11 @@ class Group:
             raise UserError(
                 f"all_to_all wants one tensor per rank: {self.size}, not {len(tensors)}"
             )
-        return self._queue.in_order(lambda: self._direct.all_to_all(tensors))
+        return self._run(lambda: self._direct.all_to_all(tensors))
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""
-
-        self._queue.in_order(self._direct.barrier)
+        self._run(lambda: self._direct.barrier())
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Sends to one rank, which must call `receive`."""
@@ -224,6 +259,9 @@ class Group:
 
     def broadcast_json(self, value: Any, source: int = 0) -> Any:
         """Rank `source`'s `value`, on every rank."""
+        return self._run(lambda: self._broadcast_json(value, source))
+
+    def _broadcast_json(self, value: Any, source: int) -> Any:
         text = json.dumps(value).encode() if self.rank == source else b""
         length = self.broadcast(torch.tensor([len(text)], dtype=torch.int64), source)
         buffer = torch.zeros(int(length), dtype=torch.uint8)

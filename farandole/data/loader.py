@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,13 +10,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from farandole.comm import Group
+from farandole.data.dealing import Dealings
 from farandole.data.mirror import DataLoaderMirror
 from farandole.data.options import LoaderOptions, resolve
 from farandole.data.order import from_sampler, mixed, sampler_length, shuffled
 from farandole.data.position import Position
 from farandole.data.process_start import ProcessStart
 from farandole.data.samplers import RankBatches
-from farandole.data.shares import Part, Shares
+from farandole.data.shares import Shares
 from farandole.data.stream import StreamShare
 from farandole.errors import UserError
 
@@ -57,13 +58,15 @@ class Loader(DataLoaderMirror):
     ) -> None:
         self.position = position or Position()
         self._group = group
-        self._rank, self._size = group.rank, group.size
         self._device = device
         self._on_batch = on_batch
         self._on_begin = on_begin  # (whether the epoch begins, or goes on after a resume)
         self._on_end = on_end  # (whether it was read to its end, or broken off)
         self._on_pause = on_pause  # (whether the epoch is under way, or about to begin)
         self.finish: Callable[[Any], Any] = _as_it_is  # applied to every batch last
+        self.dealings = Dealings()
+        self.trains = False  # the pass under way
+        self._steps_before = 0
         self.last_batch: BatchInfo | None = None
         """What is known of the batch that was handed out last; None before the first."""
         self._resolved = resolved = resolve(source, options, torch_options)
@@ -91,8 +94,7 @@ class Loader(DataLoaderMirror):
         else:
             sampler = resolved.sampler
             count = len(cast(Sized, source)) if sampler is None else sampler_length(sampler)
-            shares = Shares(count, group.size, options.global_batch(group.size), options.drop_last)
-            self._batches = RankBatches(shares, group.rank, self._order, options)
+            self._batches = RankBatches(count, group, self._order, options)
             self._inner = DataLoader(source, batch_sampler=self._batches, **torch_options)
 
     @property
@@ -123,43 +125,84 @@ class Loader(DataLoaderMirror):
             self._on_pause(False)
         done, position.resume_at = position.resume_at, 0
         position.done_samples = done
+        if done == 0:
+            position.returned = []
         self._seeder.manual_seed(mixed(self.options.seed, self.epoch, self._group.rank))
-        self._batches.begin(self.epoch, done)
-        # For display and progress only. After a resume on other numbers `done` need not be a whole
-        # number of steps; which samples come next depends on `done` alone.
-        steps_before = done // self.options.global_batch(self._group.size)
         self._on_begin(done == 0)
         finished = False
+        self.trains = self.is_training
         position.reader = self
         try:
-            for index, batch in enumerate(self._inner):
-                steps = None
-                if isinstance(self._batches, StreamShare):
-                    batch, samples, part = batch
-                else:
-                    rest = cast(Shares, self._batches.rest)
-                    steps = steps_before + rest.steps
-                    samples = len(rest.global_range(index))
-                    part = rest.part(index, self._group.rank)
-                # Counted before the batch is handed out: a script that saves within its step has
-                # used this batch, and must not get it again. What worker processes have loaded
-                # ahead does not count; it is loaded again after a resume.
-                position.done_samples += samples
-                self.last_batch = self._info(steps_before + index, steps, samples, part)
-                self._on_batch(self.last_batch)
-                yield self.finish(to_device(batch, self._device))
-                if steps is None or steps_before + index + 1 < steps:  # else the epoch is over
-                    self._on_pause(True)
+            yield from self._rest()
             finished = True
         finally:
             # A loop that the script breaks out of has ended its epoch too: the next one begins
             # with another order, as with a DataLoader.
             position.end_epoch(whole=finished)
+            self.dealings.end_epoch()
             self._on_end(finished)
 
-    def _info(self, step: int, steps: int | None, samples: int, part: Part) -> BatchInfo:
-        weight = part.samples * self._size / samples
-        return BatchInfo(step, steps, samples, weight, part.readers, part.samples)
+    def _rest(self) -> Iterator[Any]:
+        """What is left of the epoch, dealt anew whenever other ranks share it."""
+        while True:
+            self._begin_dealing()
+            for index, batch in enumerate(self._inner):
+                info, batch = self._described(index, batch)
+                self.last_batch = info
+                self._on_batch(info)
+                yield self.finish(to_device(batch, self._device))
+                is_last = info.steps is not None and info.step + 1 >= info.steps
+                if not is_last or self.dealings.is_over:  # else the epoch is over
+                    self._on_pause(True)
+                if self.dealings.is_over:
+                    break
+            if not self.dealings.is_over:
+                return
+
+    def _begin_dealing(self) -> None:
+        position = self.position
+        if isinstance(self._batches, StreamShare):
+            self._batches.begin(self.epoch, position.done_samples)
+        else:
+            self._batches.begin(self.epoch, position.returned, position.done_samples)
+            if self._batches.dealing is None:
+                self.dealings.end_epoch()
+            else:
+                self.dealings.begin(self._batches.dealing)
+        # For display and progress only. After a resume on other numbers `done` need not be a whole
+        # number of steps; which samples come next depends on the position alone.
+        done = position.done_samples - len(position.returned)
+        self._steps_before = done // self.options.global_batch(len(self._group.readers))
+
+    def _described(self, index: int, batch: Any) -> tuple[BatchInfo, Any]:
+        """Counts a batch that was read, and says what is known of it."""
+        # Counted before the batch is handed out: a script that saves within its step has used this
+        # batch, and must not get it again. What worker processes have loaded ahead does not count;
+        # it is loaded again after a resume.
+        step = self._steps_before + index
+        if isinstance(self._batches, StreamShare):
+            batch, samples, part = batch
+            self.position.use(samples)
+            weight = part.samples * self._group.size / samples
+            return BatchInfo(step, None, samples, weight, part.readers, part.samples), batch
+        group = self._group
+        dealing, number = self.dealings.current, self.dealings.hand_out()
+        rank = dealing.members.index(group.members[group.rank])
+        self.position.use(dealing.length(number))
+        samples, weight, readers, own = dealing.describe(number, rank, group.members)
+        steps = self._steps_before + dealing.shares.steps
+        return BatchInfo(step, steps, samples, weight, readers, own), batch
+
+    def deal_anew(self, members: Collection[int]) -> None:
+        """*Together.* The `members` share the rest of the epoch from the next batch on. What others
+        had read and not contributed to a step goes back, and is read next."""
+        rest = self.dealings.end_here(members)
+        self.position.returned, self.position.done_samples = rest
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a pass has begun and not ended, and who reads what of it is known."""
+        return self.position.reader is self and self.dealings.has_begun
 
     @property
     def epoch(self) -> int:

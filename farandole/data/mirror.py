@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from farandole.comm import Group
 from farandole.data.options import LoaderOptions, ResolvedLoader
 from farandole.data.position import Position
 from farandole.data.samplers import RankBatches, RankBatchSampler, RankSampler
@@ -27,8 +28,7 @@ class DataLoaderMirror:
     _resolved: ResolvedLoader
     _batches: RankBatches | StreamShare
     _inner: DataLoader[Any]
-    _size: int
-    _rank: int
+    _group: Group
 
     @property
     def dataset(self) -> Dataset[Any]:
@@ -39,8 +39,9 @@ class DataLoaderMirror:
     @property
     def batch_size(self) -> int:
         """How many samples of a full step are this rank's."""
-        whole = self.options.global_batch(self._size)
-        return int(part_of(whole, self._size, self._rank, whole).samples)
+        rank, size = self._group.rank, self._group.size
+        whole = self.options.global_batch(size)
+        return int(part_of(whole, size, rank, whole).samples)
 
     @property
     def drop_last(self) -> bool:

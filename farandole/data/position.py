@@ -2,7 +2,8 @@
 
 A position counts samples of the epoch's order, over all ranks. The order depends on the seed and
 the epoch only, so a position means the same on any number of ranks and with any batch size: what
-comes before it is used, what comes after it is not.
+comes before it is used, what comes after it is not. Samples that a lost worker had read in vain lie
+before it, and are to be read again (`dealing`): they are listed beside it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Position:
     epoch: int = 0
     done_samples: int = 0
     resume_at: int = 0  # the samples of this epoch that a run which is resumed has used already
+    returned: list[int] = field(default_factory=list)  # places before `done_samples`, not used
     drawn: list[int] = field(default_factory=list)  # this epoch's, by the user's own sampler
     read_whole: bool = False  # the last epoch that was begun was read to its end
     reader: object | None = None  # the loader whose pass is under way
@@ -29,6 +31,8 @@ class Position:
         state: dict[str, Any] = {"epoch": self.epoch, "done_samples": self.done_samples}
         if self.drawn:
             state["drawn"] = torch.tensor(self.drawn)
+        if self.returned:
+            state["returned"] = torch.tensor(self.returned)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -37,10 +41,17 @@ class Position:
         # run that is saved again before it reads anything must find the same position.
         self.done_samples = self.resume_at = state["done_samples"]
         self.drawn = state["drawn"].tolist() if "drawn" in state else []
+        self.returned = state["returned"].tolist() if "returned" in state else []
+
+    def use(self, samples: int) -> None:
+        """The next samples are handed out: those that were returned come first."""
+        early = min(samples, len(self.returned))
+        del self.returned[:early]
+        self.done_samples += samples - early
 
     def end_epoch(self, *, whole: bool) -> None:
         self.epoch += 1
         self.done_samples = 0
-        self.drawn = []
+        self.drawn, self.returned = [], []
         self.read_whole = whole
         self.reader = None

@@ -2,63 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
 from torch.utils.data import Sampler
 
+from farandole.comm import Group
+from farandole.data.dealing import Dealing, rest_of
 from farandole.data.options import LoaderOptions
 from farandole.data.position import Position
 from farandole.data.shares import Shares, warn_of_rest
 
 
 class RankBatches(Sampler[list[int]]):
-    """This rank's batches of indices, one epoch at a time."""
+    """This rank's batches of indices: of one epoch, or of what is left of it, at a time."""
 
     def __init__(
         self,
-        shares: Shares,
-        rank: int,
+        count: int,
+        group: Group,
         order: Callable[[int, int], list[int] | range],
         options: LoaderOptions,
     ) -> None:
+        self._count = count
+        self._group = group
         self._options = options
-        self._training, self._evaluation = shares, replace(shares, evaluates=True)
-        self.rank = rank
         self._order = order
-        self.begin(0, 0)
+        self.begin(0, [], 0)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number among those that share a pass that would begin now."""
+        return self._group.readers.index(self._group.members[self._group.rank])
 
     @property
     def shares(self) -> Shares:
         """Of a pass that would begin now."""
-        return self._training if self._options.is_training else self._evaluation
+        size = len(self._group.readers)
+        whole = Shares(self._count, size, self._options.global_batch(size), self._options.drop_last)
+        return whole if self._options.is_training else replace(whole, evaluates=True)
 
-    def begin(self, epoch: int, done: int) -> None:
-        """The next epoch to be iterated, and how many of its samples are used already."""
-        self._epoch, self._done = epoch, done
-        self.rest = self.shares.after(done)
-        if self.rest is None and not self.shares.drop_last and self.rank == 0:
-            warn_of_rest(self.shares.count - done, self.shares.size)
+    def begin(self, epoch: int, returned: Sequence[int], start: int) -> None:
+        """What is to be iterated next: of `epoch` the samples that were `returned`, then all from
+        `start` on. Who shares them are the ranks of this moment."""
+        self._epoch = epoch
+        self.dealing = self._deal(returned, start)
+        if self.dealing is None and not self.shares.drop_last and self.rank == 0:
+            warn_of_rest(self._count - start + len(returned), self.shares.size)
 
-    def of(self, epoch: int, done: int) -> Iterator[list[int]]:
-        """Those of an epoch of which `done` samples are used already."""
-        return self._batches(self.shares.after(done), epoch, done)
+    def of(self, position: Position) -> Iterator[list[int]]:
+        """Those of the position's epoch that it has not used before a pass begins."""
+        returned = position.returned if position.resume_at else []  # else of a pass under way
+        return self._batches(self._deal(returned, position.resume_at), position.epoch)
 
-    def _batches(self, rest: Shares | None, epoch: int, done: int) -> Iterator[list[int]]:
+    def _deal(self, returned: Sequence[int], start: int) -> Dealing | None:
+        rest = rest_of(self.shares, returned, start)
         if rest is None:
+            return None
+        return Dealing(rest, self._group.readers, tuple(returned), start)
+
+    def _batches(self, dealing: Dealing | None, epoch: int) -> Iterator[list[int]]:
+        if dealing is None:
             return
-        # The whole epoch's order, also after a resume: `done` is a place in it. Drawing an order of
+        # The whole epoch's order, also after a resume: places are places in it. Drawing an order of
         # the rest would repeat samples and leave out others.
-        order = self._order(epoch, self._training.count)
-        for step in range(rest.steps):
-            yield [order[done + at] for at in rest.share(step, self.rank)]
+        order = self._order(epoch, self._count)
+        rank = self.rank  # it may change while others read the rest of this dealing
+        for step in range(dealing.shares.steps):
+            yield [order[place] for place in dealing.share(step, rank)]
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._batches(self.rest, self._epoch, self._done)
+        return self._batches(self.dealing, self._epoch)
 
     def __len__(self) -> int:
-        return self.rest.steps if self.rest else 0
+        return self.dealing.shares.steps if self.dealing else 0
 
 
 class RankSampler(Sampler[int]):
@@ -72,8 +90,7 @@ class RankSampler(Sampler[int]):
         self._position = position
 
     def __iter__(self) -> Iterator[int]:
-        position = self._position
-        return chain.from_iterable(self._batches.of(position.epoch, position.resume_at))
+        return chain.from_iterable(self._batches.of(self._position))
 
     def __len__(self) -> int:
         shares, rank = self._batches.shares, self._batches.rank
@@ -93,7 +110,7 @@ class RankBatchSampler(Sampler[list[int]]):
         self.drop_last = batches.shares.drop_last
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._batches.of(self._position.epoch, self._position.resume_at)
+        return self._batches.of(self._position)
 
     def __len__(self) -> int:
         return self._batches.shares.steps

@@ -13,12 +13,12 @@ import psutil
 import torch
 from torch.distributed import PrefixStore, Store
 
-from farandole.comm import Exchange, Group, InProcess
-from farandole.environment import HOROVOD_RANK_OWNER
+from farandole.comm import Exchange, Group, InProcess, check_transport
+from farandole.environment import HOROVOD_RANK_OWNER, TRANSPORT
 from farandole.errors import UserError
-from farandole.horovod.engine.carriers import carrier
 from farandole.horovod.engine.gpus import GpuLinks
 from farandole.worker import elastic as rejoining
+from farandole.worker.carriers import carrier
 from farandole.worker.environment import RankAssignment, detect
 from farandole.worker.loopback import stay_on_loopback
 from farandole.worker.rendezvous import (
@@ -63,10 +63,18 @@ class JobConnection:
             self._times[job] += 1
         finally:
             forget_announcement(assignment)
-        group = Group(carrier(assignment, store, timeout), more_time=_MORE_TIME)
+        group = Group(carrier(assignment, store, timeout, _wanted()), more_time=_MORE_TIME)
         if torch.cuda.is_available():
             store = PrefixStore(name, store_for_nccl(assignment, self._store, timeout))
         return assignment, group, GpuLinks(store, assignment.local_size)
+
+
+def _wanted() -> str:
+    """The transport that FARANDOLE_TRANSPORT, set by `farandole run --transport`, asks for."""
+    wanted = check_transport(os.environ.get(TRANSPORT) or "auto")
+    if wanted == "mpi":
+        raise UserError(f"transport mpi is not for hvd. Leave {TRANSPORT} out.")
+    return wanted
 
 
 def _require_first(assignment: RankAssignment) -> None:

@@ -122,6 +122,7 @@ def launch_elastic(job: ElasticJob) -> Outcome:
     from farandole.launch.policies.elastic.discovery import Discovery
     from farandole.launch.policies.elastic.policy import Elastic
     from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
+    from farandole.launch.policies.elastic.training_policy import ElasticTraining
 
     discovery = Discovery(job.discover)
     discovery.start()
@@ -140,7 +141,8 @@ def launch_elastic(job: ElasticJob) -> Outcome:
             channel=job.channel if is_shared else None,
             connect_seconds=job.connect_seconds,
         )
-        policy = Elastic(job, pool, RendezvousServer(pool.endpoint.store), discovery)
+        kind = Elastic if job.training is None else ElasticTraining
+        policy = kind(job, pool, RendezvousServer(pool.endpoint.store), discovery)
         return supervise(pool, policy)
     finally:
         discovery.stop()

@@ -108,6 +108,24 @@ class Synchronizer:
         if self._weighing is not None:
             self._weighing.weight, self._weighing.readers = 1.0, 1
 
+    @property
+    def order(self) -> list[str] | None:
+        """In which gradients are expected, if that is known: the same on all ranks."""
+        return None if self._reducer is None else self._reducer.order
+
+    def regroup(self, order: list[str] | None) -> None:
+        """*Together.* Ranks have come: goes on with them, and with gradients in this `order`."""
+
+    def rescale(self, factor: float, *, within_step: bool) -> None:
+        """A rank was lost: this rank's samples that are not in a step yet count `factor` times as
+        much. `within_step`: their gradients are being averaged."""
+        if self._weighing is not None:
+            self._weighing.weight *= factor
+        if not within_step:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
     def whole_model(self) -> dict[str, Any]:
         """The state of the model that all replicas together stand for. Changes no replica."""
         return self.model.state_dict()
@@ -134,6 +152,11 @@ class Strategy(ABC):
     needs_servers: ClassVar[bool] = False
     shorthands: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Words that stand for an option: `server:async` is `server:staleness=async`."""
+
+    @property
+    def why_not_elastic(self) -> str | None:
+        """Why workers cannot come and go in a job with this strategy; None: they can."""
+        return "its workers depend on state that only they hold"
 
     @abstractmethod
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:

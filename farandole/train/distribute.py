@@ -13,6 +13,7 @@ from farandole.sync.common.wrappers import refuse_wrapped, refuse_wrapper_around
 from farandole.system.activity import NO_ACTIVITY
 from farandole.train.checkpoint.saver import WholeSaver
 from farandole.train.compiling import NOTE, is_compiled
+from farandole.train.elastic.support import require_elastic_model, require_elastic_strategy
 from farandole.train.session import Session
 from farandole.train.settings import check_writable
 
@@ -34,6 +35,10 @@ def distribute_whole(
             f"--layout {session.settings.layout} cuts the model, and this script calls it whole. "
             "Let Farandole own the step: run.trainer(model, loss, make_optimizer)."
         )
+    strategy = session.settings.sync or sync or AllReduce()
+    if session.most_workers is not None:
+        require_elastic_strategy(strategy)
+        require_elastic_model(optimizer, len(session.models))
     refuse_wrapped(model)
     if is_compiled(model):
         session.print(NOTE)
@@ -41,9 +46,9 @@ def distribute_whole(
     if optimizer is not None:
         _move_state(optimizer, session.device)
         session.optimizers.append(optimizer)
-    session.strategy = session.settings.sync or sync or AllReduce()
-    synchronizer = session.strategy.build(model, optimizer, session.group)
-    saver = WholeSaver(synchronizer, optimizer, writes=session.rank == 0)
+    session.strategy = strategy
+    synchronizer = strategy.build(model, optimizer, session.group)
+    saver = WholeSaver(synchronizer, optimizer, session.group)
     session.models.add(synchronizer, saver)
     if session.size > 1:
         refuse_wrapper_around(synchronizer.model)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from farandole.data import BatchInfo, Loader
 from farandole.train.checkpoint.automatic.saves import AutomaticSaves
+from farandole.train.elastic.support import refuse, require_elastic_loader
+from farandole.train.elastic.training import ElasticTraining
 from farandole.train.run_metrics import RunMetrics
 from farandole.train.session import Session
 from farandole.train.stopping.preemption import Preemption
@@ -24,6 +26,7 @@ class Passes:
         self._metrics = metrics
         self.preemption: Preemption | None = None
         self.automatic: AutomaticSaves | None = None
+        self.elastic: ElasticTraining | None = None
         self._leading: Loader | None = None  # the training pass that others lie within
         self._unsettled = False  # the last training pass was left, and the ranks have not met
         self._reads_shared = False  # the batch under way has samples that other ranks read too
@@ -40,7 +43,12 @@ class Passes:
         Not in the middle of an evaluation, nor where one pass over training data lies within
         another, whose step is not over.
         """
-        if loader.is_training and self._leading in (None, loader):
+        if not loader.is_training or self._leading not in (None, loader):
+            return
+        if self.elastic is not None:
+            self.elastic.between_steps()
+            self._leading = loader
+        if self.preemption is not None or self.automatic is not None:
             self.end_step(within_pass=within)
             self._leading = loader
 
@@ -55,6 +63,7 @@ class Passes:
         session = self._session
         session.group.meter.activity.step()
         if loader.is_training:
+            self._check_elastic(loader)
             if session.progress.steps == 0 and session.size > 1 and not len(session.models):
                 session.print(
                     "note: no model was given to run.distribute, so each rank trains one of its "
@@ -69,6 +78,15 @@ class Passes:
                 self.warn_of_shared_samples()
         if session.bar is not None:
             session.bar.batch(loader.epoch, info)
+
+    def _check_elastic(self, loader: Loader) -> None:
+        if self.elastic is None:
+            return
+        if not self._session.progress.epoch_under_way:
+            raise refuse("a loop over epochs of the script's own; write `for e in run.epochs(n)`:")
+        assert self._session.most_workers is not None
+        require_elastic_loader(loader, self._session.most_workers)
+        self.elastic.end_setup()
 
     def end(self, loader: Loader, *, finished: bool) -> None:
         if self._leading is loader:

@@ -32,6 +32,9 @@ from farandole.train.claim import Claim, claim
 from farandole.train.counters import TrainingProgress
 from farandole.train.distribute import distribute_whole
 from farandole.train.distributed_models import DistributedModels
+from farandole.train.elastic.start import most_workers
+from farandole.train.elastic.support import refuse
+from farandole.train.elastic.training import ElasticTraining
 from farandole.train.engines.recipe import MakeOptimizer, Recipe
 from farandole.train.loaders import RunLoaders
 from farandole.train.numbers import T, double, like
@@ -68,6 +71,7 @@ class Run:
         check_finite: bool = True,
         fallback: bool = False,
         checkpoints: Checkpoints | None = None,
+        elastic: ElasticTraining | None = None,
     ) -> None:
         place = settings.folder or folder
         self._claim: Claim | None = None  # of a folder that nobody named
@@ -91,6 +95,7 @@ class Run:
             replicas=group,
             bar=EpochProgress() if group.rank == 0 else None,
             watch=Watch(group.trace) if group.trace is not NO_TRACE else None,
+            most_workers=None if elastic is None else most_workers(),
         )
         group.meter.go_on_from(waited_seconds=0.0, bytes_sent=0)  # from here on, like the clock
         self._metrics = RunMetrics(self._session)
@@ -105,6 +110,11 @@ class Run:
             fallback=settings.fallback or fallback,
         )
         self._state: Callable[[], Mapping[str, Any]] | None = None  # of the script's own
+        self._elastic = self._passes.elastic = elastic
+        if elastic is not None:
+            if policy is not None:
+                raise refuse(f"saving automatically ({policy})")
+            elastic.attach(self._session, self._loaders)
         if policy is not None:
             self._save_automatically(policy)
 
@@ -327,6 +337,8 @@ class Run:
         late = self.group.transport.joined_late  # it takes over from the others
         if automatic and not (late or self._checkpoints.has_loaded or progress.steps):
             self._resume()
+        if self._elastic is not None:
+            self._elastic.join_running()
         if progress.resumed and progress.epoch >= count:
             self.print(f"{self.name}: all {count} epochs are done already")
         progress.total_epochs = count
@@ -334,6 +346,8 @@ class Run:
             progress.begin_epoch(epoch)
             if automatic is not None:
                 automatic.begin_epoch()
+            if self._elastic is not None:
+                self._elastic.begin_epoch(epoch)
             yield epoch
             progress.end_epoch()
             if automatic is not None:
@@ -352,15 +366,29 @@ class Run:
     def mean(self, value: T, weight: float = 1.0) -> T:
         """*Together.* The mean of `value` over all ranks, each counted `weight` times."""
         self._passes.settle()
-        total = self.group.all_reduce(double(value) * float(weight))
-        return like(value, total / self.sum(float(weight)))
+        part = double(value) * float(weight)
+        # In one collective: if a rank is lost, its part is in the sum and in the weights, or in
+        # neither.
+        both = torch.cat([part.reshape(-1), part.new_tensor([float(weight)])])
+        total = self._added_up(both)
+        return like(value, (total[:-1] / total[-1]).reshape(part.shape))
 
     def sum(self, value: T) -> T:
         """*Together.* The sum of `value` over all ranks; as in torch, integers add up to int64."""
         self._passes.settle()
         if isinstance(value, torch.Tensor) and not value.is_floating_point():
-            return self.group.all_reduce(value.detach().to(torch.int64, copy=True))
-        return like(value, self.group.all_reduce(double(value)))
+            return self._added_up(value.detach().to(torch.int64, copy=True))
+        return like(value, self._added_up(double(value)))
+
+    def _added_up(self, value: torch.Tensor) -> torch.Tensor:
+        before = self.group.generation
+        total = self.group.all_reduce(value)
+        if self.group.generation != before:
+            self.print(
+                f"note: a worker was lost before this sum or mean over all ranks; what it had to "
+                f"add may be missing. It is of {self.size} workers."
+            )
+        return total
 
     def log(self, **metrics: float | torch.Tensor | str) -> None:
         """Writes to `runs/<name>/metrics.jsonl` and TensorBoard, and prints a line. Rank 0 only.
@@ -401,6 +429,12 @@ class Run:
         self._session.models.settle_guards()
         with self.group.trace.span("save", "checkpoint"):
             self.wait_for_save()
+
+            def save() -> str:
+                return str(self._checkpoints.save(path, state, keep, background=background))
+
+            if self._elastic is not None:
+                return Path(self._elastic.as_one(save))
             saved = self._checkpoints.save(path, state, keep, background=background)
         if self._passes.automatic is not None:
             self._passes.automatic.saved()
@@ -425,7 +459,11 @@ class Run:
         """
         with self.group.trace.span("load", "checkpoint"):
             self.wait_for_save()
-            return self._checkpoints.load(path)
+
+            def loaded() -> dict[str, Any] | None:
+                return self._checkpoints.load(path)
+
+            return loaded() if self._elastic is None else self._elastic.as_one(loaded)
 
     def checkpoint_state(self, state: Callable[[], Mapping[str, Any]]) -> None:
         """What automatic checkpoints store beside the run's own state.
@@ -493,6 +531,7 @@ class Run:
             say=self.print,
             optimizers=self._session.optimizers,
             grace_seconds=grace_seconds(os.environ),
+            agreement=None if self._elastic is None else self._elastic.stop_agreement(),
         )
         record_saving()
         self._loaders.outlive_stop_signals()

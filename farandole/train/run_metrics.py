@@ -108,7 +108,8 @@ class RunMetrics:
                 "seed": session.seed,
                 "versions": versions(),
             }
-            self._log = MetricsLog(session.folder, start, resumed=session.progress.resumed)
+            goes_on = session.progress.resumed or session.is_successor
+            self._log = MetricsLog(session.folder, start, resumed=goes_on)
         return self._log
 
     def _link(self) -> dict[str, dict[str, float]]:

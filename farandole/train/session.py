@@ -43,6 +43,8 @@ class Session:
     layout: Layout | None = None  # None: the whole model on every rank
     cut: Shares | None = None  # that the last training batch came from, if it is known
     optimizers: list[Optimizer] = field(default_factory=list)  # that the script itself steps
+    most_workers: int | None = None  # of an elastic job; None: it is none
+    is_successor: bool = False  # another worker was rank 0 before this one
 
     @property
     def rank(self) -> int:
@@ -51,6 +53,15 @@ class Session:
     @property
     def size(self) -> int:
         return self.group.size
+
+    def take_rank(self) -> None:
+        """Ranks have changed, in an elastic job: what only rank 0 does, its successor does now."""
+        self.topology = self.group.topology
+        if self.rank == 0 and self.bar is None:
+            self.bar = EpochProgress()
+            self.is_successor = True
+        elif self.rank != 0:
+            self.bar = None
 
     def print(self, *values: object) -> None:
         """Prints on rank 0, above the progress bar if there is one."""

@@ -19,6 +19,8 @@ from farandole.system.activity import show_activity
 from farandole.system.orphans import end_with_launcher
 from farandole.train.checkpoint.automatic.policy import Checkpoints, parse_checkpoints
 from farandole.train.current_run import make_current
+from farandole.train.elastic.start import join_elastic, most_workers
+from farandole.train.elastic.support import require_elastic_device, require_elastic_settings
 from farandole.train.randomness import seed_everything
 from farandole.train.run import Run
 from farandole.train.settings import Settings, pretended_hosts
@@ -65,11 +67,19 @@ def init(
     if limit <= timedelta(0):
         raise UserError(f"timeout={timeout} must be above 0 seconds.")
     assignment = detect(os.environ)
-    _follow_launcher(assignment)
+    most = most_workers()
+    _follow_launcher(assignment.launcher == "farandole" or most is not None)
     settings = Settings.from_environ(os.environ)
     if settings.script is None:
         settings = replace(settings, script=sys.argv[0] or "run")
-    group, device = _join_job(assignment, settings, limit, settings.transport or transport)
+    elastic = None
+    if most is not None:
+        device = torch.device("cuda" if torch.cuda.device_count() else "cpu")
+        require_elastic_device(device)
+        require_elastic_settings(settings)
+        group, elastic = join_elastic(limit, settings.transport or transport)
+    else:
+        group, device = _join_job(assignment, settings, limit, settings.transport or transport)
     chosen = settings.seed if settings.seed is not None else seed
     if chosen is not None:
         seed_everything(chosen)
@@ -86,6 +96,7 @@ def init(
         check_finite=check_finite,
         fallback=fallback,
         checkpoints=parse_checkpoints(checkpoints) if isinstance(checkpoints, str) else checkpoints,
+        elastic=elastic,
     )
     make_current(run)
     # What is here stays to the end. Without this the interpreter looks through all of torch once
@@ -95,11 +106,11 @@ def init(
     return run
 
 
-def _follow_launcher(assignment: RankAssignment) -> None:
-    """Reports to the launcher from now on, and ends when it does."""
+def _follow_launcher(is_ours: bool) -> None:
+    """Reports to our launcher, if one has started this, from now on, and ends when it does."""
     # Before anything that can fail or wait, also before a setting that cannot be read: the launcher
     # must learn of it, and must not be outlived.
-    if assignment.launcher == "farandole":
+    if is_ours:
         record_joined()
         record_uncaught()
         end_with_launcher(os.environ)
@@ -127,7 +138,7 @@ def _register_exit(run: Run, group: Group, tracing: Tracing | None) -> None:
     # group is left, and only then may a failure end the process with 1.
     ending = Ending(run)
     atexit.register(ending.leave)
-    if group.size > 1:
+    if group.size > 1 or group.units is not None:
         atexit.register(leave, group)
     if tracing is not None:
         atexit.register(tracing.close)

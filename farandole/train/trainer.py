@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from farandole.data import Loader
 from farandole.layout import Layout
 from farandole.sync import Strategy
+from farandole.train.elastic.support import refuse_trainer_options
 from farandole.train.engines.engine import Engine, WholeModelEngine
 from farandole.train.engines.recipe import Recipe
 from farandole.train.passes import Passes
@@ -57,6 +58,8 @@ class Trainer:
         self._passes = passes
         whole = model if isinstance(model, nn.Module) else nn.Sequential(*model)
         self._engine: Engine
+        if session.most_workers is not None:
+            refuse_trainer_options(recipe.precision, layout)
         if layout is None:
             self._engine = WholeModelEngine(session, whole, recipe, sync)
             return

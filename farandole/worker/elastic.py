@@ -6,7 +6,9 @@
     change/5?     ──────────────▶     change/5 = "added"         ◀─────   when hosts came or went
     committed/5   ──────────────▶     generation 5 got somewhere
 
-Rank 0 of a generation must have the state of the training, so a worker says whether it has.
+Rank 0 of a generation must have the state of the training, so a worker says whether it has. One
+that was interrupted in the middle of a step says that too ("broken"), and at which step: its next
+generation has no new workers, because these join between two steps.
 
 A worker waits for its rank as long as the launcher lives, because new ones wait for the others'
 next commit, which may be an hour away. That the launcher lives is seen from `pulse`, which it
@@ -18,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch.distributed as dist
 from torch.distributed import Store
@@ -33,6 +35,7 @@ LEAVE: Final = "leave"
 PREFIX: Final = "elastic"
 WITH_STATE: Final = "state"
 WITHOUT_STATE: Final = "new"
+BROKEN: Final = "broken"  # with the state, in the middle of a step
 
 Change = Literal["added", "removed"]
 _STORE_TIMEOUT = timedelta(seconds=60)
@@ -61,11 +64,19 @@ def next_assignment(
     no rank for it any more. Raises `LauncherLostError` when the launcher gives no sign of life
     within `timeout`.
     """
-    worker, after = environ[ELASTIC_WORKER], max(after, generation(environ))
-    question = f"{after} {WITH_STATE if ELASTIC_STATE in environ else WITHOUT_STATE}"
+    kind = WITH_STATE if ELASTIC_STATE in environ else WITHOUT_STATE
+    found = ask_launcher(environ, max(after, generation(environ)), kind, timeout)
+    return assignment_of(environ, found)
+
+
+def ask_launcher(
+    environ: Mapping[str, str], after: int, kind: str, timeout: timedelta, step: int = 0
+) -> dict[str, Any]:
+    """The launcher's answer; see `next_assignment`."""
+    worker = environ[ELASTIC_WORKER]
     try:
-        store = _connect(environ, timeout)
-        answer = _ask(store, worker, question, timeout)
+        store = elastic_store(environ, timeout)
+        answer = _ask(store, worker, f"{after} {kind} {step}", timeout)
     except (RuntimeError, dist.DistError) as error:
         raise LauncherLostError(
             f"worker {worker} waits for its rank after generation {after}, and the launcher at "
@@ -74,7 +85,12 @@ def next_assignment(
         ) from error
     if answer == LEAVE:
         raise SystemExit(0)
-    found = json.loads(answer)
+    found: dict[str, Any] = json.loads(answer)
+    return found
+
+
+def assignment_of(environ: MutableMapping[str, str], found: Mapping[str, Any]) -> RankAssignment:
+    """The rank in an answer. Writes it to `environ` too."""
     environ.update(
         {
             ELASTIC_GENERATION: str(found["generation"]),
@@ -100,6 +116,16 @@ def next_assignment(
     )
 
 
+def lost_key(generation: int) -> str:
+    """What the launcher writes when a worker of `generation` has ended: it need not be awaited."""
+    return f"lost/{generation}"
+
+
+def straggler_key(generation: int) -> str:
+    """What rank 0 of `generation` writes: the number of a worker that holds up the others."""
+    return f"straggler/{generation}"
+
+
 def note_state(environ: MutableMapping[str, str]) -> None:
     """From now on this process has the state, and others may get it from here."""
     environ[ELASTIC_STATE] = "1"
@@ -111,7 +137,7 @@ class HostChanges:
     def __init__(self, environ: Mapping[str, str], timeout: timedelta = _STORE_TIMEOUT) -> None:
         """Raises `JoinError` where no launcher answers."""
         try:
-            self._store = _connect(environ, timeout)
+            self._store = elastic_store(environ, timeout)
         except (RuntimeError, dist.DistError) as error:
             raise JoinError(
                 f"worker {environ[ELASTIC_WORKER]} asks for changed hosts, and no launcher answers "
@@ -134,13 +160,18 @@ class HostChanges:
             return None
         return "removed" if self._store.get(f"change/{generation}") == b"removed" else "added"
 
+    def tell_straggler(self, generation: int, worker: int) -> None:
+        """`worker` is much slower than the others of `generation`, and has been for long."""
+        self._store.set(straggler_key(generation), str(worker))
+
 
 def hosts_changed(environ: Mapping[str, str], since: int) -> Change | None:
     """The same, once. Who asks often keeps a `HostChanges`."""
     return HostChanges(environ).since(since)
 
 
-def _connect(environ: Mapping[str, str], timeout: timedelta) -> Store:
+def elastic_store(environ: Mapping[str, str], timeout: timedelta) -> Store:
+    """The part of the launcher's store that an elastic job's rendezvous has for itself."""
     address = launcher_store(environ)
     if address is None:
         raise JoinError(f"{STORE} says nowhere where the launcher of this elastic job is.")

@@ -64,6 +64,7 @@ class GradientReducer:
         self._model = model
         self._group = group
         self._reduction = reduction
+        self._generation = group.generation
         self._bucket_mib = bucket_mib
         self._spread_buffers = spread_buffers
         self._lock = threading.RLock()  # parameters on several devices arrive on several threads
@@ -254,8 +255,7 @@ class GradientReducer:
         # and may have got one on another rank, which waits for this rank in the same bucket.
         while self._next < len(self.buckets):
             self._reduce_next()
-        for future in self._under_way:
-            future.wait()
+        self._reduction.finish(self._under_way, self._spread)
         for bucket in self.buckets:
             bucket.hand_out()
         self.handed_out = self.buckets
@@ -263,10 +263,16 @@ class GradientReducer:
         self._close_pass()
         if any(p.requires_grad and p not in self._names for p in self._all):
             self._include_thawed()
-        if self._spread_buffers:
-            self._group.broadcast_all(list(self._model.buffers()))
         if self._learns_order:
             self._learn_order([self._names[p] for p in seen if p in self._names])
+        if self._generation != self._group.generation:
+            # Here, after a pass that all ranks have ended, and not where the loss is noticed: some
+            # notice it in one pass, some in the next, and their buckets must match all the time.
+            self.regroup()
+
+    def _spread(self) -> None:
+        if self._spread_buffers:
+            self._group.broadcast_all(list(self._model.buffers()))
 
     def _include_thawed(self) -> None:
         """Averages gradients of parameters that were thawed since the last `_follow`.
@@ -278,8 +284,8 @@ class GradientReducer:
         thawed = [item for item in self._trained.items() if item[1] not in known]
         buckets = self._pack(thawed, final=False)
         futures = [self._start(bucket) for bucket in buckets]
-        for bucket, future in zip(buckets, futures, strict=True):
-            future.wait()
+        self._reduction.finish(futures, lambda: None)
+        for bucket in buckets:
             bucket.hand_out()
         self.handed_out = [*self.handed_out, *buckets]
 
@@ -290,8 +296,24 @@ class GradientReducer:
         """
         first = self._group.broadcast_json(names)
         rest = [name for name in reversed(self._trained) if name not in first]
-        order = [(name, self._trained[name]) for name in [*first, *rest]]
-        self._settle(self._pack(order, final=True), learns_order=False)
+        self.regroup([*first, *rest])
+
+    @property
+    def order(self) -> list[str] | None:
+        """In which gradients are expected; None: it is not known yet."""
+        if self._learns_order:
+            return None
+        return [name for bucket in self.buckets for name in bucket.names]
+
+    def regroup(self, order: list[str] | None = None) -> None:
+        """*Together.* Packs the buckets anew: for the ranks that there are now, in memory that
+        these can share. All ranks pass the same `order`, or none, if all have the same."""
+        order = order or self.order
+        self._generation = self._group.generation
+        expected = list(self._trained.items())[::-1]
+        if order is not None:
+            expected = [(name, self._trained[name]) for name in order]
+        self._settle(self._pack(expected, final=order is not None), learns_order=order is None)
 
     def require_whole(self) -> None:
         """Before a step: raises if a gradient that it would apply is not an average."""

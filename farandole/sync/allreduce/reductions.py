@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -25,6 +26,13 @@ class Reduction(ABC):
     @abstractmethod
     def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
         """Runs once per bucket, while the backward pass goes on; the future holds its buffer."""
+
+    def finish(self, under_way: Sequence[Future[torch.Tensor]], spread: Callable[[], None]) -> None:
+        """The pass has ended: waits for all that `reduce` has begun. Then `spread` gives all ranks
+        rank 0's buffers."""
+        for future in under_way:
+            future.wait()
+        spread()
 
     def close(self) -> None:
         return
@@ -53,8 +61,14 @@ class Average(Reduction):
         future = self._group.average_future(buffer, algorithm=self._algorithm, last=last)
         return _ending(self._wait, future)
 
+    def restart(self) -> None:
+        """Forgets what was begun over connections that are broken."""
+        self._wait = GradientWait(self._group.meter, self._group.trace)
+        self.close()
+
     def close(self) -> None:
         self._registered.close()
+        self._known.clear()
 
     def _meet(self, bucket: Bucket) -> None:
         """Registers a bucket's memory with the group when it is first seen and here to stay."""

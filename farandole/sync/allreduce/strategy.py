@@ -15,6 +15,7 @@ from farandole.comm.codecs import Codec, Compressor
 from farandole.comm.transports.base import NATIVE
 from farandole.errors import UserError, nearest
 from farandole.schedule import ALGORITHMS
+from farandole.sync.allreduce.kept_gradients import KeptGradients
 from farandole.sync.allreduce.reducer import GradientReducer
 from farandole.sync.allreduce.reductions import Average, Compressed, Reduction, is_trained
 from farandole.sync.base import Strategy, Synchronizer, require_choices
@@ -30,6 +31,14 @@ class AllReduce(Strategy):
     """Gradients are averaged over all ranks during every backward pass."""
 
     name: ClassVar[str] = "allreduce"
+
+    @property
+    def why_not_elastic(self) -> str | None:
+        if self.codec is not None:
+            return f"what {self.codec} keeps back on a rank would be lost with it"
+        if self.batchnorm == "sync":
+            return "batchnorm=sync uses other ranks' samples within a forward pass"
+        return None
 
     bucket_mib: float | None = None  # size of the pieces; None: 1 MiB, then 25 MiB
     batchnorm: Literal["local", "sync"] = "local"  # statistics of a rank, or of all ranks
@@ -58,7 +67,8 @@ class AllReduce(Strategy):
         if self.batchnorm == "sync" and group.size > 1:
             model = synchronise_batchnorm(model, group, weighing)
         spread_from_first(model, optimizer, group)
-        if group.size == 1 or not is_trained(model):  # there is nothing to average
+        alone = group.size == 1 and group.units is None  # in an elastic job others may come
+        if alone or not is_trained(model):  # there is nothing to average
             return Synchronizer(model, guard=GradientGuard(model, optimizer, group))
         return _AllReduceAtWork(self, model, optimizer, group, weighing)
 
@@ -72,16 +82,31 @@ class _AllReduceAtWork(Synchronizer):
         group: Group,
         weighing: Weighing,
     ) -> None:
+        self._group = group
         self._compressor: Compressor | None = None
         reduction: Reduction = Average(group, config.algorithm)
         if isinstance(config.codec, Codec):
             self._compressor = config.codec.build(config.algorithm)
             reduction = Compressed(group, self._compressor)
+        elif group.units is not None:
+            reduction = KeptGradients(group, Average(group, config.algorithm), group.units)
+        self._kept = reduction if isinstance(reduction, KeptGradients) else None
         reducer = GradientReducer(
             model, group, reduction, optimizer=optimizer, bucket_mib=config.bucket_mib
         )
         guard = GradientGuard(model, optimizer, group, reducer)
         super().__init__(model, weighing, reducer, guard)
+
+    def regroup(self, order: list[str] | None) -> None:
+        assert self._reducer is not None
+        assert self.guard is not None
+        self._reducer.regroup(order)
+        self.guard.ranks = range(self._group.size)
+
+    def rescale(self, factor: float, *, within_step: bool) -> None:
+        super().rescale(factor, within_step=within_step)
+        if within_step and self._kept is not None:
+            self._kept.factor *= factor
 
     def state_dict(self) -> dict[str, Any]:
         """Without a codec, all-reduce remembers nothing between steps."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
+from farandole.comm import Group
 from farandole.sync import Synchronizer
 from farandole.train.checkpoint.fitting_model import require_fitting_model
 from farandole.train.checkpoint.optimizer_state import (
@@ -56,15 +57,15 @@ class WholeSaver(Saver):
     """A whole model on every rank."""
 
     def __init__(
-        self, synchronizer: Synchronizer, optimizer: Optimizer | None, *, writes: bool
+        self, synchronizer: Synchronizer, optimizer: Optimizer | None, group: Group
     ) -> None:
         self._synchronizer = synchronizer
         self.optimizer = optimizer
-        self._writes = writes
+        self._group = group
 
     def state(self) -> State | None:
         model = self._synchronizer.whole_model()  # a collective: also on ranks that do not write
-        if not self._writes:
+        if self._group.rank != 0:
             return None
         if self.optimizer is None:
             return model, None

@@ -60,13 +60,14 @@ class Preemption:
         say: Callable[[str], None],
         optimizers: Iterable[Optimizer],
         grace_seconds: float,
+        agreement: StopAgreement | None = None,
     ) -> None:
         self._group = group
         self._save = save
         self._newest = newest
         self._say = say
         self._grace_seconds = grace_seconds
-        self._agreement = agreement_of(group)
+        self._agreement = agreement or agreement_of(group)
         self._steps = OptimizerSteps(optimizers)
         self._place = 0
         self._got: int | None = None  # the signal that this rank has got first

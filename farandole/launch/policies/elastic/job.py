@@ -24,13 +24,27 @@ than `min_workers` the job waits for hosts, and after `start_timeout_seconds` it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from farandole.environment import ELASTIC_MOST
 from farandole.errors import UserError
 from farandole.launch.backends.remote.backend import CONNECT_SECONDS
 from farandole.launch.backends.remote.channel import Channel
 from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.job import Job
+
+
+@dataclass(frozen=True)
+class TrainingLimits:
+    """Of a job whose scripts call `fd.init()`, not `hvd.init()`: see `training_policy`."""
+
+    base: Job  # what each worker runs, and how
+    restarts: int  # workers that may be started again, over the whole job
+    replace_stragglers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.restarts < 0:
+            raise UserError(f"restarts={self.restarts}: it is 0 or more.")
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,7 @@ class ElasticJob:
     channel: Channel = field(default_factory=Ssh)  # how hosts other than this one are reached
     connect_seconds: float = CONNECT_SECONDS  # for a host to answer
     interfaces: Sequence[str] = ()  # that all hosts share, if the system shall not choose
+    training: TrainingLimits | None = None  # of a script that calls `fd.init()`
 
     def __post_init__(self) -> None:
         if self.min_workers < 1:
@@ -81,4 +96,11 @@ class ElasticJob:
         if self.whole_command:
             program, *command = self.command
             return Job(workers, command, self.environment, program=program)
+        if self.training is not None:
+            base = self.training.base
+            environment = {**base.environment, ELASTIC_MOST: str(workers)}
+            # Which worker is rank 0 changes.
+            return replace(
+                base, workers=workers, environment=environment, rank0_owns_terminal=False
+            )
         return Job(workers, self.command, self.environment)

@@ -18,6 +18,7 @@ class ElasticWorker:
     since: float  # when it was started
     rank: int | None = None  # in the current generation
     is_new: bool = False  # it may have had a rank, but has not got the state from the others
+    is_promised: bool = False  # it was told a rank that it will have when it is ready
     is_dismissed: bool = False  # it was told to leave
     is_named: bool = False  # as one that the others wait for
     held_up: str | None = None  # how it did so to the others, and was ended

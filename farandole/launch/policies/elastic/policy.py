@@ -31,7 +31,7 @@ from farandole.launch.policies.elastic.host_blocklist import LIMIT, Incident
 from farandole.launch.policies.elastic.job import ElasticJob
 from farandole.launch.policies.elastic.late_workers import LateWorkers
 from farandole.launch.policies.elastic.members import ElasticWorker, listed
-from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
+from farandole.launch.policies.elastic.rendezvous_server import Question, RendezvousServer
 from farandole.launch.policies.elastic.usable_hosts import UsableHosts
 from farandole.launch.watches.exit_watch import ExitWatch, Overdue
 from farandole.launch.worker_pool import WorkerPool
@@ -59,8 +59,10 @@ class Elastic(Policy):
         self._hosts = UsableHosts(discovery, pool.reaches)
         self._late = LateWorkers(job)
         self._workers: dict[int, ElasticWorker] = {}  # those that run
+        self._questions: dict[int, Question] = {}  # of those that ask for a rank
         self._waves = 0
         self._generation = -1
+        self._life = 0  # how often the job has begun from nothing before
         self._failures: list[Failure] = []  # since the current generation was formed
         self._announced: Change | None = None
         self._had_state = False  # some worker, once
@@ -131,7 +133,7 @@ class Elastic(Policy):
         # All must ask before anyone is answered. Those who got a rank earlier would wait in a
         # collective for a member that still trains in the old generation.
         if is_enough and all(member.worker in asking for member in plan.staying):
-            self._form(plan)
+            self._form(plan.staying)
         else:
             self._announce(plan, asking)
 
@@ -141,10 +143,10 @@ class Elastic(Policy):
 
     def _asking(self) -> set[int]:
         """Who asks for a rank. Notes who of them has the state, if someone has it."""
-        found = self._rendezvous.asking(self._workers)
-        self._had_state |= any(found.values())
-        for number, has_state in found.items():
-            self._workers[number].is_new = self._had_state and not has_state
+        found = self._questions = self._rendezvous.asking(self._workers)
+        self._had_state |= any(question.has_state for question in found.values())
+        for number, question in found.items():
+            self._workers[number].is_new = self._had_state and not question.has_state
         return set(found)
 
     def _is_first_time(self) -> bool:
@@ -195,8 +197,12 @@ class Elastic(Policy):
         elif blocklist.is_left_out(worker.host) or worker.host not in self._hosts.slots:
             rest = ""
         else:
-            rest = "; another takes its place"
+            rest = self._replacement()
         tell(f"{worker.describe(failure)}{rest}")
+
+    def _replacement(self) -> str:
+        """What is said of a lost worker's place."""
+        return "; another takes its place"
 
     def _incident(self, worker: ElasticWorker) -> Incident:
         had_rank = worker.rank is not None
@@ -267,7 +273,7 @@ class Elastic(Policy):
         locations = self._pool.locations()
         self.on_overdue(self._late.look(awaited, locations, someone_waits=someone_waits))
 
-    def _form(self, plan: GenerationPlan) -> None:
+    def _form(self, members: Sequence[Member]) -> None:
         limit = self._job.reset_limit
         if limit is not None and self._generation >= limit:
             raise LaunchError(
@@ -275,17 +281,18 @@ class Elastic(Policy):
                 "--reset-limit allows more."
             )
         self._generation += 1
+        admits = any(self._workers[member.worker].is_new for member in members)
         for worker in self._workers.values():
             worker.rank = None
             worker.is_new = False  # until it says so itself
             worker.is_named = False
-        placements = assign_ranks(plan.staying)
+        placements = assign_ranks(members)
         for placement in placements:
             self._workers[placement.worker].rank = placement.rank
-        self._rendezvous.assign(self._generation, placements)
+        self._rendezvous.assign(self._generation, placements, admits=admits, life=self._life)
         if self._generation:
             hosts: dict[str, int] = {}
-            for member in plan.staying:
+            for member in members:
                 hosts[member.host] = hosts.get(member.host, 0) + 1
             size = len(placements)
             tell(

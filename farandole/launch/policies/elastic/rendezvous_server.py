@@ -9,9 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 from farandole.launch.policies.elastic.generations import Placement
-from farandole.worker.elastic import LEAVE, PREFIX, WITH_STATE, WITHOUT_STATE, Change
+from farandole.worker.elastic import (
+    LEAVE,
+    PREFIX,
+    WITHOUT_STATE,
+    Change,
+    lost_key,
+    straggler_key,
+)
 from farandole.worker.store.client import Prefixed
 from farandole.worker.store.job_store import JobStore
 
@@ -33,11 +41,11 @@ class RendezvousServer:
 
     def expect(self, worker: int) -> None:
         """Call it before `worker` starts."""
-        self._store.set(f"asks/{worker}", f"{_NOTHING_YET} {WITHOUT_STATE}")
+        self._store.set(f"asks/{worker}", f"{_NOTHING_YET} {WITHOUT_STATE} 0")
         self._answered[worker] = _NOTHING_YET
 
-    def asking(self, workers: Iterable[int]) -> dict[int, bool]:
-        """Which of these workers wait for a rank, and whether they have the training's state."""
+    def asking(self, workers: Iterable[int]) -> dict[int, Question]:
+        """Which of these workers wait for a rank, and what they say of themselves."""
         numbers = list(workers)
         if not numbers:
             return {}
@@ -46,26 +54,42 @@ class RendezvousServer:
             worker: _read(question) for worker, question in zip(numbers, asked, strict=True)
         }
         return {
-            worker: has_state
-            for worker, (after, has_state) in questions.items()
-            if after > self._answered[worker]
+            worker: question
+            for worker, question in questions.items()
+            if question.number > self._answered[worker]
         }
 
     def dismiss(self, worker: int) -> None:
         """Tells a worker that asks that there is no rank for it."""
         self._answer(worker, LEAVE)
 
-    def assign(self, generation: int, placements: Sequence[Placement]) -> None:
-        """Tells all of a generation, who all ask, their ranks."""
+    def assign(
+        self,
+        generation: int,
+        placements: Sequence[Placement],
+        *,
+        admits: bool = False,
+        life: int = 0,
+    ) -> None:
+        """Tells all of a generation, who all ask, their ranks. `admits`: some of them are new."""
+        members = [placement.worker for placement in placements]
         for placement in placements:
-            answer = {
-                "generation": generation,
-                "rank": placement.rank,
-                "size": placement.size,
-                "local_rank": placement.local_rank,
-                "local_size": placement.local_size,
-            }
-            self._answer(placement.worker, json.dumps(answer))
+            answer = {**_ranks(generation, placement), "members": members}
+            self._answer(placement.worker, json.dumps({**answer, "admits": admits, "life": life}))
+
+    def promise(self, generation: int, placement: Placement, life: int) -> None:
+        """Tells a new worker, which asks, a rank that it will have or nearly so."""
+        answer = {**_ranks(generation, placement), "members": [], "admits": False, "life": life}
+        self._answer(placement.worker, json.dumps({**answer, "is_promise": True}))
+
+    def tell_lost(self, generation: int) -> None:
+        """Those of `generation` need not wait for all of it."""
+        self._store.set(lost_key(generation), "1")
+
+    def straggler(self, generation: int) -> int | None:
+        """The worker that holds up `generation`, as its rank 0 says."""
+        key = straggler_key(generation)
+        return int(self._store.get(key)) if self._store.check([key]) else None
 
     def announce(self, generation: int, change: Change) -> None:
         """For those of `generation`, when they next ask."""
@@ -75,13 +99,35 @@ class RendezvousServer:
         return self._store.check([f"committed/{generation}"])
 
     def _answer(self, worker: int, text: str) -> None:
-        after, _ = _read(self._store.get(f"asks/{worker}"))
+        after = _read(self._store.get(f"asks/{worker}")).number
         self._store.set(f"answer/{worker}/{after}", text)
         # Remembered, so that the same question, which stays in the store, is not taken for a new
         # one.
         self._answered[worker] = after
 
 
-def _read(question: bytes) -> tuple[int, bool]:
-    after, state = question.decode().split()
-    return int(after), state == WITH_STATE
+class Question(NamedTuple):
+    """What a worker that wants a rank says of itself."""
+
+    number: int  # its questions are numbered, one way or another
+    kind: str  # whether it has the state, and was interrupted
+    step: int = 0  # that it was interrupted in
+
+    @property
+    def has_state(self) -> bool:
+        return self.kind != WITHOUT_STATE
+
+
+def _read(question: bytes) -> Question:
+    number, kind, step = question.decode().split()
+    return Question(int(number), kind, int(step))
+
+
+def _ranks(generation: int, placement: Placement) -> dict[str, int]:
+    return {
+        "generation": generation,
+        "rank": placement.rank,
+        "size": placement.size,
+        "local_rank": placement.local_rank,
+        "local_size": placement.local_size,
+    }

@@ -1,36 +1,36 @@
-"""What carries the bytes between the ranks of a job that have found each other.
+"""What carries the bytes between ranks that have found each other, and may have to do so again.
 
 On one host they meet in the store and then share memory: no sockets between them that a killed peer
-could break, and little to set up. FARANDOLE_TRANSPORT, which `farandole run --transport` sets, asks
-for something else.
+could break, and little to set up. Nothing here is global to a process, as PyTorch's default process
+group is: under Horovod's interface and in elastic jobs the ranks of a process change.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 from datetime import timedelta
 
 import torch
 from torch.distributed import PrefixStore, Store
 
-from farandole.comm import C10d, Transport, check_transport
+from farandole.comm import C10d, Transport
 from farandole.comm.transports.by_store import ByStore
 from farandole.comm.transports.c10d import new_process_group
 from farandole.comm.transports.messages import PeerLost
 from farandole.comm.transports.shm.transport import SharedMemory
-from farandole.environment import TRANSPORT
-from farandole.errors import JoinError, UserError
+from farandole.errors import JoinError
 from farandole.topology import Topology
 from farandole.worker.environment import RankAssignment
 from farandole.worker.join import choose_transport
 
 
-def carrier(assignment: RankAssignment, store: Store, timeout: timedelta) -> Transport:
-    """The fastest there is, or what was asked for. All ranks call it."""
-    wanted = check_transport(os.environ.get(TRANSPORT) or "auto")
-    if wanted == "mpi":
-        raise UserError(f"transport mpi is not for hvd. Leave {TRANSPORT} out.")
+def carrier(
+    assignment: RankAssignment, store: Store, timeout: timedelta, wanted: str = "auto"
+) -> Transport:
+    """The fastest there is, or what is `wanted`. All ranks call it, with a store of their own.
+
+    Raises `JoinError` when a rank is lost meanwhile.
+    """
     try:
         if assignment.one_host and wanted != "c10d":
             memory = _shared_memory(assignment, store, timeout)
@@ -67,7 +67,7 @@ def _sockets(
     rank, size = assignment.rank, assignment.size
     process_group = new_process_group(store, rank, size, timeout)
     world = C10d(process_group, rank=rank, size=size, timeout=timeout, store=store)
-    # GPUs have links of their own here (`GpuLinks`), so this carries CPU tensors alone.
+    # This carries CPU tensors alone.
     return choose_transport(world, torch.device("cpu"), wanted)
 
 

@@ -1,0 +1,103 @@
+"""Kills workers of a job that runs, one now and then, and reads how far the job has come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_START_SECONDS = 280.0
+_END_SECONDS = 200.0
+
+
+@dataclass
+class Course:
+    """What became of a job."""
+
+    steps: int  # that it had got to, after so many seconds
+    recoveries: list[float] = field(default_factory=list)  # from each kill to the next step
+
+
+def run_struck(
+    command: Sequence[str], folder: Path, seconds: float, every: float | None, seed: int
+) -> Course:
+    """Runs `command` for so many seconds from its first step on. `every` None: undisturbed."""
+    folder.mkdir(parents=True)
+    output = folder / "output"
+    with output.open("w") as log:
+        job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        began = _first_step(job, folder, output)
+        kills = _strike(job, folder, began, seconds, every, random.Random(seed))
+        job.wait(_END_SECONDS)
+    finally:
+        if job.poll() is None:
+            job.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(30)
+            job.kill()
+    assert job.returncode == 0, output.read_text()[-5000:]
+    times = steps_taken(folder)
+    reached = max(step for step, when in times if when <= began + seconds)
+    recoveries = [min(when for _, when in times if when > kill + 0.02) - kill for kill in kills]
+    return Course(reached, recoveries)
+
+
+def steps_taken(folder: Path) -> list[tuple[int, float]]:
+    """Each step of each worker, and when."""
+    lines = (json.loads(line) for file in folder.glob("steps-*") for line in whole_lines(file))
+    return [(line[1], line[2]) for line in lines if line[0] == "stepped"]
+
+
+def whole_lines(file: Path) -> list[str]:
+    """Without one that its writer did not finish."""
+    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _first_step(job: subprocess.Popen[bytes], folder: Path, output: Path) -> float:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and job.poll() is None:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return float((folder / "began").read_text())
+        time.sleep(0.05)
+    raise RuntimeError(f"no step was taken: {output.read_text()[-5000:]}")
+
+
+def _strike(
+    job: subprocess.Popen[bytes],
+    folder: Path,
+    began: float,
+    seconds: float,
+    every: float | None,
+    chance: random.Random,
+) -> list[float]:
+    kills: list[float] = []
+    while time.monotonic() < began + seconds and job.poll() is None:
+        due = len(kills) + 1
+        if every is not None and due * every < seconds and time.monotonic() > began + due * every:
+            kills.append(_kill_one(folder, chance))
+        time.sleep(0.01)
+    return kills
+
+
+def _kill_one(folder: Path, chance: random.Random) -> float:
+    """One that has taken a step within the last seconds."""
+    while True:
+        now = time.monotonic()
+        recent = {
+            int((folder / file.name.replace("steps", "pid")).read_text())
+            for file in folder.glob("steps-*")
+            if time.time() - file.stat().st_mtime < 2.0
+        }
+        alive = sorted(pid for pid in recent if Path(f"/proc/{pid}").exists())
+        if alive:
+            os.kill(chance.choice(alive), signal.SIGKILL)
+            return now
+        time.sleep(0.05)

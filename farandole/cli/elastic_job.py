@@ -1,0 +1,108 @@
+"""From the options of `farandole run` to an elastic job that has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from farandole.cli.elastic_options import ElasticOptions
+from farandole.errors import UserError
+
+if TYPE_CHECKING:
+    from farandole.launch.job import Job, Outcome
+    from farandole.launch.placement.placement import Placement
+    from farandole.layout import Layout
+    from farandole.sync import Strategy
+
+
+class Options(ElasticOptions, Protocol):
+    """Of all options those that matter here."""
+
+    @property
+    def trace(self) -> Path | None: ...
+    @property
+    def pretend_hosts(self) -> str | None: ...
+    @property
+    def checkpoint(self) -> str | None: ...
+    @property
+    def horovod(self) -> bool: ...
+
+
+def run_elastic(
+    options: Options,
+    job: Job,
+    placement: Placement,
+    strategy: Strategy | None,
+    layout: Layout | None,
+) -> Outcome:
+    """Runs `job` on workers of this host, which come and go. Returns how it ended."""
+    _check(options, job.workers, strategy, layout)
+    if placement.others:
+        raise UserError(
+            f"jobs whose workers come and go run on one host so far, and there are others: "
+            f"{', '.join(placement.others)}. Leave them out, or leave out --min and --restarts."
+        )
+    from farandole.launch.hosts import HERE
+    from farandole.launch.launcher import launch_elastic
+    from farandole.launch.policies.elastic.job import ElasticJob, TrainingLimits
+
+    most = options.max_workers or job.workers
+    return launch_elastic(
+        ElasticJob(
+            job.command,
+            min_workers=options.min_workers or 1,
+            max_workers=most,
+            discover=lambda: {HERE: most},
+            workers=job.workers,
+            start_timeout_seconds=options.elastic_wait,
+            answer_seconds=options.elastic_wait,
+            training=TrainingLimits(job, options.restarts, options.replace_stragglers),
+        )
+    )
+
+
+def _check(
+    options: Options, workers: int, strategy: Strategy | None, layout: Layout | None
+) -> None:
+    """Raises `UserError` for what such jobs cannot do, before anything is started."""
+    least, most = options.min_workers or 1, options.max_workers or workers
+    if least < 1:
+        raise UserError(f"--min {least}: a job needs at least 1 worker.")
+    if not least <= workers <= most:
+        raise UserError(
+            f"-n {workers} must be between --min {least} and --max {most}: it is the number of "
+            "workers that the job begins with."
+        )
+    if options.restarts < 0:
+        raise UserError(f"--restarts {options.restarts}: give 0 or more.")
+    if options.replace_stragglers and not options.restarts:
+        raise UserError("--replace-stragglers: say with --restarts how many may be replaced.")
+    if not options.elastic_wait > 0:
+        raise UserError(f"--elastic-wait {options.elastic_wait:g}: give seconds above 0.")
+    why = None if strategy is None else strategy.why_not_elastic
+    if why is not None:
+        raise UserError(
+            f"--sync {strategy} is not there for jobs whose workers come and go: {why}. Take "
+            "--sync allreduce, or leave out --min and --restarts."
+        )
+    _refuse_others(options, layout)
+
+
+def _refuse_others(options: Options, layout: Layout | None) -> None:
+    refused = {
+        "--layout": layout is not None and layout.ranks != 1,
+        "--trace": options.trace is not None,
+        "--pretend-hosts": options.pretend_hosts is not None,
+        "--checkpoint": options.checkpoint is not None,
+    }
+    for name, is_given in refused.items():
+        if is_given:
+            raise UserError(
+                f"{name} is not there for jobs whose workers come and go. Leave it out, or leave "
+                "out --min and --restarts: then a lost worker ends the job."
+            )
+    if options.horovod:
+        raise UserError(
+            "--min and --restarts are for scripts that call fd.init(). For one that calls "
+            "hvd.init() use `farandole horovodrun --min-np …`."
+        )
