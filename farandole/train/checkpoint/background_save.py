@@ -75,6 +75,9 @@ class BackgroundSaves:
         if writer is not None:
             self._forget(writer)
         answers = group.gather_json([problem, name])
+        if writer is not None and group.rank == 0 and any(failed for failed, _ in answers):
+            # Once more: others may still have been writing when rank 0 failed and removed it.
+            writer.discard()
         for rank, (failed, _) in enumerate(answers):
             if failed is not None and target is None:
                 raise CheckpointError(f"rank {rank}: {failed} (It was saved in the background.)")

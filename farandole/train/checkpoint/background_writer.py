@@ -76,6 +76,10 @@ class BackgroundWriter:
                 return f"nothing was written for {waited}. Is the disk, or the store, there?"
         return self.problem
 
+    def discard(self) -> None:
+        """Removes what was written, on rank 0, when no rank writes any more. Raises nothing."""
+        self._draft.discard()
+
     def _work(self) -> None:
         _step_back()
         try:
