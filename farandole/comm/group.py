@@ -64,6 +64,8 @@ class Group:
         self.generation = 0
         """How often the group has gone on with other ranks."""
         self._connect(transport, trace, range(transport.size) if members is None else members)
+        self.most_ranks = transport.size
+        """What the size never exceeds: what is laid out for all ranks has room for so many."""
         self.readers = self.members
         """Who shares data: those of before, as long as not all know that ranks have changed."""
 

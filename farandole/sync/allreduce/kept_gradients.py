@@ -91,6 +91,5 @@ class KeptGradients(Reduction):
                 if factor != 1.0:
                     kept[: -len(bucket.trailer)].mul_(factor)
                 bucket.buffer.copy_(kept)
-                # The rank has another number now. There is room for the notes of more ranks than
-                # are left.
+                # The rank has another number now.
                 bucket.note(self._group.rank)

@@ -103,7 +103,7 @@ class GradientReducer:
         self._settle(self._pack(trained[::-1], final=False), learns_order=True)
 
     def _pack(self, parameters: list[tuple[str, nn.Parameter]], *, final: bool) -> list[Bucket]:
-        return pack(parameters, self._bucket_mib, ranks=self._group.size, final=final)
+        return pack(parameters, self._bucket_mib, ranks=self._group.most_ranks, final=final)
 
     def _settle(self, buckets: list[Bucket], *, learns_order: bool) -> None:
         self.buckets = buckets
@@ -306,8 +306,9 @@ class GradientReducer:
         return [name for bucket in self.buckets for name in bucket.names]
 
     def regroup(self, order: list[str] | None = None) -> None:
-        """*Together.* Packs the buckets anew: for the ranks that there are now, in memory that
-        these can share. All ranks pass the same `order`, or none, if all have the same."""
+        """Packs the buckets anew, in memory that the ranks of now can share. All ranks pass the
+        same `order`, or none, if all have the same: then their buckets match, whoever of them has
+        done this already."""
         order = order or self.order
         self._generation = self._group.generation
         expected = list(self._trained.items())[::-1]

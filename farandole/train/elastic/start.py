@@ -27,4 +27,5 @@ def join_elastic(timeout: timedelta, transport: str) -> tuple[Group, ElasticTrai
     if found is None:
         found = Promised(joined.assignment.rank, joined.assignment.size, timeout)
     group = Group(found, members=joined.members or None)
+    group.most_ranks = most_workers() or group.size
     return group, ElasticTraining(group, generations, joined)

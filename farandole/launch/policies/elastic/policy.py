@@ -189,16 +189,18 @@ class Elastic(Policy):
             tell(f"{worker.describe(failure)}, when rank 0 was done")
             return
         self._failures.append(failure)
+        tell(f"{worker.describe(failure)}{self._blame_host(worker)}")
+
+    def _blame_host(self, worker: ElasticWorker) -> str:
+        """Counts the failure against its host; returns what follows from it, to be told."""
         blocklist = self._hosts.blocklist
         if not self._is_first_time() and self._rendezvous.has_committed(self._generation):
             blocklist.forgive(self._generation)
         if blocklist.note(worker.host, self._incident(worker)):
-            rest = f"; {worker.host} is left out: {LIMIT} times that without a commit in between"
-        elif blocklist.is_left_out(worker.host) or worker.host not in self._hosts.slots:
-            rest = ""
-        else:
-            rest = self._replacement()
-        tell(f"{worker.describe(failure)}{rest}")
+            return f"; {worker.host} is left out: {LIMIT} times that without a commit in between"
+        if blocklist.is_left_out(worker.host) or worker.host not in self._hosts.slots:
+            return ""
+        return self._replacement()
 
     def _replacement(self) -> str:
         """What is said of a lost worker's place."""

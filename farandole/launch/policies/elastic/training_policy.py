@@ -18,8 +18,10 @@ workers without progress between them ends the job: a replacement would meet it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from farandole.launch.job import Outcome
 from farandole.launch.messages import tell
 from farandole.launch.policies.elastic.discovery import Discovery
 from farandole.launch.policies.elastic.generations import (
@@ -37,7 +39,7 @@ from farandole.launch.policies.elastic.restarts import Restarts
 from farandole.launch.watches.exit_watch import Overdue
 from farandole.launch.worker_pool import WorkerPool
 from farandole.worker.elastic import BROKEN
-from farandole.worker.failure import first_cause
+from farandole.worker.failure import first_cause, signal_obeyed_by
 
 
 class ElasticTraining(Elastic):
@@ -58,6 +60,7 @@ class ElasticTraining(Elastic):
         self._free_starts = job.workers or job.min_workers
         self._step = 0  # that survivors were in when they last asked
         self._raised = RepeatedExceptions()
+        self._stopped_by: str | None = None  # a signal that workers have obeyed
         self._named_stragglers: set[tuple[int, int]] = set()
 
     def tick(self) -> None:
@@ -74,8 +77,7 @@ class ElasticTraining(Elastic):
         if self.done is not None and not self._seniors(asking):
             return  # the others are about to end as well
         self._promise()
-        plan = plan_generation(self._hosts.refresh(), self._members(), self._job.max_workers)
-        plan = self._start_allowed(plan)
+        plan = self._start_allowed(self._plan())
         self._require_enough(plan)
         if self.failure is not None:
             return
@@ -115,6 +117,14 @@ class ElasticTraining(Elastic):
             worker.is_promised = True
             del self._questions[number]
 
+    def _plan(self) -> GenerationPlan:
+        """Workers that run on a host that is left out stay; only new ones are not started there."""
+        self._hosts.refresh()
+        plan = plan_generation(self._hosts.slots, self._members(), self._job.max_workers)
+        left_out = self._hosts.left_out()
+        starting = {host: n for host, n in plan.starting.items() if host not in left_out}
+        return replace(plan, starting=starting)
+
     def _start_allowed(self, plan: GenerationPlan) -> GenerationPlan:
         """Starts what is missing, as far as it may; returns the plan without those that may not."""
         wanted = sum(plan.starting.values())
@@ -128,8 +138,7 @@ class ElasticTraining(Elastic):
             starting[host] = min(count, allowed)
             allowed -= starting[host]
         self._start({host: count for host, count in starting.items() if count})
-        members = self._members()
-        return plan_generation(self._hosts.refresh(), members, self._job.max_workers)
+        return self._plan()
 
     def _require_enough(self, plan: GenerationPlan) -> None:
         """Ends the job when there are too few workers, and no more can come."""
@@ -189,11 +198,31 @@ class ElasticTraining(Elastic):
 
     # Those that have ended
 
+    def on_exits(self, codes: Mapping[int, int]) -> None:
+        """All that leave by themselves on a signal that tells them to save have stopped the job."""
+        for number, code in codes.items():
+            failure = self._pool.failure(number, code, 0) if code else None
+            obeyed = None if failure is None else signal_obeyed_by([failure])
+            if obeyed is not None and not self._workers[number].is_dismissed:
+                self._stopped_by = obeyed
+                self._is_over = True
+                self._workers[number].is_dismissed = True
+        super().on_exits(codes)
+
+    def outcome(self, stopped_by: str | None) -> Outcome:
+        return super().outcome(stopped_by or self._stopped_by)
+
     def _note_failure(self, worker: ElasticWorker, code: int) -> None:
         super()._note_failure(worker, code)
         self._restarts.note_failure()
         if worker.rank is not None:
             self._rendezvous.tell_lost(self._generation)
+
+    def _blame_host(self, worker: ElasticWorker) -> str:
+        # Where there is no other host, restarts and their pauses are limit enough.
+        if len(self._hosts.slots) == 1:
+            return self._replacement()
+        return super()._blame_host(worker)
 
     def _replacement(self) -> str:
         if self._restarts.left:
