@@ -156,7 +156,7 @@ def test_a_program_or_a_folder_that_is_not_there(sandbox: Sandbox) -> None:
 def test_one_worker_is_signalled_stopped_or_killed(sandbox: Sandbox) -> None:
     program = (
         "import os, signal, sys, time; from pathlib import Path; "
-        "signal.signal(signal.SIGUSR1, lambda *_: print('warned', flush=True)); "
+        "signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'warned')); "
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); "
         "Path('half-' + os.environ['RANK']).write_text(str(os.getpid())); "
         "Path('half-' + os.environ['RANK']).rename('ready-' + os.environ['RANK']); "
@@ -167,7 +167,7 @@ def test_one_worker_is_signalled_stopped_or_killed(sandbox: Sandbox) -> None:
     pids = launcher.wait_until_ready(0, 1, 2)
     launcher.send(SIGNAL, 0, str(int(signal.SIGUSR1)).encode())
     frame = read_frame(launcher.stdout)
-    assert frame == (OUTPUT, 0, b"warned\n")
+    assert frame == (OUTPUT, 0, b"warned")
     os.kill(pids[2], signal.SIGSTOP)  # it would not hear of SIGTERM
     launcher.send(STOP, 2)
     launcher.send(KILL, 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ import pytest
 from farandole.errors import LaunchError
 from farandole.launch.backends.base import WorkerSpec
 from farandole.launch.backends.remote.backend import RemoteBackend
+from farandole.launch.backends.remote.worker import RemoteWorker
 from farandole.launch.endpoint import LauncherEndpoint
 from farandole.launch.job import Job, Outcome
 from farandole.launch.job_directory import JobDirectory
@@ -137,24 +138,69 @@ def test_a_shell_that_talks_first_and_a_host_that_is_lost(sandboxed: Sandbox) ->
     sandboxed.wait_until_gone()
 
 
-def test_no_host_waits_for_another_and_a_stop_waits_for_none(sandboxed: Sandbox) -> None:
+class Opened:
+    """A backend for two workers that run `text`, without a policy."""
+
+    def __init__(self, sandbox: Sandbox, text: str, channel: Here) -> None:
+        job = Job(2, [str(sandbox.script("train.py", text))])
+        self.directory = JobDirectory(job, here=0)
+        self._store = JobStore(self.directory.folder)
+        endpoint = LauncherEndpoint(self._store, is_shared=True)
+        self._backend = RemoteBackend(job, self.directory, endpoint, channel)
+
+    def start(self, number: int, host: str) -> RemoteWorker:
+        return self._backend.start(WorkerSpec(number, host, 1, {"RANK": str(number)}))
+
+    def close(self) -> None:
+        self._backend.close()
+        self.directory.reap()
+        self.directory.close(keep_logs=False)
+        self._store.close()
+
+
+@pytest.fixture
+def open_backend(sandboxed: Sandbox) -> Iterator[Callable[[str, Here], Opened]]:
+    opened: list[Opened] = []
+
+    def make(text: str, channel: Here) -> Opened:
+        opened.append(Opened(sandboxed, text, channel))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+    assert sandboxed.processes() == []
+
+
+def test_no_host_waits_for_another_and_a_stop_waits_for_none(
+    sandboxed: Sandbox, open_backend: Callable[[str, Here], Opened]
+) -> None:
     """`far` never answers. Its worker is stopped at once, and that of `near` runs meanwhile."""
-    script = sandboxed.script("train.py", "from pathlib import Path\nPath('done').write_text('')")
-    job = Job(2, [str(script)])
-    directory = JobDirectory(job, here=0)
-    store = JobStore(directory.folder)
-    endpoint = LauncherEndpoint(store, is_shared=True)
-    backend = RemoteBackend(job, directory, endpoint, Here({"far": ["sleep", "600"]}))
-    far = backend.start(WorkerSpec(0, "far", 1, {"RANK": "0"}))
-    near = backend.start(WorkerSpec(1, "near", 1, {"RANK": "1"}))
+    backend = open_backend("print('trained')", Here({"far": ["sleep", "600"]}))
+    far = backend.start(0, "far")
+    near = backend.start(1, "near")
     sandboxed.wait_until(lambda: near.poll() is not None, "the one that is reached ends")
     assert near.poll() == 0
-    assert (sandboxed.folder / "done").exists()
+    assert backend.directory.stdout_file(1).read_text() == "trained\n"
     assert far.poll() is None
     far.stop()
     assert far.poll() == -signal.SIGTERM
-    backend.close()
-    directory.reap()
-    directory.close(keep_logs=False)
-    store.close()
-    assert sandboxed.processes() == []
+
+
+def test_a_host_that_was_lost_can_be_used_again(
+    sandboxed: Sandbox, open_backend: Callable[[str, Here], Opened]
+) -> None:
+    """As an elastic job does, which starts another worker in place of each that is lost."""
+    backend = open_backend(
+        "import os, signal, time\nfrom pathlib import Path\n"
+        "if os.environ['RANK'] == '0':\n    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    time.sleep(600)\n",
+        Here(),
+    )
+    first = backend.start(0, "far")
+    sandboxed.wait_until(lambda: first.poll() is not None, "the agent's end is noticed")
+    assert first.poll() == 255
+    assert "host far was lost" in first.advice
+    second = backend.start(1, "far")
+    sandboxed.wait_until(lambda: second.poll() is not None, "the other ends")
+    assert second.poll() == 0
