@@ -18,22 +18,18 @@ from torch.utils.data import DataLoader, Dataset
 
 from farandole.comm import Group
 from farandole.data import Loader, LoaderOptions, Request
-from farandole.errors import CheckpointError, UserError
+from farandole.errors import UserError
 from farandole.layout import Layout
 from farandole.layout.objective import LossFunction, LossWeight
 from farandole.sync import AllReduce, InStep, Strategy, in_step
 from farandole.topology import Topology
 from farandole.trace.spans import NO_TRACE
 from farandole.train.checkpoint.automatic.policy import Checkpoints
-from farandole.train.checkpoint.automatic.saves import AutomaticSaves, Saving
-from farandole.train.checkpoint.automatic.schedulers import has_scheduler
-from farandole.train.checkpoint.resume import RunCheckpoints
 from farandole.train.claim import Claim, claim
 from farandole.train.counters import TrainingProgress
 from farandole.train.distribute import distribute_whole
 from farandole.train.distributed_models import DistributedModels
 from farandole.train.elastic.start import most_workers
-from farandole.train.elastic.support import refuse
 from farandole.train.elastic.training import ElasticTraining
 from farandole.train.engines.recipe import MakeOptimizer, Recipe
 from farandole.train.loaders import RunLoaders
@@ -41,14 +37,12 @@ from farandole.train.numbers import T, double, like
 from farandole.train.passes import Passes
 from farandole.train.progress import EpochProgress
 from farandole.train.run_metrics import RunMetrics
+from farandole.train.run_saving import RunSaving
 from farandole.train.session import Session
 from farandole.train.settings import Settings, check_name, default_name, read_layout
 from farandole.train.spans import Watch
-from farandole.train.stopping.preemption import Preemption
 from farandole.train.trainer import Trainer
 from farandole.worker.environment import hide_rank_variables
-from farandole.worker.grace import grace_seconds
-from farandole.worker.marker_files import record_saving
 
 
 class Run:
@@ -101,22 +95,18 @@ class Run:
         self._metrics = RunMetrics(self._session)
         self._passes = Passes(self._session, self._metrics)
         self._loaders = RunLoaders(self._session, self._passes)
-        policy = settings.checkpoints or checkpoints
-        self._checkpoints = RunCheckpoints(
+        self._elastic = self._passes.elastic = elastic
+        self._saving = RunSaving(
             self._session,
             self._loaders,
             self._metrics,
-            policy,
+            self._passes,
+            settings.checkpoints or checkpoints,
+            elastic,
             fallback=settings.fallback or fallback,
         )
-        self._state: Callable[[], Mapping[str, Any]] | None = None  # of the script's own
-        self._elastic = self._passes.elastic = elastic
         if elastic is not None:
-            if policy is not None:
-                raise refuse(f"saving automatically ({policy})")
             elastic.attach(self._session, self._loaders)
-        if policy is not None:
-            self._save_automatically(policy)
 
     def _chosen_name(self, group: Group, place: Path, settings: Settings, name: str | None) -> str:
         chosen = settings.name or name
@@ -334,9 +324,7 @@ class Run:
         `load` before.
         """
         progress, automatic = self._session.progress, self._passes.automatic
-        late = self.group.transport.joined_late  # it takes over from the others
-        if automatic and not (late or self._checkpoints.has_loaded or progress.steps):
-            self._resume()
+        self._saving.resume_by_itself()
         if self._elastic is not None:
             self._elastic.join_running()
         if progress.resumed and progress.epoch >= count:
@@ -415,37 +403,23 @@ class Run:
         positions of the loaders, random state, and `state` of your own (numbers, tensors, dicts).
 
         `path` is a folder that holds checkpoints, `runs/<name>/checkpoints` by default, or the URL
-        of one in an object store; the
-        newest `keep` stay, three unless `--checkpoint` says otherwise. Returns the new one. Raises
-        `CheckpointError` on every rank when it could not be written whole; earlier checkpoints are
-        then untouched.
+        of one in an object store; the newest `keep` stay, three unless `--checkpoint` says
+        otherwise. Returns the new one. Raises `CheckpointError` on every rank when it could not be
+        written whole; earlier checkpoints are then untouched.
 
         In the `background` it returns as soon as the state is copied to the memory of the ranks
         that write, and training goes on while they do; the checkpoint is there a little later. At
         most one is under way: a further save waits for it. What goes wrong is raised by the next
         `save`, `load` or `wait_for_save`, or else at the end of the run.
         """
-        self._passes.settle()
-        self._session.models.settle_guards()
-        with self.group.trace.span("save", "checkpoint"):
-            self.wait_for_save()
-
-            def save() -> str:
-                return str(self._checkpoints.save(path, state, keep, background=background))
-
-            if self._elastic is not None:
-                return Path(self._elastic.as_one(save))
-            saved = self._checkpoints.save(path, state, keep, background=background)
-        if self._passes.automatic is not None:
-            self._passes.automatic.saved()
-        return saved
+        return self._saving.save(path, keep, state, background=background)
 
     def wait_for_save(self) -> Path | str | None:
         """*Together.* Waits for the save in the background; returns it, or None if there is none.
 
         Raises `CheckpointError` on every rank when it could not be written whole.
         """
-        return self._checkpoints.wait_for_save()
+        return self._saving.wait_for_save()
 
     def load(self, path: str | Path | None = None) -> dict[str, Any] | None:
         """*Together.* Goes on from a checkpoint, or from the newest in a folder of them.
@@ -457,13 +431,7 @@ class Run:
         last good one; with `--fallback` that one is taken. Nothing is changed before everything was
         checked, on all ranks.
         """
-        with self.group.trace.span("load", "checkpoint"):
-            self.wait_for_save()
-
-            def loaded() -> dict[str, Any] | None:
-                return self._checkpoints.load(path)
-
-            return loaded() if self._elastic is None else self._elastic.as_one(loaded)
+        return self._saving.load(path)
 
     def checkpoint_state(self, state: Callable[[], Mapping[str, Any]]) -> None:
         """What automatic checkpoints store beside the run's own state.
@@ -471,34 +439,7 @@ class Run:
         `state` is called at each of them, and returns what one would pass to `save`: the state of a
         learning-rate scheduler, say. `load` returns it.
         """
-        self._state = state
-
-    def _save_automatically(self, policy: Checkpoints) -> None:
-        checkpoints = self._checkpoints
-        self._passes.automatic = AutomaticSaves(
-            self._session,
-            policy,
-            Saving(
-                prepare=checkpoints.take_over,
-                begin=lambda: self.save(background=True, **(self._state or dict)()),
-                finish=self.wait_for_save,
-                write_seconds=lambda: checkpoints.write_seconds,
-            ),
-            has_state=lambda: self._state is not None,
-        )
-        self._metrics.on_log = self._passes.automatic.logged
-
-    def _resume(self) -> None:
-        """*Together.* For a script that does not call `load` itself."""
-        state = self.load()
-        if state or (
-            self.resumed and has_scheduler(saver.optimizer for saver in self._session.models.savers)
-        ):
-            raise UserError(
-                "there is a checkpoint to go on from, and the script has state of its own to "
-                "restore: a learning-rate scheduler, or what it gave to run.checkpoint_state. Call "
-                "run.load() after run.distribute, and restore that from what it returns."
-            )
+        self._saving.script_state = state
 
     def save_when_stopped(
         self,
@@ -520,34 +461,7 @@ class Run:
         not ended by then is given up, and the newest checkpoint stays. A second SIGTERM, two
         seconds or more after the first, ends the process at once.
         """
-        if not len(self._session.models):
-            raise UserError("call run.save_when_stopped() after run.distribute or run.trainer.")
-        if self._passes.preemption is not None:
-            raise UserError("run.save_when_stopped() was called before; once is enough.")
-        self._passes.preemption = Preemption(
-            self.group,
-            lambda: self._save_last(path, keep, state),
-            newest=lambda: self._checkpoints.newest(path),
-            say=self.print,
-            optimizers=self._session.optimizers,
-            grace_seconds=grace_seconds(os.environ),
-            agreement=None if self._elastic is None else self._elastic.stop_agreement(),
-        )
-        record_saving()
-        self._loaders.outlive_stop_signals()
-
-    def _save_last(
-        self,
-        path: str | Path | None,
-        keep: int | None,
-        state: Callable[[], Mapping[str, Any]] | None,
-    ) -> Path | str:
-        """*Together.* What went wrong in the background before must not prevent it."""
-        try:
-            self.wait_for_save()
-        except CheckpointError as error:
-            self.print(f"warning: {error}")
-        return self.save(path, keep=keep, **(state or self._state or dict)())
+        self._saving.save_when_stopped(path, keep, state)
 
     def end_step(self) -> None:
         """*Together.* The end of a step, for loops over data that do not come from `run.loader`.
@@ -590,7 +504,7 @@ class Run:
             )
         self._metrics.close()
         try:
-            self._checkpoints.close()
+            self._saving.close()
         finally:
             if self._claim is not None:
                 self._claim.release()

@@ -78,7 +78,7 @@ def test_the_memory_of_the_copy_is_used_again(tmp_path: Path) -> None:
         for _ in range(3):
             run.save(background=True)
             run.wait_for_save()
-            buffers = run._checkpoints._background._snapshots._buffers
+            buffers = run._saving._checkpoints._background._snapshots._buffers
             places.add(buffers["model-0", False].data_ptr())
         return places
 

@@ -1,0 +1,156 @@
+"""How a run saves and resumes: what the script asks for, what is due by itself, what a signal asks.
+
+`RunCheckpoints` writes and reads; here is decided when, and with which state of the script's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from farandole.errors import CheckpointError, UserError
+from farandole.train.checkpoint.automatic.policy import Checkpoints
+from farandole.train.checkpoint.automatic.saves import AutomaticSaves, Saving
+from farandole.train.checkpoint.automatic.schedulers import has_scheduler
+from farandole.train.checkpoint.places.urls import is_url
+from farandole.train.checkpoint.resume import RunCheckpoints
+from farandole.train.elastic.support import refuse
+from farandole.train.elastic.training import ElasticTraining
+from farandole.train.loaders import RunLoaders
+from farandole.train.passes import Passes
+from farandole.train.run_metrics import RunMetrics
+from farandole.train.session import Session
+from farandole.train.stopping.preemption import Preemption
+from farandole.worker.grace import grace_seconds
+from farandole.worker.marker_files import record_saving
+
+ScriptState = Callable[[], Mapping[str, Any]]
+
+
+class RunSaving:
+    """All methods are *together*. The methods of `Run` of the same names say what they do."""
+
+    def __init__(
+        self,
+        session: Session,
+        loaders: RunLoaders,
+        metrics: RunMetrics,
+        passes: Passes,
+        policy: Checkpoints | None,
+        elastic: ElasticTraining | None,
+        *,
+        fallback: bool,
+    ) -> None:
+        self._session = session
+        self._loaders = loaders
+        self._passes = passes
+        self._elastic = elastic
+        self.script_state: ScriptState | None = None
+        self._checkpoints = RunCheckpoints(session, loaders, metrics, policy, fallback=fallback)
+        if policy is None:
+            return
+        if elastic is not None:
+            raise refuse(f"saving automatically ({policy})")
+        passes.automatic = self._automatic(policy)
+        metrics.on_log = passes.automatic.logged
+
+    def _automatic(self, policy: Checkpoints) -> AutomaticSaves:
+        checkpoints = self._checkpoints
+        return AutomaticSaves(
+            self._session,
+            policy,
+            Saving(
+                prepare=checkpoints.take_over,
+                begin=lambda: self.save(None, None, self._own_state(), background=True),
+                finish=checkpoints.wait_for_save,
+                write_seconds=lambda: checkpoints.write_seconds,
+            ),
+            has_state=lambda: self.script_state is not None,
+        )
+
+    def save(
+        self,
+        path: str | Path | None,
+        keep: int | None,
+        state: Mapping[str, Any],
+        *,
+        background: bool,
+    ) -> Path | str:
+        self._passes.settle()
+        self._session.models.settle_guards()
+        with self._session.group.trace.span("save", "checkpoint"):
+            self._checkpoints.wait_for_save()
+
+            def save() -> str:
+                return str(self._checkpoints.save(path, dict(state), keep, background=background))
+
+            saved = save() if self._elastic is None else self._elastic.as_one(save)
+        if self._passes.automatic is not None:
+            self._passes.automatic.saved()
+        return saved if is_url(saved) else Path(saved)
+
+    def wait_for_save(self) -> Path | str | None:
+        return self._checkpoints.wait_for_save()
+
+    def load(self, path: str | Path | None) -> dict[str, Any] | None:
+        with self._session.group.trace.span("load", "checkpoint"):
+            self._checkpoints.wait_for_save()
+
+            def load() -> dict[str, Any] | None:
+                return self._checkpoints.load(path)
+
+            return load() if self._elastic is None else self._elastic.as_one(load)
+
+    def resume_by_itself(self) -> None:
+        """Goes on from the newest automatic checkpoint, for a script that does not call `load`."""
+        late = self._session.group.transport.joined_late  # it takes over from the others
+        has_begun = self._checkpoints.has_loaded or self._session.progress.steps
+        if self._passes.automatic is None or late or has_begun:
+            return
+        state = self.load(None)
+        optimizers = (saver.optimizer for saver in self._session.models.savers)
+        if state or (self._session.progress.resumed and has_scheduler(optimizers)):
+            raise UserError(
+                "there is a checkpoint to go on from, and the script has state of its own to "
+                "restore: a learning-rate scheduler, or what it gave to run.checkpoint_state. Call "
+                "run.load() after run.distribute, and restore that from what it returns."
+            )
+
+    def save_when_stopped(
+        self, path: str | Path | None, keep: int | None, state: ScriptState | None
+    ) -> None:
+        session = self._session
+        if not len(session.models):
+            raise UserError("call run.save_when_stopped() after run.distribute or run.trainer.")
+        if self._passes.preemption is not None:
+            raise UserError("run.save_when_stopped() was called before; once is enough.")
+        self._passes.preemption = Preemption(
+            session.group,
+            lambda: self._save_last(path, keep, state),
+            newest=lambda: self._checkpoints.newest(path),
+            say=session.print,
+            optimizers=session.optimizers,
+            grace_seconds=grace_seconds(os.environ),
+            agreement=None if self._elastic is None else self._elastic.stop_agreement(),
+        )
+        record_saving()
+        self._loaders.outlive_stop_signals()
+
+    def _save_last(
+        self, path: str | Path | None, keep: int | None, state: ScriptState | None
+    ) -> Path | str:
+        """What went wrong in the background before must not prevent it."""
+        try:
+            self.wait_for_save()
+        except CheckpointError as error:
+            self._session.print(f"warning: {error}")
+        own = self._own_state() if state is None else state()
+        return self.save(path, keep, own, background=False)
+
+    def _own_state(self) -> Mapping[str, Any]:
+        return {} if self.script_state is None else self.script_state()
+
+    def close(self) -> None:
+        self._checkpoints.close()
