@@ -100,8 +100,10 @@ class Dealings:
 
     handed_out: int = 0
     contributed: int = 0
-    _known: list[Dealing] = field(default_factory=list)
     is_over: bool = False  # the rest is to be dealt anew before the next batch
+    _known: list[Dealing] = field(default_factory=list)
+    _sharers: frozenset[int] = frozenset()  # of the rest, as far as it is known
+    _rest: tuple[list[int], int] = field(default_factory=lambda: ([], 0))  # when it is over
 
     @property
     def has_begun(self) -> bool:
@@ -115,6 +117,7 @@ class Dealings:
     def begin(self, dealing: Dealing) -> None:
         """The next batch is the first of `dealing`."""
         self._known.append(replace(dealing, first=self.handed_out))
+        self._sharers = frozenset(dealing.members)
         self.is_over = False
         self._forget()
 
@@ -142,12 +145,16 @@ class Dealings:
         """
         gone: list[int] = []
         for number, dealing in self._under_way():
-            # What those lost before the current dealing had read was dealt again in it.
-            before = set(dealing.unread(number, self.current.members))
+            # What those who were lost earlier had read has gone back already.
+            before = set(dealing.unread(number, self._sharers))
             gone += [place for place in dealing.unread(number, alive) if place not in before]
-        returned, start = self.current.left(self.handed_out)
+        # Workers may come and go once more before the next batch: then the rest is not what the
+        # current dealing leaves, but what it was the last time.
+        returned, start = self._rest if self.is_over else self.current.left(self.handed_out)
         self.is_over = True
-        return [*gone, *returned], start
+        self._sharers = frozenset(alive)
+        self._rest = [*gone, *returned], start
+        return self._rest
 
     def lost_samples(self, before: Collection[int], after: Collection[int]) -> int:
         """How many samples of the batches under way nobody reads, when those `before` lose some."""

@@ -196,8 +196,8 @@ class Loader(DataLoaderMirror):
     def deal_anew(self, members: Collection[int]) -> None:
         """*Together.* The `members` share the rest of the epoch from the next batch on. What others
         had read and not contributed to a step goes back, and is read next."""
-        rest = self.dealings.end_here(members)
-        self.position.returned, self.position.done_samples = rest
+        returned, self.position.done_samples = self.dealings.end_here(members)
+        self.position.returned = list(returned)
 
     @property
     def is_under_way(self) -> bool:

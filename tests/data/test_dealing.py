@@ -90,7 +90,9 @@ def test_every_sample_once(
             continue  # the next batch belongs to the same step
         job.require_a_mean(number)
         job.contribute()
-        if event == "admit" and len(job.members) < 8:
+        if event == "lose" and which % 3 == 0 and len(job.members) > 1:
+            job.lose({job.members[0]})  # one more, before the next batch
+        if event in ("admit", "lose") and which % 2 and len(job.members) < 8:
             job.admit((newest,))
             newest += 1
         is_last = number + 1 - job.dealings.current.first == job.dealings.current.shares.steps

@@ -101,6 +101,10 @@ class Transport(ABC):
     def close(self) -> None:  # noqa: B027  (most hold nothing)
         """Gives back what the transport holds. Waits for nobody."""
 
+    def abandon(self) -> None:
+        """Leaves for good, in the middle of whatever it is: ranks that wait for this one notice."""
+        self.close()
+
     def register(self, tensor: torch.Tensor) -> AbstractContextManager[object]:
         """Makes later all-reduces of `tensor` faster, until the context ends, if there is a way.
 

@@ -6,6 +6,7 @@ point-to-point messages.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections import Counter, deque
@@ -21,6 +22,8 @@ from farandole.comm.transports.base import Transport
 from farandole.comm.transports.messages import Message, PeerLost
 from farandole.topology import Topology
 
+_LEAVING = 1 << 20  # a tag that nobody sends to
+_AT_ONCE = timedelta(milliseconds=1)
 _GLOO_THREADS = 2  # that may still hold a tensor of a collective that has ended
 _OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -188,6 +191,16 @@ class C10d(Transport):
             time.sleep(0.001)
         self._recent.clear()
         time.sleep(0.01)  # the same for the callbacks of the last backward pass
+
+    def abandon(self) -> None:
+        # Gloo's connections stay open as long as the process lives, and a peer that waits for this
+        # rank would do so to the end of its own timeout. A receive that times out closes them all:
+        # there is no other way to ask gloo for it.
+        nothing = torch.zeros(1, dtype=torch.uint8)
+        for peer in self.others:  # one that lives, whichever that is
+            with contextlib.suppress(RuntimeError):
+                self._process_group.recv([nothing], peer, self._tag + _LEAVING).wait(_AT_ONCE)
+        self.close()
 
     def _lost(self, ranks: Sequence[int], error: RuntimeError) -> PeerLost:
         # Gloo's own words begin with a source file and end with advice; the middle is the fact.

@@ -194,6 +194,10 @@ class Hosts(Transport):
     def blame(self, lost: PeerLost) -> PeerLost:
         return self._world.blame(lost)
 
+    def abandon(self) -> None:
+        self._local.abandon()
+        self._world.abandon()
+
     def close(self) -> None:
         self._local.close()
         self._world.close()

@@ -150,7 +150,7 @@ class ElasticTraining:
     def _regroup(self, own: Status, kind: str, *, is_step: bool) -> bool:
         """Goes on with the survivors. Returns whether this rank's unit is over."""
         began = time.monotonic()
-        self._group.transport.close()
+        self._group.transport.abandon()
         while True:
             joined = self._generations.join(kind, self._steps)
             verdict = _compare(joined, own)
@@ -236,7 +236,7 @@ class ElasticTraining:
             return
         began = time.monotonic()
         own = self._own_status(self._units.number, "over")
-        self._group.transport.close()
+        self._group.transport.abandon()
         joined = self._generations.join(elastic.WITH_STATE, self._steps)
         if not joined.admits:  # somebody was lost: first the others
             self._after_loss(joined, own)
@@ -293,6 +293,6 @@ def _compare(joined: Joined, own: Status) -> Verdict | None:
     try:
         told = Group(joined.transport).gather_json(own)
     except CommError:
-        joined.transport.close()
+        joined.transport.abandon()
         return None
     return judge(own, [Status.read(fields) for fields in told])
