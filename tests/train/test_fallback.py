@@ -67,7 +67,7 @@ def test_on_request_the_newest_good_one_is_taken(tmp_path: Path) -> None:
         assert "--fallback" in message
 
     def goes_on(run: Run) -> None:
-        run._checkpoints._fallback = True
+        run._saving._checkpoints._fallback = True
         model = distributed(run)
         assert run.load() == {"weight": 1.0}
         assert model.weight.unique().tolist() == [1.0]
@@ -89,7 +89,7 @@ def test_one_that_is_asked_for_by_its_path_is_not_replaced(tmp_path: Path) -> No
     damage(folder / "000001")
 
     def body(run: Run) -> None:
-        run._checkpoints._fallback = True
+        run._saving._checkpoints._fallback = True
         distributed(run)
         with pytest.raises(CheckpointError, match=r"000001 is refused.*last good one is .*000000"):
             run.load(folder / "000001")
@@ -174,9 +174,9 @@ def test_how_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert Settings.from_environ({"FARANDOLE_FALLBACK": "1"}).fallback
     assert not Settings.from_environ({"FARANDOLE_FALLBACK": "0"}).fallback
     with fd.init() as run:
-        assert not run._checkpoints._fallback
+        assert not run._saving._checkpoints._fallback
     with fd.init(fallback=True) as run:
-        assert run._checkpoints._fallback
+        assert run._saving._checkpoints._fallback
 
 
 SCRIPT = """
