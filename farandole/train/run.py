@@ -25,6 +25,7 @@ from farandole.sync import AllReduce, InStep, Strategy, in_step
 from farandole.topology import Topology
 from farandole.trace.spans import NO_TRACE
 from farandole.train.checkpoint.automatic.policy import Checkpoints
+from farandole.train.checkpoint.run_saving import RunSaving
 from farandole.train.claim import Claim, claim
 from farandole.train.counters import TrainingProgress
 from farandole.train.distribute import distribute_whole
@@ -37,7 +38,6 @@ from farandole.train.numbers import T, double, like
 from farandole.train.passes import Passes
 from farandole.train.progress import EpochProgress
 from farandole.train.run_metrics import RunMetrics
-from farandole.train.run_saving import RunSaving
 from farandole.train.session import Session
 from farandole.train.settings import Settings, check_name, default_name, read_layout
 from farandole.train.spans import Watch
