@@ -17,7 +17,8 @@ from kills.task import GLOBAL_BATCH, Notes, Numbers, new_model, new_optimizer
 
 folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
 run = fd.init(folder=folder / "runs", name="ours")
-notes = Notes(folder, os.environ.get("FARANDOLE_ELASTIC_WORKER", os.environ.get("RANK", "0")))
+worker = os.environ.get("FARANDOLE_ELASTIC_WORKER", str(run.rank))
+notes = Notes(folder, worker)
 model = new_model()
 model, optimizer = run.distribute(model, new_optimizer(model))
 data = Numbers()
@@ -38,4 +39,4 @@ for epoch in run.epochs(1_000_000):
     is_over = run.sum(float(late)) > 0
     if is_over:
         break
-torch.save(list(model.parameters()), folder / f"weights-{os.environ['FARANDOLE_ELASTIC_WORKER']}")
+torch.save(list(model.parameters()), folder / f"weights-{worker}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_START_SECONDS = 280.0
+_START_SECONDS = 300.0
 _END_SECONDS = 200.0
 
 

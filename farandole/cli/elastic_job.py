@@ -50,7 +50,7 @@ def run_elastic(
     return launch_elastic(
         ElasticJob(
             job.command,
-            min_workers=options.min_workers or 1,
+            min_workers=1 if options.min_workers is None else options.min_workers,
             max_workers=most,
             discover=lambda: {HERE: most},
             workers=job.workers,
@@ -65,7 +65,8 @@ def _check(
     options: Options, workers: int, strategy: Strategy | None, layout: Layout | None
 ) -> None:
     """Raises `UserError` for what such jobs cannot do, before anything is started."""
-    least, most = options.min_workers or 1, options.max_workers or workers
+    least = 1 if options.min_workers is None else options.min_workers
+    most = options.max_workers or workers
     if least < 1:
         raise UserError(f"--min {least}: a job needs at least 1 worker.")
     if not least <= workers <= most:
