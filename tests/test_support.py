@@ -74,7 +74,7 @@ def test_a_warm_process_is_as_a_fresh_one(tmp_path: Path, more: Mapping[str, str
     script.write_text(FACTS)
     root = str(Path(__file__).parents[1])
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}
-    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED"):
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "OMP_WAIT_POLICY"):
         kept |= {name: os.environ[name]} if name in os.environ else {}
     variables = kept | {"PYTHONPATH": root, "OF_MY_OWN": "1"} | dict(more)
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
