@@ -34,7 +34,7 @@ class Numbers(Dataset[Any]):
 
 def new_model() -> nn.Module:
     torch.manual_seed(6)
-    layers = [nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 10)]
+    layers = [nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 10)]
     return nn.Sequential(*layers).double()
 
 

@@ -77,6 +77,8 @@ class RunCheckpoints:
         session = self._session
         self._check_place(path)
         destination = self._places.destination(path, keep)
+        if session.is_successor:
+            destination.succeed()
         # In a thread, rank 0 would wait for the parts of ranks that have died. Where they may, they
         # save together instead: there a dead rank is not waited for.
         background = background and not session.group.transport.may_join_late

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from farandole.train.checkpoint.automatic.saves import AutomaticSaves, Saving
 from farandole.train.checkpoint.automatic.schedulers import has_scheduler
 from farandole.train.checkpoint.places.urls import is_url
 from farandole.train.checkpoint.resume import RunCheckpoints
+from farandole.train.checkpoint.saving import RanksChangedError
 from farandole.train.elastic.support import refuse
 from farandole.train.elastic.training import ElasticTraining
 from farandole.train.loaders import RunLoaders
@@ -83,13 +85,25 @@ class RunSaving:
         with self._session.group.trace.span("save", "checkpoint"):
             self._checkpoints.wait_for_save()
 
-            def save() -> str:
-                return str(self._checkpoints.save(path, dict(state), keep, background=background))
-
-            saved = save() if self._elastic is None else self._elastic.as_one(save)
+            if self._elastic is not None:
+                if is_url(path):
+                    raise refuse(f"saving to {path}, an object store,")
+                # Not in the background: who comes or goes meanwhile would not have the same saves
+                # under way as the others.
+                return Path(
+                    self._elastic.as_one(lambda: self._save_through_losses(path, keep, state))
+                )
+            saved = self._checkpoints.save(path, dict(state), keep, background=background)
         if self._passes.automatic is not None:
             self._passes.automatic.saved()
-        return saved if is_url(saved) else Path(saved)
+        return saved
+
+    def _save_through_losses(
+        self, path: str | Path | None, keep: int | None, state: Mapping[str, Any]
+    ) -> str:
+        while True:
+            with contextlib.suppress(RanksChangedError):
+                return str(self._checkpoints.save(path, dict(state), keep))
 
     def wait_for_save(self) -> Path | str | None:
         return self._checkpoints.wait_for_save()

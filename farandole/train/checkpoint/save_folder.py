@@ -81,6 +81,12 @@ class SaveFolders:
         folder.used = True
         folder.own.update(checkpoint.names_up_to(source))
 
+    def take_over(self, path: Path) -> None:
+        """Another worker was rank 0 of this run before: what it has saved is this run's own."""
+        folder, last = self._find(path), checkpoint.newest(path)
+        if not folder.used and last is not None:
+            self.went_on_from(last)
+
     def release(self) -> None:
         """Other jobs may save there now."""
         for path, folder in self._folders.items():

@@ -32,6 +32,10 @@ _FALLBACK_HINT: Final = (
 )
 
 
+class RanksChangedError(CheckpointError):
+    """In an elastic job ranks came or went during a save: it is to be repeated, by all of them."""
+
+
 def save_together(
     group: Group,
     destination: Destination,
@@ -51,8 +55,9 @@ def save_together(
     Without it the destination must be a folder.
 
     Raises `CheckpointError` on every rank when any rank could not write, or when another job saves
-    into the same place.
+    into the same place, and `RanksChangedError` when a rank was lost.
     """
+    generation = group.generation
     take_together(group, destination)
     name: str = group.broadcast_json(destination.next_name() if group.rank == 0 else "")
     mine = {f"rank-{group.rank}": own, **parts, **(shared if group.rank == 0 else {})}
@@ -91,11 +96,22 @@ def save_together(
         assert isinstance(draft, FolderDraft)
         folder = draft.path
         entries = run(lambda: checkpoint.write_parts(folder, mine))
+        # A rank that was lost may have been rank 0, with the parts that all share. From here on
+        # all parts are there; what is left is their name.
+        _require_same_ranks(group, generation, name)
         named = run(lambda: commit(entries) if group.rank == 0 else "")
+        if not named[0]:  # the one that had to give it was lost
+            raise RanksChangedError(f"rank 0 was lost while it saved {name}.")
         return destination.path_of(named[0])
     finally:
         for left in begun:  # whatever the error was
             left.discard()
+
+
+def _require_same_ranks(group: Group, generation: int, name: str) -> None:
+    """*Together.* Raises `RanksChangedError` on all ranks if ranks have changed on any of them."""
+    if group.units is not None and any(group.gather_json(group.generation != generation)):
+        raise RanksChangedError(f"a rank was lost during the save of {name}.")
 
 
 def take_together(group: Group, destination: Destination, *, required: bool = True) -> None:

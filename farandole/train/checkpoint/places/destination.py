@@ -90,6 +90,9 @@ class Destination(ABC):
     def take(self) -> None:
         """On rank 0, before a save. Raises `CheckpointError` if another job saves there."""
 
+    def succeed(self) -> None:  # noqa: B027
+        """In a worker that has become rank 0: what another one has saved there is this run's."""
+
     @abstractmethod
     def next_name(self) -> str:
         """On rank 0: what the next checkpoint is called, unless another job is quicker."""

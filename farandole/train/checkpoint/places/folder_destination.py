@@ -27,6 +27,9 @@ class FolderDestination(Destination):
     def take(self) -> None:
         self._folders.lock(self.folder)
 
+    def succeed(self) -> None:
+        self._folders.take_over(self.folder)
+
     def next_name(self) -> str:
         return checkpoint.next_name(self.folder)
 
