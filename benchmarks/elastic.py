@@ -1,16 +1,17 @@
 """What lost workers cost: 4 workers, one SIGKILLed every 20 s, ours against torchrun's.
 
-Jobs one after the other, each for the same time from its first step on: both launchers
-undisturbed, and with kills of random workers, rank 0 not excepted; all of that in several rounds,
-since the machine may have other work too. Ours replaces a lost worker while the others go on;
-torchrun starts all again, from a checkpoint that is 5 s old at most.
+Time is cut into windows of 20 s. Every second one begins with the kill of a random worker, rank 0
+not excepted; those between are undisturbed. So both kinds see the same machine, whatever else it
+does. Ours replaces a lost worker while the others go on; torchrun starts all again, from a
+checkpoint that is 5 s old at most. What it has not caught up with when a window ends, it does in
+the next one, which counts in its favour.
 
-    goodput           steps of the job with kills over those of the one without
+    goodput           steps in windows with a kill over those in windows without
     lost seconds      what is missing of the goodput, as time
     recovery seconds  from a kill to the next step that any worker has finished
 
 The global batch is the same whatever the number of workers, so a step is a step. All steps of our
-job with kills are then taken again in one process, with exactly the samples that its workers had.
+job are then taken again in one process, with exactly the samples that its workers had.
 
     python benchmarks/elastic.py
 """
@@ -18,6 +19,7 @@ job with kills are then taken again in one process, with exactly the samples tha
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -41,53 +43,38 @@ def torchruns(workers: int, kills: int) -> list[str]:
     return [sys.executable, *words, *limit, str(SCRIPTS / "torchruns.py")]
 
 
-def summary(calm: list[Course], struck: list[Course], seconds: float) -> dict[str, Any]:
-    steps = [sum(course.steps for course in side) for side in (calm, struck)]
-    recoveries = [each for course in struck for each in course.recoveries]
-    goodput = steps[1] / steps[0]
+def summary(course: Course, seconds: float) -> dict[str, Any]:
+    # The first and the last window are calm, so that a load that grows or shrinks evenly cancels.
+    goodput = statistics.mean(course.struck_steps) / statistics.mean(course.calm_steps)
     return {
-        "steps_undisturbed": [course.steps for course in calm],
-        "steps_with_kills": [course.steps for course in struck],
-        "kills": len(recoveries),
+        "steps_undisturbed": course.calm_steps,
+        "steps_with_kills": course.struck_steps,
+        "kills": len(course.recoveries),
         "goodput": goodput,
-        "lost_seconds": (1 - goodput) * seconds * len(struck),
-        "recovery_seconds": {**spread(recoveries), "longest": max(recoveries)},
+        "lost_seconds": (1 - goodput) * seconds * len(course.struck_steps),
+        "recovery_seconds": {**spread(course.recoveries), "longest": max(course.recoveries)},
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=90.0)
-    parser.add_argument("--every", type=float, default=20.0)
+    parser.add_argument("--windows", type=int, default=19)
+    parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--name", default="elastic")
     args = parser.parse_args()
-    count = int(args.seconds / args.every)
-    courses: dict[str, tuple[list[Course], list[Course]]] = {"ours": ([], []), "torchrun": ([], [])}
-    replays = []
-    for number in range(args.rounds):
-        for side, command in (("ours", ours), ("torchrun", torchruns)):
-            for is_struck in (False, True):
-                with tempfile.TemporaryDirectory() as temporary:
-                    place = Path(temporary) / "job"
-                    words = [*command(args.workers, count), str(place), str(args.seconds)]
-                    every = args.every if is_struck else None
-                    course = run_struck(words, place, args.seconds, every, number)
-                    courses[side][is_struck].append(course)
-                    print(side, "with kills" if is_struck else "undisturbed", course, flush=True)
-                    if is_struck and side == "ours":
-                        replays.append(compare(place))
-                        print(replays[-1], flush=True)
-    result: dict[str, Any] = {
-        "workers": args.workers,
-        "rounds": args.rounds,
-        "seconds": args.seconds,
-        "every": args.every,
-        **{side: summary(*both, args.seconds) for side, both in courses.items()},
-        "replays": replays,
-    }
-    # What others do on the machine meanwhile may be more than what the kills cost us.
+    result: dict[str, Any] = vars(args)
+    total = args.windows * args.seconds
+    for side, command in (("ours", ours), ("torchrun", torchruns)):
+        with tempfile.TemporaryDirectory() as temporary:
+            place = Path(temporary) / "job"
+            words = [*command(args.workers, args.windows), str(place), str(total)]
+            course = run_struck(words, place, args.windows, args.seconds, kills=True)
+            result[side] = summary(course, args.seconds)
+            print(side, course, flush=True)
+            if side == "ours":
+                result["replay"] = compare(place)
+                print(result["replay"], flush=True)
     lost = [max(0.0, result[side]["lost_seconds"]) for side in ("ours", "torchrun")]
     result["lost_time_ratio"] = lost[0] / lost[1] if lost[1] else None
     save(args.name, result)

@@ -36,7 +36,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as temporary:
                 folder = Path(temporary) / "job"
                 command = [*words, *minimum, str(SCRIPT), str(folder), str(args.seconds)]
-                found[bool(minimum)] = run_struck(command, folder, args.seconds, None, 0).steps
+                course = run_struck(command, folder, 1, args.seconds, kills=False)
+                found[bool(minimum)] = sum(course.calm_steps)
         ratios.append(found[False] / found[True])
         steps.append({"with": found[True], "without": found[False]})
         print(steps[-1], f"{ratios[-1]:.3f}", flush=True)

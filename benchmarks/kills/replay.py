@@ -35,7 +35,7 @@ def compare(folder: Path) -> dict[str, Any]:
         "workers_with_equal_bits": sum(all(map(torch.equal, own, weights[0])) for own in weights),
         "workers_at_the_end": len(weights),
         "largest_difference_from_serial": max(
-            float((own - serial).abs().max())
+            (own - serial).abs().max().item()
             for mine in weights
             for own, serial in zip(mine, model.parameters(), strict=True)
         ),

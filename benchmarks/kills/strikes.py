@@ -10,7 +10,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 _START_SECONDS = 300.0
@@ -19,24 +20,32 @@ _END_SECONDS = 200.0
 
 @dataclass
 class Course:
-    """What became of a job."""
+    """What became of a job. Its time is cut into windows; every second one begins with a kill."""
 
-    steps: int  # that it had got to, after so many seconds
-    recoveries: list[float] = field(default_factory=list)  # from each kill to the next step
+    calm_steps: list[int]  # how far it came in each window without a kill
+    struck_steps: list[int]
+    recoveries: list[float]  # from each kill to the next step
 
 
 def run_struck(
-    command: Sequence[str], folder: Path, seconds: float, every: float | None, seed: int
+    command: Sequence[str],
+    folder: Path,
+    windows: int,
+    seconds: float,
+    *,
+    kills: bool,
+    seed: int = 0,
 ) -> Course:
-    """Runs `command` for so many seconds from its first step on. `every` None: undisturbed."""
+    """Runs `command` for so many windows of so many seconds, from its first step on."""
     folder.mkdir(parents=True)
     output = folder / "output"
     with output.open("w") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
         began = _first_step(job, folder, output)
-        kills = _strike(job, folder, began, seconds, every, random.Random(seed))
-        job.wait(_END_SECONDS)
+        due = [began + at * seconds for at in range(1, windows, 2)] if kills else []
+        struck = _strike(job, folder, due, random.Random(seed))
+        job.wait(max(0.0, began + windows * seconds - time.monotonic()) + _END_SECONDS)
     finally:
         if job.poll() is None:
             job.terminate()
@@ -45,9 +54,13 @@ def run_struck(
             job.kill()
     assert job.returncode == 0, output.read_text()[-5000:]
     times = steps_taken(folder)
-    reached = max(step for step, when in times if when <= began + seconds)
-    recoveries = [min(when for _, when in times if when > kill + 0.02) - kill for kill in kills]
-    return Course(reached, recoveries)
+    borders = [
+        max((step for step, when in times if when <= began + at * seconds), default=0)
+        for at in range(windows + 1)
+    ]
+    made = [after - before for before, after in pairwise(borders)]
+    recoveries = [min(when for _, when in times if when > kill + 0.02) - kill for kill in struck]
+    return Course(made[::2], made[1::2], recoveries)
 
 
 def steps_taken(folder: Path) -> list[tuple[int, float]]:
@@ -71,19 +84,14 @@ def _first_step(job: subprocess.Popen[bytes], folder: Path, output: Path) -> flo
 
 
 def _strike(
-    job: subprocess.Popen[bytes],
-    folder: Path,
-    began: float,
-    seconds: float,
-    every: float | None,
-    chance: random.Random,
+    job: subprocess.Popen[bytes], folder: Path, due: Sequence[float], chance: random.Random
 ) -> list[float]:
     kills: list[float] = []
-    while time.monotonic() < began + seconds and job.poll() is None:
-        due = len(kills) + 1
-        if every is not None and due * every < seconds and time.monotonic() > began + due * every:
+    for moment in due:
+        while time.monotonic() < moment and job.poll() is None:
+            time.sleep(0.01)
+        if job.poll() is None:
             kills.append(_kill_one(folder, chance))
-        time.sleep(0.01)
     return kills
 
 
