@@ -84,8 +84,8 @@ class ElasticTraining:
 
     def as_one(self, work: Callable[[], T]) -> T:
         """What `work` returns, which is kept for new workers in place of the collectives in it."""
-        if self.is_new:
-            return self._rehearse(None)  # type: ignore[no-any-return]
+        if self._units.rehearse is not None:
+            return self._units.rehearse(None)  # type: ignore[no-any-return]
         log, self._log = self._log, None
         try:
             result = work()
