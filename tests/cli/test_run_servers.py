@@ -215,7 +215,6 @@ def test_jobs_without_servers_are_as_ever(
         ("--replicas 1", "--replicas is for parameter servers, and this job has none."),
         ("--functions m --sync allreduce", "--functions is for parameter servers"),
         ("--key-file a.key", "--key-file is for parameter servers"),
-        ("--restarts 1", "--restarts 1: without parameter servers no worker can come back alone."),
         ("--servers 1 --restarts -1", "restarts=-1"),
         (f"--servers {ADDRESS}", f"--servers {ADDRESS} needs the servers' key: --key-file FILE"),
         (f"--servers {ADDRESS} --key-file no.key", "there is no key file no.key."),
