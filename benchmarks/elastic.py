@@ -1,12 +1,12 @@
 """What lost workers cost: 4 workers, one SIGKILLed every 20 s, ours against torchrun's.
 
-Time is cut into windows of 20 s. Every second one begins with the kill of a random worker, rank 0
-not excepted; those between are undisturbed. So both kinds see the same machine, whatever else it
-does. Ours replaces a lost worker while the others go on; torchrun starts all again, from a
-checkpoint that is 5 s old at most. What it has not caught up with when a window ends, it does in
-the next one, which counts in its favour.
+Time is cut into windows of 60 s. In every second one a random worker, rank 0 not excepted, dies at
+second 0, 20 and 40; those between are undisturbed. So both kinds see the same machine, whatever
+else it does. Ours replaces a lost worker while the others go on; torchrun starts all again, from a
+checkpoint that is 5 s old at most. What a side has not caught up with when a window ends, it does
+in the next one, which counts in its favour, but only for the last of three kills.
 
-    goodput           steps in windows with a kill over those in windows without
+    goodput           steps in windows with kills over those in windows without
     lost seconds      what is missing of the goodput, as time
     recovery seconds  from a kill to the next step that any worker has finished
 
@@ -34,12 +34,12 @@ SCRIPTS = Path(__file__).parent / "kills"
 
 def ours(workers: int, kills: int) -> list[str]:
     words = ["-m", "farandole", "run", "-n", str(workers), "--min", "1"]
-    return [sys.executable, *words, "--restarts", str(2 * kills), str(SCRIPTS / "ours.py")]
+    return [sys.executable, *words, "--restarts", str(kills), str(SCRIPTS / "ours.py")]
 
 
 def torchruns(workers: int, kills: int) -> list[str]:
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-    limit = ["--max-restarts", str(2 * kills), "--monitor-interval", "0.1"]
+    limit = ["--max-restarts", str(kills), "--monitor-interval", "0.1"]
     return [sys.executable, *words, *limit, str(SCRIPTS / "torchruns.py")]
 
 
@@ -58,8 +58,9 @@ def summary(course: Course, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--windows", type=int, default=19)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--windows", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--kills", type=int, default=3, help="in every second window")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--name", default="elastic")
     args = parser.parse_args()
@@ -68,8 +69,8 @@ def main() -> None:
     for side, command in (("ours", ours), ("torchrun", torchruns)):
         with tempfile.TemporaryDirectory() as temporary:
             place = Path(temporary) / "job"
-            words = [*command(args.workers, args.windows), str(place), str(total)]
-            course = run_struck(words, place, args.windows, args.seconds, kills=True)
+            words = [*command(args.workers, args.windows * args.kills), str(place), str(total)]
+            course = run_struck(words, place, args.windows, args.seconds, kills=args.kills)
             result[side] = summary(course, args.seconds)
             print(side, course, flush=True)
             if side == "ours":

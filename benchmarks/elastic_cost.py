@@ -36,7 +36,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as temporary:
                 folder = Path(temporary) / "job"
                 command = [*words, *minimum, str(SCRIPT), str(folder), str(args.seconds)]
-                course = run_struck(command, folder, 1, args.seconds, kills=False)
+                course = run_struck(command, folder, 1, args.seconds, kills=0)
                 found[bool(minimum)] = sum(course.calm_steps)
         ratios.append(found[False] / found[True])
         steps.append({"with": found[True], "without": found[False]})

@@ -20,7 +20,7 @@ _END_SECONDS = 200.0
 
 @dataclass
 class Course:
-    """What became of a job. Its time is cut into windows; every second one begins with a kill."""
+    """What became of a job. Its time is cut into windows; in every second one, workers die."""
 
     calm_steps: list[int]  # how far it came in each window without a kill
     struck_steps: list[int]
@@ -33,17 +33,24 @@ def run_struck(
     windows: int,
     seconds: float,
     *,
-    kills: bool,
+    kills: int,
     seed: int = 0,
 ) -> Course:
-    """Runs `command` for so many windows of so many seconds, from its first step on."""
+    """Runs `command` for so many windows of so many seconds, from its first step on.
+
+    In every second window `kills` workers die, evenly spread from its beginning on.
+    """
     folder.mkdir(parents=True)
     output = folder / "output"
     with output.open("w") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
         began = _first_step(job, folder, output)
-        due = [began + at * seconds for at in range(1, windows, 2)] if kills else []
+        due = [
+            began + (window + kill / kills) * seconds
+            for window in range(1, windows, 2)
+            for kill in range(kills)
+        ]
         struck = _strike(job, folder, due, random.Random(seed))
         job.wait(max(0.0, began + windows * seconds - time.monotonic()) + _END_SECONDS)
     finally:
