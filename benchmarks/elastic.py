@@ -29,6 +29,9 @@ from common import save, spread
 from kills.replay import compare
 from kills.strikes import Course, run_struck
 
+# Otherwise torchrun's workers connect to addresses that those before them left in its store, which
+# outlives them: with gloo none of its restarts succeeds (PyTorch 2.13).
+NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 SCRIPTS = Path(__file__).parent / "kills"
 
 
@@ -70,7 +73,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             place = Path(temporary) / "job"
             words = [*command(args.workers, args.windows * args.kills), str(place), str(total)]
-            course = run_struck(words, place, args.windows, args.seconds, kills=args.kills)
+            course = run_struck(
+                words, place, args.windows, args.seconds, kills=args.kills, environment=NEW_STORE
+            )
             result[side] = summary(course, args.seconds)
             print(side, course, flush=True)
             if side == "ours":

@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,7 @@ def run_struck(
     seconds: float,
     *,
     kills: int,
+    environment: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> Course:
     """Runs `command` for so many windows of so many seconds, from its first step on.
@@ -43,7 +44,13 @@ def run_struck(
     folder.mkdir(parents=True)
     output = folder / "output"
     with output.open("w") as log:
-        job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        job = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )
     try:
         began = _first_step(job, folder, output)
         due = [
@@ -104,7 +111,8 @@ def _strike(
 
 def _kill_one(folder: Path, chance: random.Random) -> float:
     """One that has taken a step within the last seconds."""
-    while True:
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
         now = time.monotonic()
         recent = {
             int((folder / file.name.replace("steps", "pid")).read_text())
@@ -116,3 +124,4 @@ def _kill_one(folder: Path, chance: random.Random) -> float:
             os.kill(chance.choice(alive), signal.SIGKILL)
             return now
         time.sleep(0.05)
+    raise RuntimeError(f"no worker has taken a step for {_END_SECONDS:g} s")
