@@ -22,11 +22,33 @@ from farandole.cli.options import (
     stall_option,
     sync_option,
 )
+from farandole.cli.sections import SectionedCommand
 from farandole.launch.outcome_file import write_outcome
 from farandole.launch.outcome_text import print_outcome
 
+SECTIONS = {
+    "Workers": ("--workers", "-m", "--horovod", "--no-fork"),
+    "Training": (
+        *("--sync", "--layout", "--seed", "--transport", "--pretend-hosts", "--no-check-finite"),
+    ),
+    "Files": ("--name", "--runs", "--checkpoint", "--fallback", "--trace"),
+    "Other hosts": (
+        *("--hosts", "--hostfile", "--ssh-port", "--ssh-identity-file", "--network-interfaces"),
+    ),
+    "Failures and time limits": (
+        *("--min", "--max", "--restarts", "--replace-stragglers", "--elastic-wait"),
+        *("--stall", "--stall-kill", "--exit-timeout", "--grace"),
+    ),
+    "Parameter servers": ("--servers", "--replicas", "--functions", "--key-file"),
+    "Schedulers and clusters": (
+        *("--on", "--nodes", "--per-node", "--cpus", "--gpus", "--dry-run", "--output"),
+        *("--partition", "--time", "--account", "--slurm-option", "--ray-address", "--image"),
+        *("--kind", "--namespace", "--memory", "--shm", "--volume", "--token-secret"),
+    ),
+}
 
-@click.command(context_settings=PASS_ON)
+
+@click.command(context_settings=PASS_ON, cls=SectionedCommand, sections=SECTIONS)
 @click.option(
     "-n",
     "--workers",

@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from farandole.cli import commands
+from farandole.cli.sections import SectionedCommand
 from farandole.environment import VARIABLES
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
@@ -57,10 +58,25 @@ def section(name: str, command: click.Command) -> str:
     lines = [f"## {name}", "", f"`{name} {usage}`", "", described.strip()]
     for example in examples:
         lines += ["", "```", textwrap.dedent(example).strip(), "```"]
-    shown = [p for p in command.get_params(context) if isinstance(p, click.Option) and not p.hidden]
-    lines += ["", "| option | meaning |", "|---|---|"]
-    lines += [option_row(option, context) for option in shown if "--help" not in option.opts]
+    for title, options in sections_of(command, context).items():
+        lines += ["", f"### {title}"] if title else []
+        lines += ["", "| option | meaning |", "|---|---|"]
+        lines += [option_row(option, context) for option in options]
     return "\n".join(lines) + "\n"
+
+
+def sections_of(command: click.Command, context: click.Context) -> dict[str, list[click.Option]]:
+    """The options under their headings; under none if the command has no headings."""
+    if isinstance(command, SectionedCommand):
+        found = command.sections(context)
+    else:
+        params = command.get_params(context)
+        found = {"": [p for p in params if isinstance(p, click.Option) and not p.hidden]}
+    shown = {
+        title: [option for option in options if "--help" not in option.opts]
+        for title, options in found.items()
+    }
+    return {title: options for title, options in shown.items() if options}
 
 
 def variables() -> str:
