@@ -14,6 +14,9 @@ from farandole.sync import Strategy
 from farandole.train.settings import Settings
 
 _OTHERWISE = "Leave out --min and --restarts: then a lost worker ends the job."
+_AS_OPTION = (
+    "with --restarts all workers then start again from the last checkpoint when one is lost"
+)
 
 
 def require_elastic_strategy(strategy: Strategy) -> None:
@@ -21,7 +24,7 @@ def require_elastic_strategy(strategy: Strategy) -> None:
     if why is not None:
         raise UserError(
             f"--sync {strategy} is not there for jobs whose workers come and go: {why}. Take "
-            f"--sync allreduce. {_OTHERWISE}"
+            f"--sync allreduce. Or give `--sync {strategy}` to `farandole run`: {_AS_OPTION}."
         )
 
 
@@ -70,7 +73,10 @@ def require_elastic_settings(settings: Settings) -> None:
 
 def refuse_trainer_options(precision: torch.dtype | None, layout: Layout | None) -> None:
     if layout is not None:
-        raise refuse(f"layout {layout}")
+        raise UserError(
+            f"layout {layout} is not there for jobs whose workers come and go. Give `--layout "
+            f"{layout}` to `farandole run`: {_AS_OPTION}."
+        )
     if precision is torch.float16:
         raise refuse("precision=torch.float16, whose scale a new worker would not know,")
 
