@@ -57,7 +57,7 @@ def run_elastic(
     from farandole.launch.policies.elastic.job import ElasticJob, TrainingLimits
 
     most = options.max_workers or job.workers
-    return launch_elastic(
+    outcome = launch_elastic(
         ElasticJob(
             job.command,
             min_workers=1 if options.min_workers is None else options.min_workers,
@@ -69,6 +69,10 @@ def run_elastic(
             training=TrainingLimits(job, options.restarts, options.replace_stragglers),
         )
     )
+    if options.restarts and outcome.failure is not None and outcome.failure.is_not_elastic:
+        why = "the script does what its error says, above"
+        return run_restarting(options, job, placement.topology, why, launch)
+    return outcome
 
 
 def _check(options: Options, workers: int) -> None:

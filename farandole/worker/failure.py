@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 
 from farandole.environment import JOB
-from farandole.errors import CommError, JoinError, UserError
+from farandole.errors import CommError, JoinError, NotElasticError, UserError
 from farandole.worker.signals import exit_code_of
 
 _FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -56,6 +56,7 @@ class Failure:
     kind: Kind = Kind.OWN
     is_dated: bool = False  # it has said itself when that was
     is_user_error: bool = False  # it raised `UserError`
+    is_not_elastic: bool = False  # it raised `NotElasticError`
 
     @property
     def killed_by(self) -> str | None:
@@ -107,14 +108,7 @@ def record_uncaught(environ: Mapping[str, str] = os.environ) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
         # Python leaves by the signal itself then, as a shell expects of whatever Ctrl-C has ended.
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-        is_user_error = isinstance(error, UserError)
-        _write(
-            Path(target),
-            text,
-            followed=_follows(error),
-            leaving_with=code,
-            is_user_error=is_user_error,
-        )
+        _write(Path(target), text, error, leaving_with=code)
         show(kind, error, trace)
 
     sys.excepthook = hook
@@ -148,12 +142,7 @@ def _follows(error: BaseException | None) -> bool:
 
 
 def _write(
-    target: Path,
-    text: str,
-    *,
-    followed: bool = False,
-    leaving_with: int = 1,
-    is_user_error: bool = False,
+    target: Path, text: str, error: BaseException | None = None, *, leaving_with: int = 1
 ) -> None:
     now = time.time_ns()
     # The shape around `time_ns` is the one TorchElastic's own reader expects.
@@ -165,9 +154,10 @@ def _write(
         said = {
             "message": message,
             "time_ns": now,
-            "followed": followed,
+            "followed": _follows(error),
             "leaving_with": leaving_with,
-            "user_error": is_user_error,
+            "user_error": isinstance(error, UserError),
+            "not_elastic": isinstance(error, NotElasticError),
         }
         half.write_text(json.dumps(said))
         half.replace(target)
@@ -183,7 +173,8 @@ def read_failure(
     """In the launcher: what a worker left behind. Never raises: a missing file is no news."""
     error = ""
     time_ns = (noticed_seconds - _NOTICED_WITHIN_SECONDS) * 10**9
-    kind, is_dated, is_user_error = Kind.OWN, False, False
+    kind, is_dated = Kind.OWN, False
+    is_user_error = is_not_elastic = False
     leaving_with = 1
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(error_file.read_text())
@@ -191,6 +182,7 @@ def read_failure(
         kind, is_dated = Kind.FOLLOWED if found.get("followed") else Kind.OWN, True
         leaving_with = int(found.get("leaving_with", leaving_with))  # others write no such thing
         is_user_error = found.get("user_error") is True
+        is_not_elastic = found.get("not_elastic") is True
     if error:
         # It raised, and was on its way out when the launcher sent a signal to hurry it.
         # The exit code that the worker was about to return counts, not the signal that came in
@@ -200,7 +192,7 @@ def read_failure(
         with contextlib.suppress(OSError):
             lines = stderr_file.read_text(errors="replace").splitlines()
             error = "\n".join(lines[-_TAIL_LINES:])
-    return Failure(rank, exit_code, error, time_ns, kind, is_dated, is_user_error)
+    return Failure(rank, exit_code, error, time_ns, kind, is_dated, is_user_error, is_not_elastic)
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:

@@ -73,3 +73,25 @@ def test_refused_in_the_first_lines(sandbox: Any, rest: str, said: str) -> None:
     done = sandbox.farandole("run", "-n", "2", "--min", "1", script)
     assert done.returncode == 1
     assert said in done.stderr
+
+
+def test_a_script_that_asks_for_more_is_restarted_as_a_whole(sandbox: Any) -> None:
+    """Only its error tells that it cannot go on without a lost worker."""
+    rest = """
+import os, signal
+run.distribute(model, optimizer, sync=fd.Local(every=2))
+for epoch in run.epochs(2):
+    for x in run.loader(torch.zeros(8, 1), batch_size=1):
+        model(x).sum().backward()
+        optimizer.step()
+    if os.environ["FARANDOLE_ATTEMPT"] == "0" and run.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+run.print("done at", run.steps)
+"""
+    script = sandbox.script("train.py", LOOP + rest)
+    done = sandbox.farandole("run", "-n", "2", "--restarts", "1", script)
+    assert done.returncode == 0, done.stderr
+    assert "NotElasticError: --sync local:every=2 is not there" in done.stderr
+    assert "all 2 start again from the last checkpoint: the script does" in done.stderr
+    assert "all 2 workers start again (1 of 1 restarts), from the beginning" in done.stderr
+    assert "done at 8" in done.stdout
