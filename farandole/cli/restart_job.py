@@ -50,21 +50,29 @@ def run_restarting(
     launch: Callable[[Job], Outcome],
 ) -> Outcome:
     """Runs `job` by `launch`, and again when it fails. Returns how its last attempt ended."""
-    _check(options, why)
-    from farandole.launch.messages import tell
     from farandole.launch.restarting import launch_with_restarts
 
-    said = f"if a worker is lost, all {job.workers} start again from the last checkpoint: {why}"
-    if options.checkpoint is None:
-        said += ". Without --checkpoint, only a script that saves and loads by itself has one"
-    if options.min_workers not in (None, job.workers):
-        said += f". --min {options.min_workers} changes nothing"
-    tell(said)
+    announce_restarting(options, why)
     return launch_with_restarts(launch, job, topology, options.restarts)
 
 
+def announce_restarting(options: Options, why: str) -> None:
+    """Says what the loss of a worker means.
+
+    Raises `UserError` for what only jobs can do that go on without a lost worker.
+    """
+    from farandole.launch.messages import tell
+
+    _check(options, why)
+    said = f"if a worker is lost, all workers start again from the last checkpoint: {why}"
+    if options.checkpoint is None:
+        said += ". Without --checkpoint, only a script that saves and loads by itself has one"
+    if options.min_workers is not None:
+        said += f". --min {options.min_workers} changes nothing"
+    tell(said)
+
+
 def _check(options: Options, why: str) -> None:
-    """Raises `UserError` for what only jobs can do that go on without a lost worker."""
     refused = {
         "--max": options.max_workers is not None,
         "--replace-stragglers": options.replace_stragglers,

@@ -40,8 +40,10 @@ def launch_with_restarts(launch: Launch, job: Job, topology: Topology, most: int
     Returns how the last attempt ended. Not started again is a job that was stopped by a signal,
     whose script was called wrongly, or that has failed in the same way twice without a newer
     checkpoint between the two. Raises `LaunchError` when workers cannot be started at first, or at
-    the end of all restarts.
+    the end of all restarts. A tolerant job is left to start its workers again one by one.
     """
+    if not most or job.tolerant:
+        return launch(job)
     attempts = _Attempts(job, topology, most)
     while True:
         try:

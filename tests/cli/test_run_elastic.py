@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from farandole.cli import commands
+from farandole.cli.restart_job import why_all_restart
 
 LOOP = """
 import torch, farandole as fd
@@ -53,6 +56,13 @@ def test_refused_before_the_start(words: list[str], said: str, tmp_path: Path) -
     assert said in f"{done.output}{done.exception}"
 
 
+def test_workers_on_gpus_start_again_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SimpleNamespace(pretend_hosts=None)
+    assert why_all_restart(options, None, None) is None
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert "NCCL does not outlive a lost rank" in (why_all_restart(options, None, None) or "")
+
+
 @pytest.mark.parametrize(
     ("rest", "said"),
     [
@@ -92,6 +102,6 @@ run.print("done at", run.steps)
     done = sandbox.farandole("run", "-n", "2", "--restarts", "1", script)
     assert done.returncode == 0, done.stderr
     assert "NotElasticError: --sync local:every=2 is not there" in done.stderr
-    assert "all 2 start again from the last checkpoint: the script does" in done.stderr
+    assert "all workers start again from the last checkpoint: the script does" in done.stderr
     assert "all 2 workers start again (1 of 1 restarts), from the beginning" in done.stderr
     assert "done at 8" in done.stdout
