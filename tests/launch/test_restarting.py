@@ -85,7 +85,7 @@ def test_the_same_exception_twice_ends_the_job(sandbox: Sandbox) -> None:
     policy = ["--checkpoint", "every=4steps"]
     done = sandbox.farandole("run", *words, *policy, SCRIPT, "1:3:raise:*")
     assert done.returncode == 1
-    assert done.stderr.count("workers start again") == 1
+    assert done.stderr.count("workers start again (") == 1
     assert "it has failed twice in the same way" in done.stderr
     assert "ValueError: sample 3 cannot be read" in done.stderr.split("not started again")[1]
 
