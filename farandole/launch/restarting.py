@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from farandole.environment import ATTEMPT, NAME
+from farandole.environment import ATTEMPT, CHECKPOINT, NAME
 from farandole.errors import LaunchError
 from farandole.launch.job import Job, Outcome
 from farandole.launch.messages import tell
@@ -26,10 +26,11 @@ from farandole.launch.policies.elastic.restarts import Restarts
 from farandole.topology import Topology
 from farandole.worker.failure import Failure, Kind
 from farandole.worker.run_report import RunReport
-from farandole.worker.signals import signals_noted
+from farandole.worker.signals import signals_noted, warnings_passed_on
 
 _RECENT_SECONDS = 60.0  # workers take seconds to start: several quick failures fit into it
 _POLL_SECONDS = 0.05
+_WISHES = ("SIGINT", "SIGUSR1")  # of a user, and of a scheduler that is about to end the job
 
 Launch = Callable[[Job], Outcome]
 
@@ -103,7 +104,10 @@ class _Attempts:
 
     def wait(self) -> str | None:
         """Until the next attempt may begin. Returns the signal that has stopped the job, if any."""
-        with signals_noted() as received:
+        with (
+            signals_noted() as received,
+            warnings_passed_on(lambda number: received.append(number.name)),
+        ):
             while not received:
                 if self._restarts.take(1):
                     return None
@@ -119,8 +123,8 @@ class _Attempts:
 
     def _why_not_again(self, failure: Failure, has_got_further: bool) -> str | None:
         words, self._last_words = self._last_words, _last_words(failure)
-        if failure.killed_by == "SIGINT":
-            return "somebody has interrupted it (SIGINT)"
+        if failure.killed_by in _WISHES:
+            return f"{failure.killed_by} says that it shall end"
         if failure.is_wrong_use:
             return "the script was called wrongly, or asks for what cannot be"
         if not has_got_further and words is not None and words == self._last_words:
@@ -137,10 +141,12 @@ class _Attempts:
     def _origin(self) -> str:
         """What the next attempt goes on from, as far as it is known here."""
         run = self._run
-        if run is None or run.checkpoint is None:
-            return (
-                "from the beginning: there is no checkpoint. `--checkpoint every=10min` saves them"
-            )
+        if run is None:
+            return "from the beginning: no worker had come through fd.init()"
+        if run.checkpoint is None:
+            saves = CHECKPOINT in self._job.environment
+            hint = "" if saves else ". `--checkpoint every=10min` saves them"
+            return f"from the beginning: it has neither saved nor loaded a checkpoint so far{hint}"
         if not run.resumes:
             return (
                 f"from the beginning, unless the script loads {run.checkpoint} itself: so far it "

@@ -75,7 +75,7 @@ def test_without_checkpoints_it_says_that_it_begins_anew(sandbox: Sandbox) -> No
     done = sandbox.farandole("run", *words, SCRIPT, "1:8:kill:0")
     assert done.returncode == 0, done.stderr
     assert "only a script that saves and loads by itself has one" in done.stderr
-    assert "from the beginning: there is no checkpoint" in done.stderr
+    assert "from the beginning: it has neither saved nor loaded a checkpoint" in done.stderr
     (run,) = (sandbox.folder / "runs").glob("restarted-*")
     assert logged_epochs(run) == [0, 1, 2]
 
@@ -161,8 +161,11 @@ def test_the_next_attempt_has_the_name_that_the_first_has_found() -> None:
     [
         (at(19, 12), "from runs/x/checkpoints/000012 (step 12, epoch 1): 7 steps or a few more"),
         (at(19, 12, resumes=False), "unless the script loads runs/x/checkpoints/000012 itself"),
-        (at(19, None), "from the beginning: there is no checkpoint"),
-        (KILLED, "from the beginning: there is no checkpoint"),
+        (
+            at(19, None),
+            "from the beginning: it has neither saved nor loaded a checkpoint so far. `",
+        ),
+        (KILLED, "from the beginning: no worker had come through fd.init()"),
     ],
 )
 def test_it_says_what_it_goes_on_from(
@@ -182,6 +185,7 @@ def test_it_says_what_it_goes_on_from(
         Outcome(stopped_by="SIGUSR1"),  # told to save, and has left
         Outcome(KILLED.failure, (1,), received="SIGINT"),
         Outcome(Failure(1, -signal.SIGINT, "", 0), (1,)),
+        Outcome(Failure(1, -signal.SIGUSR1, "", 0), (1,)),
         Outcome(Failure(1, 2, "usage: train.py [--epochs N]", 0), (1,)),
         Outcome(Failure(1, 1, "UserError: no", 0, is_user_error=True), (1,)),
     ],
@@ -229,18 +233,21 @@ def test_workers_that_cannot_be_started_are_tried_again_but_not_at_first() -> No
         run(1, Attempts(KILLED, gone))
 
 
-def test_a_signal_ends_the_pause_before_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_ends_the_pause_before_the_next_start(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     monkeypatch.setattr(restarts, "_FIRST_PAUSE_SECONDS", 30.0)
 
     def before_pause(*_: object) -> None: ...
 
-    kept = signal.signal(signal.SIGTERM, before_pause)
+    kept = signal.signal(number, before_pause)
 
     def stop_in_pause(*_: object) -> None:
-        if signal.getsignal(signal.SIGTERM) is before_pause:
+        if signal.getsignal(number) is before_pause:
             signal.setitimer(signal.ITIMER_REAL, 0.05)
         else:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     def fail_again() -> Outcome:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -251,5 +258,5 @@ def test_a_signal_ends_the_pause_before_the_next_start(monkeypatch: pytest.Monke
         ended = run(9, Attempts(KILLED, fail_again))
     finally:
         signal.signal(signal.SIGALRM, before)
-        signal.signal(signal.SIGTERM, kept)
-    assert ended.stopped_by == "SIGTERM"
+        signal.signal(number, kept)
+    assert ended.stopped_by == number.name
