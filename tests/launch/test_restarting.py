@@ -113,6 +113,27 @@ def test_a_script_that_asks_for_what_cannot_be_is_not_started_again(sandbox: San
     assert "batch_size=-1 must be above 0" in done.stderr
 
 
+SCHEDULED = """
+import torch, farandole as fd
+run = fd.init()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model, optimizer = run.distribute(model, optimizer)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+for epoch in run.epochs(1):
+    raise SystemExit(7)
+"""
+
+
+def test_a_script_that_could_not_go_on_is_refused_at_its_start(sandbox: Sandbox) -> None:
+    words = ["--sync", "local:every=5", "--restarts", "9", "--checkpoint", "every=4steps"]
+    script = sandbox.script("scheduled.py", SCHEDULED)
+    done = sandbox.farandole("run", "-n", "2", *words, script)
+    assert done.returncode == 1
+    assert "with --restarts the script must go on from its checkpoints, and" in done.stderr
+    assert "start again (" not in done.stderr
+
+
 # Without processes
 
 
