@@ -83,6 +83,11 @@ STARTED: Final = _internal(
 TRACE_PARTS: Final = _internal(
     "TRACE_PARTS", "The folder in which each rank writes its part of a trace, for the launcher."
 )
+ATTEMPT: Final = _internal(
+    "ATTEMPT",
+    "Which start of a job this is, from 0, where the launcher starts all workers again after a "
+    "failure.",
+)
 ELASTIC_WORKER: Final = _internal(
     "ELASTIC_WORKER",
     "The number of a worker of an elastic job. Its rank may change; its number does not.",

@@ -18,6 +18,10 @@ class UserError(FarandoleError, ValueError):
     """An argument, option or setting that cannot work; the message says what to write instead."""
 
 
+class NotElasticError(UserError):
+    """What a script does cannot go on without a lost worker; all can start again instead."""
+
+
 class LaunchError(FarandoleError):
     """Workers could not be started, or one of them failed."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from farandole.cli.elastic_options import ElasticOptions
+from farandole.cli.restart_job import run_restarting, why_all_restart
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,9 +36,17 @@ def run_elastic(
     placement: Placement,
     strategy: Strategy | None,
     layout: Layout | None,
+    launch: Callable[[Job], Outcome],
 ) -> Outcome:
-    """Runs `job` on workers of this host, which come and go. Returns how it ended."""
-    _check(options, job.workers, strategy, layout)
+    """Runs `job` on workers of this host, which come and go. Returns how it ended.
+
+    A job that cannot go on without a lost worker is run by `launch`, and started again as a whole.
+    """
+    _check(options, job.workers)
+    why = why_all_restart(options, strategy, layout)
+    if why is not None:
+        return run_restarting(options, job, placement.topology, why, launch)
+    _refuse_in_memory(options)
     if placement.others:
         raise UserError(
             f"jobs whose workers come and go run on one host so far, and there are others: "
@@ -47,7 +57,7 @@ def run_elastic(
     from farandole.launch.policies.elastic.job import ElasticJob, TrainingLimits
 
     most = options.max_workers or job.workers
-    return launch_elastic(
+    outcome = launch_elastic(
         ElasticJob(
             job.command,
             min_workers=1 if options.min_workers is None else options.min_workers,
@@ -59,12 +69,14 @@ def run_elastic(
             training=TrainingLimits(job, options.restarts, options.replace_stragglers),
         )
     )
+    if options.restarts and outcome.failure is not None and outcome.failure.is_not_elastic:
+        why = "the script does what its error says, above"
+        return run_restarting(options, job, placement.topology, why, launch)
+    return outcome
 
 
-def _check(
-    options: Options, workers: int, strategy: Strategy | None, layout: Layout | None
-) -> None:
-    """Raises `UserError` for what such jobs cannot do, before anything is started."""
+def _check(options: Options, workers: int) -> None:
+    """Raises `UserError` for what no such job can do, before anything is started."""
     least = 1 if options.min_workers is None else options.min_workers
     most = options.max_workers or workers
     if least < 1:
@@ -80,30 +92,22 @@ def _check(
         raise UserError("--replace-stragglers: say with --restarts how many may be replaced.")
     if not options.elastic_wait > 0:
         raise UserError(f"--elastic-wait {options.elastic_wait:g}: give seconds above 0.")
-    why = None if strategy is None else strategy.why_not_elastic
-    if why is not None:
-        raise UserError(
-            f"--sync {strategy} is not there for jobs whose workers come and go: {why}. Take "
-            "--sync allreduce, or leave out --min and --restarts."
-        )
-    _refuse_others(options, layout)
-
-
-def _refuse_others(options: Options, layout: Layout | None) -> None:
-    refused = {
-        "--layout": layout is not None and layout.ranks != 1,
-        "--trace": options.trace is not None,
-        "--pretend-hosts": options.pretend_hosts is not None,
-        "--checkpoint": options.checkpoint is not None,
-    }
-    for name, is_given in refused.items():
-        if is_given:
-            raise UserError(
-                f"{name} is not there for jobs whose workers come and go. Leave it out, or leave "
-                "out --min and --restarts: then a lost worker ends the job."
-            )
+    if options.trace is not None:
+        raise _refusal("--trace")
     if options.horovod:
         raise UserError(
             "--min and --restarts are for scripts that call fd.init(). For one that calls "
             "hvd.init() use `farandole horovodrun --min-np …`."
         )
+
+
+def _refuse_in_memory(options: Options) -> None:
+    if options.checkpoint is not None:
+        raise _refusal("--checkpoint")
+
+
+def _refusal(name: str) -> UserError:
+    return UserError(
+        f"{name} is not there for jobs whose workers come and go. Leave it out, or leave "
+        "out --min and --restarts: then a lost worker ends the job."
+    )

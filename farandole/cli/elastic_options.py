@@ -56,8 +56,10 @@ _OPTIONS = (
         type=int,
         default=0,
         metavar="R",
-        help="Replace workers that are lost, up to R times in the whole job. With parameter "
-        "servers: restart each failed worker up to R times. [0]",
+        help="Replace workers that are lost, up to R times in the whole job. With a layout, with "
+        "another strategy than allreduce, or on GPUs: start all workers again from the last "
+        "checkpoint, up to R times. With parameter servers: restart each failed worker up to R "
+        "times. [0]",
     ),
     click.option(
         "--replace-stragglers",

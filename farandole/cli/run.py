@@ -148,7 +148,8 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
     In the script, `fd.init()` joins the workers. Every line of output starts with the rank of its
     worker. If a worker fails, the others are stopped and its traceback is shown last. With
     parameter servers, any worker except rank 0 may fail, and the rest go on. With --min or
-    --restarts any worker may fail, and the rest finish its step and go on.
+    --restarts any worker may fail, and the rest finish its step and go on, or all start again
+    from the last checkpoint.
 
     \b
       farandole run -n 4 train.py --epochs 10
@@ -160,6 +161,7 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 4 --trace out.json train.py
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
       farandole run -n 8 --min 4 --restarts 10 train.py
+      farandole run -n 4 --layout stages=2 --restarts 10 --checkpoint every=1min train.py
       farandole run -n 4 --horovod train_with_horovod.py
       farandole run --on slurm --nodes 4 --per-node 8 train.py
     """

@@ -110,7 +110,15 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
         _check_other_hosts(options, placement, plan)
     job = _job(options, placement, strategy, layout, plan)
     if is_elastic(options) and plan is None:
-        return run_elastic(options, job, placement, strategy, layout), placement.topology
+        outcome = run_elastic(
+            options,
+            job,
+            placement,
+            strategy,
+            layout,
+            lambda job: _launch(options, job, described, plan),
+        )
+        return outcome, placement.topology
     if options.min_workers is not None:
         raise UserError(
             f"--min {options.min_workers} is for jobs without parameter servers. With them any "

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from farandole.cli.elastic_options import is_elastic
 from farandole.cli.engine_options import ChosenEngine
+from farandole.cli.restart_job import announce_restarting
 from farandole.cli.run_job import RunOptions, check, check_scheme, job_of, merge_trace, variables_of
 from farandole.errors import UserError
 from farandole.launch.engines.catalog import KUBERNETES, MPI
@@ -35,6 +37,9 @@ def run_on_engine(chosen: ChosenEngine, options: RunOptions) -> int:
         _check_servers(chosen.name, options)
     else:
         chosen.refuse(_HOSTS, "knows its own hosts")
+        if is_elastic(options) and options.servers is None:
+            why = f"workers that {chosen.name} places do not come and go one by one"
+            announce_restarting(options, why)
     if not engine.has_script:  # nor is this host's folder the one that the workers are in
         options = replace(options, trace=chosen.as_given("trace"))
     request = EngineRequest(

@@ -10,6 +10,7 @@ from pathlib import Path
 from farandole.errors import UserError
 from farandole.worker.failure import Failure
 from farandole.worker.grace import DEFAULT_SECONDS
+from farandole.worker.run_report import RunReport
 from farandole.worker.signals import exit_code_of
 
 
@@ -85,6 +86,8 @@ class Outcome:
     logs: Path | None = None  # kept only when a worker failed or was lost
     lost: tuple[int, ...] = ()
     joined: bool = True  # some worker took part, as far as the launcher can tell
+    report: RunReport | None = None  # of the run, if the job may be started again
+    received: str | None = None  # a signal to stop that came, also when the job was over already
 
     @property
     def exit_code(self) -> int:

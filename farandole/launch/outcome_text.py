@@ -29,9 +29,7 @@ def print_outcome(
     if outcome.failure is not None:
         if lost:
             click.echo(f"farandole: lost before the end: {lost}", err=True)
-        name = f"{who} {outcome.failure.rank}"
-        if topology is not None and len(topology.hosts) > 1:
-            name += f" on {topology.host(outcome.failure.rank).name}"
+        name = name_of_worker(outcome.failure.rank, who, topology)
         _explain(outcome.failure, workers - len(outcome.lost), name)
         click.echo(f"farandole: {kept}", err=True)
     elif lost:
@@ -44,6 +42,13 @@ def print_outcome(
             fg="yellow",
             err=True,
         )
+
+
+def name_of_worker(number: int, who: str, topology: Topology | None) -> str:
+    """`rank 3`, or `rank 3 on node2` where there are several hosts."""
+    if topology is None or len(topology.hosts) == 1:
+        return f"{who} {number}"
+    return f"{who} {number} on {topology.host(number).name}"
 
 
 def _explain(failure: Failure, workers: int, name: str) -> None:

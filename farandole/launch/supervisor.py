@@ -46,7 +46,12 @@ def supervise(pool: WorkerPool, policy: Policy) -> Outcome:
             # `finally` below does it again for the case of an exception, and finds nothing to do
             # otherwise.
             pool.stop(received)
-            outcome = replace(policy.outcome(stopped_by), joined=pool.has_joined())
+            outcome = replace(
+                policy.outcome(stopped_by),
+                joined=pool.has_joined(),
+                report=pool.report(),
+                received=received[0] if received else None,
+            )
             kept = outcome.stopped_by is None and bool(outcome.failure or outcome.lost)
         finally:
             pool.stop(received)

@@ -21,6 +21,7 @@ from farandole.launch.watches.exit_watch import Location, Overdue
 from farandole.launch.watches.stall_watch import StallWatch
 from farandole.worker.failure import Failure
 from farandole.worker.marker_files import any_saves
+from farandole.worker.run_report import KEY, RunReport, read_report
 
 
 class WorkerPool:
@@ -128,6 +129,10 @@ class WorkerPool:
     def has_joined(self) -> bool:
         """Whether any worker took part: by our own calls, or else by torch's, in the store."""
         return self.directory.has_joined() or self.endpoint.store.key_count() > 0
+
+    def report(self) -> RunReport | None:
+        """What the run has told of itself, if the job may be started again."""
+        return read_report(self.endpoint.store.value(KEY))
 
     def close(self, *, keep_logs: bool) -> None:
         """The job is over: leaves no process, and shows the rest of the output."""

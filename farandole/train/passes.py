@@ -70,6 +70,8 @@ class Passes:
                     "own. Write `model, opt = run.distribute(model, opt)` before the loop."
                 )
             session.progress.count(info)
+            if session.reporter is not None:
+                session.reporter.progress(session.progress.steps, session.progress.epoch)
             session.models.begin_step(info, session.progress.share_done(info))
             self._metrics.collect_notes()
             session.cut = loader.shares

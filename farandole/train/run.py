@@ -43,6 +43,7 @@ from farandole.train.settings import Settings, check_name, default_name, read_la
 from farandole.train.spans import Watch
 from farandole.train.trainer import Trainer
 from farandole.worker.environment import hide_rank_variables
+from farandole.worker.run_reporter import run_reporter
 
 
 class Run:
@@ -90,6 +91,7 @@ class Run:
             bar=EpochProgress() if group.rank == 0 else None,
             watch=Watch(group.trace) if group.trace is not NO_TRACE else None,
             most_workers=None if elastic is None else most_workers(),
+            reporter=run_reporter(self.name) if group.rank == 0 else None,
         )
         group.meter.go_on_from(waited_seconds=0.0, bytes_sent=0)  # from here on, like the clock
         self._metrics = RunMetrics(self._session)

@@ -22,6 +22,7 @@ from farandole.train.distributed_models import DistributedModels
 from farandole.train.progress import EpochProgress
 from farandole.train.settings import Settings
 from farandole.train.spans import Watch
+from farandole.worker.run_reporter import RunReporter
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Session:
     optimizers: list[Optimizer] = field(default_factory=list)  # that the script itself steps
     most_workers: int | None = None  # of an elastic job; None: it is none
     is_successor: bool = False  # another worker was rank 0 before this one
+    reporter: RunReporter | None = None  # on rank 0, where the launcher may start the job again
 
     @property
     def rank(self) -> int:

@@ -24,11 +24,12 @@ from pathlib import Path
 from types import TracebackType
 
 from farandole.environment import JOB
-from farandole.errors import CommError, JoinError
+from farandole.errors import CommError, JoinError, NotElasticError, UserError
 from farandole.worker.signals import exit_code_of
 
 _FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _TAIL_LINES = 40
+_USAGE_CODE = 2  # of argparse, click and shells
 _SAVING_SIGNALS = ("SIGTERM", "SIGUSR1")  # on which a worker saves, and leaves by itself
 # A worker that was killed could not say when, only the launcher when it noticed: later than the
 # peers felt it, on a busy machine by seconds.
@@ -54,6 +55,8 @@ class Failure:
     time_ns: int  # when it raised or left; if it could not say, not later than that
     kind: Kind = Kind.OWN
     is_dated: bool = False  # it has said itself when that was
+    is_user_error: bool = False  # it raised `UserError`
+    is_not_elastic: bool = False  # it raised `NotElasticError`
 
     @property
     def killed_by(self) -> str | None:
@@ -73,6 +76,11 @@ class Failure:
             return f"was killed by {self.killed_by}"
         said = self.error.strip().splitlines()
         return f"failed: {said[-1] if said else f'exit code {self.exit_code}'}"
+
+    @property
+    def is_wrong_use(self) -> bool:
+        """The script was called wrongly, or asked for what cannot be: it would fail again."""
+        return self.kind is Kind.OWN and (self.is_user_error or self.exit_code == _USAGE_CODE)
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.how}"
@@ -100,7 +108,7 @@ def record_uncaught(environ: Mapping[str, str] = os.environ) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
         # Python leaves by the signal itself then, as a shell expects of whatever Ctrl-C has ended.
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-        _write(Path(target), text, followed=_follows(error), leaving_with=code)
+        _write(Path(target), text, error, leaving_with=code)
         show(kind, error, trace)
 
     sys.excepthook = hook
@@ -133,7 +141,9 @@ def _follows(error: BaseException | None) -> bool:
     return False
 
 
-def _write(target: Path, text: str, *, followed: bool = False, leaving_with: int = 1) -> None:
+def _write(
+    target: Path, text: str, error: BaseException | None = None, *, leaving_with: int = 1
+) -> None:
     now = time.time_ns()
     # The shape around `time_ns` is the one TorchElastic's own reader expects.
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(now // 10**9)}}
@@ -144,8 +154,10 @@ def _write(target: Path, text: str, *, followed: bool = False, leaving_with: int
         said = {
             "message": message,
             "time_ns": now,
-            "followed": followed,
+            "followed": _follows(error),
             "leaving_with": leaving_with,
+            "user_error": isinstance(error, UserError),
+            "not_elastic": isinstance(error, NotElasticError),
         }
         half.write_text(json.dumps(said))
         half.replace(target)
@@ -162,12 +174,15 @@ def read_failure(
     error = ""
     time_ns = (noticed_seconds - _NOTICED_WITHIN_SECONDS) * 10**9
     kind, is_dated = Kind.OWN, False
+    is_user_error = is_not_elastic = False
     leaving_with = 1
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(error_file.read_text())
         error, time_ns = found["message"]["message"], int(found["time_ns"])
         kind, is_dated = Kind.FOLLOWED if found.get("followed") else Kind.OWN, True
         leaving_with = int(found.get("leaving_with", leaving_with))  # others write no such thing
+        is_user_error = found.get("user_error") is True
+        is_not_elastic = found.get("not_elastic") is True
     if error:
         # It raised, and was on its way out when the launcher sent a signal to hurry it.
         # The exit code that the worker was about to return counts, not the signal that came in
@@ -177,7 +192,7 @@ def read_failure(
         with contextlib.suppress(OSError):
             lines = stderr_file.read_text(errors="replace").splitlines()
             error = "\n".join(lines[-_TAIL_LINES:])
-    return Failure(rank, exit_code, error, time_ns, kind, is_dated)
+    return Failure(rank, exit_code, error, time_ns, kind, is_dated, is_user_error, is_not_elastic)
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:

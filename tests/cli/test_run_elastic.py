@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from farandole.cli import commands
+from farandole.cli.restart_job import why_all_restart
 
 LOOP = """
 import torch, farandole as fd
@@ -27,10 +30,18 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
         (["--min", "1", "--restarts", "-1"], "--restarts -1"),
         (["--min", "1", "--replace-stragglers"], "--restarts how many may be replaced"),
         (["--min", "1", "--elastic-wait", "0"], "--elastic-wait 0"),
-        (["-n", "2", "--min", "1", "--sync", "local:every=2"], "--sync local:every=2 is not there"),
+        # What cannot go on without a lost worker starts again as a whole.
+        (["-n", "2", "--min", "1", "--sync", "local:every=2"], "under --sync local:every=2 its"),
         (["-n", "2", "--min", "1", "--sync", "allreduce:codec=int8"], "what int8 keeps back"),
-        (["-n", "2", "--min", "1", "--layout", "stages=2"], "--layout is not there"),
-        (["-n", "2", "--min", "1", "--pretend-hosts", "2"], "--pretend-hosts is not there"),
+        (["-n", "2", "--min", "1", "--layout", "stages=2"], "Say with --restarts R how often"),
+        (["-n", "2", "--min", "1", "--layout", "stages=auto"], "layout stages=auto spreads"),
+        (["-n", "2", "--min", "1", "--pretend-hosts", "2"], "says which worker is on which host"),
+        (["-n", "2", "--max", "3", "--restarts", "1", "--sync", "daso"], "Leave --max out"),
+        (
+            ["-n", "2", "--restarts", "1", "--replace-stragglers", "--layout", "stages=2"],
+            "Leave --replace-stragglers out",
+        ),
+        (["-n", "2", "--restarts", "1", "--trace", "t.json", "--sync", "daso"], "--trace is not"),
         (["-n", "2", "--min", "1", "--checkpoint", "every=1h"], "--checkpoint is not there"),
         (["-H", "localhost:1,192.0.2.1:1", "--min", "1"], "there are others: 192.0.2.1"),
         (["-n", "2", "--min", "1", "--sync", "server"], "for jobs without parameter servers"),
@@ -43,6 +54,13 @@ def test_refused_before_the_start(words: list[str], said: str, tmp_path: Path) -
     done = CliRunner().invoke(commands, ["run", *words, str(script)])
     assert done.exit_code not in (0, 99)
     assert said in f"{done.output}{done.exception}"
+
+
+def test_workers_on_gpus_start_again_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SimpleNamespace(pretend_hosts=None)
+    assert why_all_restart(options, None, None) is None
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert "NCCL does not outlive a lost rank" in (why_all_restart(options, None, None) or "")
 
 
 @pytest.mark.parametrize(
@@ -65,3 +83,25 @@ def test_refused_in_the_first_lines(sandbox: Any, rest: str, said: str) -> None:
     done = sandbox.farandole("run", "-n", "2", "--min", "1", script)
     assert done.returncode == 1
     assert said in done.stderr
+
+
+def test_a_script_that_asks_for_more_is_restarted_as_a_whole(sandbox: Any) -> None:
+    """Only its error tells that it cannot go on without a lost worker."""
+    rest = """
+import os, signal
+run.distribute(model, optimizer, sync=fd.Local(every=2))
+for epoch in run.epochs(2):
+    for x in run.loader(torch.zeros(8, 1), batch_size=1):
+        model(x).sum().backward()
+        optimizer.step()
+    if os.environ["FARANDOLE_ATTEMPT"] == "0" and run.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+run.print("done at", run.steps)
+"""
+    script = sandbox.script("train.py", LOOP + rest)
+    done = sandbox.farandole("run", "-n", "2", "--restarts", "1", script)
+    assert done.returncode == 0, done.stderr
+    assert "NotElasticError: --sync local:every=2 is not there" in done.stderr
+    assert "all workers start again from the last checkpoint: the script does" in done.stderr
+    assert "all 2 workers start again (1 of 1 restarts), from the beginning" in done.stderr
+    assert "done at 8" in done.stdout

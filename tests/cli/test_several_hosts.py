@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.needs("sshd"), pytest.mark.usefixtures("root")]
 
+RESTARTED = Path(__file__).parents[1] / "launch" / "scripts" / "restarted.py"
 HOSTS = "emulated-0:1,emulated-1:1"
 UNSET = ("-u", "GLOO_SOCKET_IFNAME", "-u", "MASTER_ADDR", "-u", "MASTER_PORT")
 COMMAND = ("env", *UNSET, sys.executable, "-m", "farandole")
@@ -104,6 +105,18 @@ def test_run_and_a_failure_on_the_other_host(two_hosts: TwoHosts) -> None:
         (two_hosts.sandbox.folder / "runs/job/metrics.jsonl").read_text().split("\n")[0]
     )
     assert start["hosts"] == 2
+
+
+def test_all_start_again_when_rank_0_is_killed_on_the_other_host(two_hosts: TwoHosts) -> None:
+    words = ["--sync", "local:every=5", "--restarts", "1", "--checkpoint", "every=4steps"]
+    hosts = "emulated-1:1,emulated-0:1"
+    done = two_hosts.farandole("run", *words, "-H", hosts, RESTARTED, "0:11:kill:0")
+    assert two_hosts.sandbox.processes() == []
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 0 on emulated-1 was killed by SIGKILL" in done.stderr
+    (folder,) = (two_hosts.sandbox.folder / "runs").iterdir()
+    assert f"(1 of 1 restarts), from runs/{folder.name}/checkpoints/00000" in done.stderr
+    assert f"[0] going on from runs/{folder.name}/checkpoints/00000" in done.stdout
 
 
 def test_race_over_both_hosts(two_hosts: TwoHosts) -> None:

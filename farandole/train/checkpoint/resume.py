@@ -125,10 +125,17 @@ class RunCheckpoints:
                 parts,
                 metrics=self._metrics.take_for_checkpoint(),
                 background=self._background if in_thread else None,
+                on_commit=lambda made: self._report(path, made, shared["run"]),
             )
             return saved if background or not in_thread else self.wait_for_save() or saved
         finally:
             self._tell_notes()
+
+    def _report(self, path: str | Path | None, checkpoint: Path | str, saved: Any) -> None:
+        """Tells the launcher of a checkpoint, with this state of the run in it."""
+        if self._session.reporter is not None:
+            steps, epoch = saved["steps"], saved["next_epoch"]
+            self._session.reporter.has_checkpoint(str(path or ""), str(checkpoint), steps, epoch)
 
     def _check_place(self, path: str | Path | None) -> None:
         if is_url(path) and self._session.group.transport.may_join_late:
@@ -143,6 +150,8 @@ class RunCheckpoints:
         self.has_loaded = True
         if path is None:
             self.take_over()
+        if session.reporter is not None:
+            session.reporter.looked(str(path or ""))
         source = self._places.source(path)
         found = load_together(session.group, source, fallback=self._fallback)
         if found is None and path is None:
@@ -153,6 +162,7 @@ class RunCheckpoints:
         self._restore(source.label(name), parts, notes)
         if session.rank == 0:
             self._places.went_on_from(path, name)
+            self._report(path, source.label(name), parts["run"])
         user_state: dict[str, Any] = parts["state"]
         return user_state
 

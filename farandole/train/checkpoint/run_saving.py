@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from farandole.environment import ATTEMPT
 from farandole.errors import CheckpointError, UserError
 from farandole.train.checkpoint.automatic.policy import Checkpoints
 from farandole.train.checkpoint.automatic.saves import AutomaticSaves, Saving
@@ -124,13 +125,15 @@ class RunSaving:
         if self._passes.automatic is None or late or has_begun:
             return
         state = self.load(None)
-        optimizers = (saver.optimizer for saver in self._session.models.savers)
-        if state or (self._session.progress.resumed and has_scheduler(optimizers)):
-            raise UserError(
-                "there is a checkpoint to go on from, and the script has state of its own to "
-                "restore: a learning-rate scheduler, or what it gave to run.checkpoint_state. Call "
-                "run.load() after run.distribute, and restore that from what it returns."
-            )
+        resumed, scheduled = self._session.progress.resumed, self._has_scheduler()
+        if state or (resumed and scheduled):
+            raise _must_load("there is a checkpoint to go on from")
+        # Not when a worker is lost, after hours of training.
+        if ATTEMPT in os.environ and (scheduled or self.script_state is not None):
+            raise _must_load("with --restarts the script must go on from its checkpoints")
+
+    def _has_scheduler(self) -> bool:
+        return has_scheduler(saver.optimizer for saver in self._session.models.savers)
 
     def save_when_stopped(
         self, path: str | Path | None, keep: int | None, state: ScriptState | None
@@ -168,3 +171,11 @@ class RunSaving:
 
     def close(self) -> None:
         self._checkpoints.close()
+
+
+def _must_load(why: str) -> UserError:
+    return UserError(
+        f"{why}, and the script has state of its own to restore: a learning-rate scheduler, or "
+        "what it gave to run.checkpoint_state. Call run.load() after run.distribute, and restore "
+        "that from what it returns."
+    )

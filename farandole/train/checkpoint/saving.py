@@ -45,6 +45,7 @@ def save_together(
     *,
     metrics: Mapping[str, float],
     background: BackgroundSaves | None = None,
+    on_commit: Callable[[Path | str], None] = lambda path: None,
 ) -> Path | str:
     """Saves into a new checkpoint; returns its path, the same on every rank.
 
@@ -52,7 +53,8 @@ def save_together(
     in `parts` must differ between ranks. The `metrics` are rank 0's.
 
     With `background` it returns when the state is copied: what is written later goes wrong later.
-    Without it the destination must be a folder.
+    Without it the destination must be a folder. `on_commit` is called on rank 0 with the path when
+    the checkpoint is there, perhaps in another thread.
 
     Raises `CheckpointError` on every rank when any rank could not write, or when another job saves
     into the same place, and `RanksChangedError` when a rank was lost.
@@ -78,6 +80,7 @@ def save_together(
     def commit(entries: Sequence[Entry]) -> str:
         named = destination.commit(called, name, entries, metrics)
         begun.clear()
+        on_commit(destination.path_of(named))
         return named
 
     def run(step: Callable[[], T]) -> list[T]:

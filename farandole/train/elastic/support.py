@@ -8,18 +8,21 @@ from torch.utils.data import IterableDataset
 
 from farandole.data import Loader
 from farandole.environment import PRETEND_HOSTS
-from farandole.errors import UserError
+from farandole.errors import NotElasticError, UserError
 from farandole.layout import Layout
 from farandole.sync import Strategy
 from farandole.train.settings import Settings
 
-_OTHERWISE = "Leave out --min and --restarts: then a lost worker ends the job."
+_OTHERWISE = (
+    "With --restarts R, all workers start again from the last checkpoint instead. Without --min "
+    "and --restarts, a lost worker ends the job."
+)
 
 
 def require_elastic_strategy(strategy: Strategy) -> None:
     why = strategy.why_not_elastic
     if why is not None:
-        raise UserError(
+        raise NotElasticError(
             f"--sync {strategy} is not there for jobs whose workers come and go: {why}. Take "
             f"--sync allreduce. {_OTHERWISE}"
         )
@@ -27,12 +30,12 @@ def require_elastic_strategy(strategy: Strategy) -> None:
 
 def require_elastic_model(optimizer: Optimizer | None, models: int) -> None:
     if models:
-        raise UserError(
+        raise NotElasticError(
             "a job whose workers come and go trains one model, and this is the second. Put both "
             f"into one torch.nn.ModuleList. {_OTHERWISE}"
         )
     if optimizer is None:
-        raise UserError(
+        raise NotElasticError(
             "a worker that joins later gets the optimizer's state from the others: write "
             f"`model, opt = run.distribute(model, opt)`. {_OTHERWISE}"
         )
@@ -40,7 +43,7 @@ def require_elastic_model(optimizer: Optimizer | None, models: int) -> None:
 
 def require_elastic_loader(loader: Loader, most_workers: int) -> None:
     if isinstance(loader.dataset, IterableDataset):
-        raise UserError(
+        raise NotElasticError(
             "what a lost worker had read of an iterable dataset cannot be read again: pass a "
             f"dataset with a length. {_OTHERWISE}"
         )
@@ -54,7 +57,7 @@ def require_elastic_loader(loader: Loader, most_workers: int) -> None:
 
 def require_elastic_device(device: torch.device) -> None:
     if device.type != "cpu":
-        raise UserError(
+        raise NotElasticError(
             f"workers that come and go compute on CPUs so far, and this one has {device}: NCCL "
             "does not outlive a lost rank. Set CUDA_VISIBLE_DEVICES= to hide the GPUs. "
             f"{_OTHERWISE}"
@@ -75,6 +78,6 @@ def refuse_trainer_options(precision: torch.dtype | None, layout: Layout | None)
         raise refuse("precision=torch.float16, whose scale a new worker would not know,")
 
 
-def refuse(what: str) -> UserError:
+def refuse(what: str) -> NotElasticError:
     """The error for some other thing that is not there in such jobs."""
-    return UserError(f"{what} is not there for jobs whose workers come and go. {_OTHERWISE}")
+    return NotElasticError(f"{what} is not there for jobs whose workers come and go. {_OTHERWISE}")

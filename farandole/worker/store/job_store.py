@@ -46,6 +46,10 @@ class JobStore:
         """How many keys there are."""
         return self._server.key_count()
 
+    def value(self, key: str) -> bytes | None:
+        """What a worker has written there; None: nothing."""
+        return self._server.value(key)
+
     def here(self) -> StoreAddress:
         """For processes of this host."""
         return StoreAddress(self._path, port=self.port)

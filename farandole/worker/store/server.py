@@ -87,6 +87,10 @@ class StoreServer:
         """How many keys there are."""
         return len(self._table)
 
+    def value(self, key: str) -> bytes | None:
+        """For the process that serves it."""
+        return self._table.get(key.encode())
+
     def close(self) -> None:
         """Ends all connections; those who wait get an error."""
         if self._closing or self._process != os.getpid():  # a fork has not the thread

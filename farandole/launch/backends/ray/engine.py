@@ -18,9 +18,11 @@ from farandole.launch.backends.ray.cluster import RayOptions, connect, described
 from farandole.launch.backends.ray.node import AgentHost
 from farandole.launch.engines.request import EngineRequest
 from farandole.launch.hosts import place_workers
+from farandole.launch.job import Job, Outcome
 from farandole.launch.launcher import launch_on_hosts
 from farandole.launch.messages import tell
 from farandole.launch.outcome_text import print_outcome
+from farandole.launch.restarting import launch_with_restarts
 from farandole.worker.network import address_for
 
 _PLACE_SECONDS = 300.0  # a cluster that grows on demand takes minutes
@@ -113,7 +115,11 @@ def _run(ray: Any, request: EngineRequest, namespace: str, actors: Mapping[str, 
     channel = RayActors(ray.get_runtime_context().gcs_address, namespace, hosts)
     nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
     address = address_for(nodes, request.interfaces)
-    outcome = launch_on_hosts(job, topology, channel, request.interfaces, address=address)
+
+    def launch(job: Job) -> Outcome:
+        return launch_on_hosts(job, topology, channel, request.interfaces, address=address)
+
+    outcome = launch_with_restarts(launch, job, topology, request.restarts)
     print_outcome(outcome, topology.size, topology=topology)
     return outcome.exit_code
 

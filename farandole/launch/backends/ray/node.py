@@ -22,6 +22,8 @@ from typing import IO
 
 OUTPUT, ERRORS, END, NOTHING = "output", "errors", "end", "nothing"
 
+Pieces = queue.Queue[tuple[str, bytes]]
+
 _CHUNK = 2**18
 _MOST_CHUNKS = 64  # that wait for the bridge; then the agent waits
 _READ_SECONDS = 5.0
@@ -33,13 +35,15 @@ class AgentHost:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._process: subprocess.Popen[bytes] | None = None
-        self._pieces: queue.Queue[tuple[str, bytes]] = queue.Queue(_MOST_CHUNKS)
+        self._pieces: Pieces = queue.Queue(_MOST_CHUNKS)
 
     def host_name(self) -> str:
         return socket.gethostname()
 
     def start(self, command: Sequence[str]) -> None:
-        """Raises `OSError` where it cannot."""
+        """Perhaps once more, when the last one has ended. Raises `OSError` where it cannot."""
+        # What is left of the last one is nobody's.
+        pieces = self._pieces = queue.Queue(_MOST_CHUNKS)
         # Ray sets this to the cores of the whole actor.
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
         self._process = subprocess.Popen(
@@ -51,7 +55,8 @@ class AgentHost:
             bufsize=0,
             start_new_session=True,
         )
-        threading.Thread(target=self._collect, args=(self._process,), daemon=True).start()
+        collect = threading.Thread(target=_collect, args=(self._process, pieces), daemon=True)
+        collect.start()
 
     def write(self, data: bytes) -> None:
         """To the agent's standard input. Nothing: its end."""
@@ -70,19 +75,19 @@ class AgentHost:
         except queue.Empty:
             return NOTHING, b""
 
-    def _collect(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        streams = ((OUTPUT, process.stdout), (ERRORS, process.stderr))
-        threads = [
-            threading.Thread(target=self._pass_on, args=each, daemon=True) for each in streams
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self._pieces.put((END, str(process.wait()).encode()))
 
-    def _pass_on(self, kind: str, stream: IO[bytes]) -> None:
-        while data := stream.read(_CHUNK):
-            self._pieces.put((kind, data))
+def _collect(process: subprocess.Popen[bytes], pieces: Pieces) -> None:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    streams = ((OUTPUT, process.stdout, pieces), (ERRORS, process.stderr, pieces))
+    threads = [threading.Thread(target=_pass_on, args=each, daemon=True) for each in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pieces.put((END, str(process.wait()).encode()))
+
+
+def _pass_on(kind: str, stream: IO[bytes], pieces: Pieces) -> None:
+    while data := stream.read(_CHUNK):
+        pieces.put((kind, data))

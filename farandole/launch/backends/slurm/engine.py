@@ -11,8 +11,10 @@ from farandole.launch.backends.slurm.options import SlurmOptions
 from farandole.launch.backends.slurm.submit import submit
 from farandole.launch.engines.request import EngineRequest
 from farandole.launch.hosts import HERE
+from farandole.launch.job import Job, Outcome
 from farandole.launch.launcher import launch_on_hosts
 from farandole.launch.outcome_text import print_outcome
+from farandole.launch.restarting import launch_with_restarts
 
 
 def start(request: EngineRequest) -> int:
@@ -36,6 +38,10 @@ def _run(request: EngineRequest, allocation: SlurmAllocation) -> int:
     if topology.host(0).name != HERE:  # under salloc this may be a login node
         job = replace(job, rank0_owns_terminal=False)
     address = own_address(topology, request.interfaces)
-    outcome = launch_on_hosts(job, topology, Srun(), request.interfaces, address=address)
+
+    def launch(job: Job) -> Outcome:
+        return launch_on_hosts(job, topology, Srun(), request.interfaces, address=address)
+
+    outcome = launch_with_restarts(launch, job, topology, request.restarts)
     print_outcome(outcome, topology.size, topology=topology)
     return outcome.exit_code

@@ -215,6 +215,8 @@ class ElasticTraining(Elastic):
     def _note_failure(self, worker: ElasticWorker, code: int) -> None:
         super()._note_failure(worker, code)
         self._restarts.note_failure()
+        if self._failures and self._failures[-1].is_not_elastic:
+            self.failure = self._failures[-1]  # of all workers alike, before the training
         if worker.rank is not None:
             self._rendezvous.tell_lost(self._generation)
 

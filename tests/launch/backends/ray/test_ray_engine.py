@@ -1,4 +1,5 @@
-"""`--on ray` on a real cluster of two nodes: it trains, and a lost node is a clear failure."""
+"""`--on ray` on a real cluster of two nodes: it trains, also when a worker is killed, and losing a
+node is a clear failure."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from tests.support.trained import SCRIPT, trained_ranks
 if TYPE_CHECKING:
     from conftest import Sandbox
 
+RESTARTED = Path(__file__).parents[2] / "scripts" / "restarted.py"
 CLUSTER = Path(__file__).parent / "scripts" / "cluster.py"
 LONG = Path(__file__).parents[3] / "train" / "scripts" / "preempted.py"
 
@@ -56,6 +58,12 @@ def test_two_nodes(sandbox: Sandbox) -> None:
         for facts in trained_ranks(done.stdout, 2):
             assert facts["arguments"] == ["a b"]
             assert facts["variables"] == {"TRY_THIS": "out"}
+
+        again = ("--restarts", "1", "--checkpoint", "every=4steps", RESTARTED, "1:11:kill:0")
+        done = sandbox.farandole(*on_ray, *again)
+        assert done.returncode == 0, done.stderr
+        assert "all 2 workers start again (1 of 1 restarts), from runs/restarted-" in done.stderr
+        assert "[0] going on from runs/restarted-" in done.stdout
 
         job = sandbox.start_farandole(*on_ray, LONG)
         ready = [sandbox.folder / f"ready-{rank}" for rank in range(2)]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.support.slurm import SlurmCluster
 
 PREEMPTED = Path(__file__).parents[3] / "train" / "scripts" / "preempted.py"
+RESTARTED = Path(__file__).parents[2] / "scripts" / "restarted.py"
 ON_TWO = ("run", "--on", "slurm", "--nodes", "2", "--per-node", "1")
 
 
@@ -79,9 +80,22 @@ def test_in_an_allocation(sandbox: Sandbox, slurm: SlurmCluster) -> None:
         assert facts["variables"] == {"TRY_THIS": "out"}
 
 
+def test_all_start_again_in_an_allocation(sandbox: Sandbox, slurm: SlurmCluster) -> None:
+    known = {"SLURM_CONF": str(slurm.configuration)}
+    salloc = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1"]
+    words = ["--on", "slurm", "--restarts", "1", "--checkpoint", "every=4steps"]
+    done = sandbox.run([*salloc, *farandole("run", *words, str(RESTARTED), "1:11:kill:0")], **known)
+    assert done.returncode == 0, done.stderr
+    assert "all workers start again from the last checkpoint: workers that slurm" in done.stderr
+    assert "was killed by SIGKILL" in done.stderr
+    assert "all 2 workers start again (1 of 1 restarts), from runs/restarted-" in done.stderr
+    assert "[0] going on from runs/restarted-" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--min", "1"), "--min 1: this job cannot go on with fewer workers"),
         (
             ("--nodes", "4"),
             "--nodes 4: Slurm job 17 has 3 (far1, far2, far3). Ask for --node",
