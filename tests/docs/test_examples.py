@@ -37,6 +37,7 @@ def test_every_example_is_tested():
         "fashion_mnist.py",
         "gpt.py",
         "large_images.py",
+        "learn.py",
         "matrix_factorisation.py",
         "pipeline.py",
         "sparse_logistic.py",
@@ -176,3 +177,12 @@ def test_matrix_factorisation_comes_near_the_noise(sandbox):
     (first,) = numbers(r"epoch 0: RMSE ([\d.]+)", done.stdout)
     (last,) = numbers(r"\nRMSE ([\d.]+)", done.stdout)
     assert 0.3 < last < 0.4 < first
+
+
+@pytest.mark.needs("sklearn")
+def test_learn_has_the_same_bits_on_ranks_as_alone(sandbox):
+    alone = sandbox.python(EXAMPLES / "learn.py")
+    ranks = sandbox.farandole("run", "-n", "2", EXAMPLES / "learn.py")
+    assert alone.returncode == ranks.returncode == 0, alone.stderr + ranks.stderr
+    assert ranks.stdout == f"[0] {alone.stdout}"
+    assert float(alone.stdout.split()[1].rstrip(",")) > 0.9

@@ -1,0 +1,1 @@
+"""Directions of large variance."""

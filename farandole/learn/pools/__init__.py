@@ -1,0 +1,1 @@
+"""Who computes the sums: threads, processes, ranks."""

@@ -1,0 +1,87 @@
+"""The ranks of a Farandole run: each sums over its part of the chunks, and all get the result.
+
+Every rank calls `fit` with the same data, of which it reads only its own chunks. The branches of
+all ranks are gathered and merged in the one order, so that every rank has the same bits, and the
+same as a single process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from farandole.comm import Group
+from farandole.errors import UserError
+from farandole.learn.pools.base import Placed, Pool, one_blas_thread, sum_branch
+from farandole.learn.sources.source import Source
+from farandole.learn.sums.sum import Statistics, Sum
+from farandole.learn.sums.tree import Branch, branches, join
+from farandole.serialization.objects import dump, load
+
+
+class Ranks(Pool):
+    """All of a group."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    @contextmanager
+    def place(self, source: Source) -> Iterator[Placed]:
+        shapes = self._group.gather_json([source.rows, source.columns, source.chunk_rows])
+        if any(shape != shapes[0] for shape in shapes):
+            raise UserError(
+                f"the ranks have different data: rank 0 has {shapes[0][:2]} rows and columns, and "
+                f"all ranks have {[shape[:2] for shape in shapes]}. Each rank passes all rows, "
+                "and reads only those that it sums over."
+            )
+        yield _OnRanks(source, self._group)
+
+
+class _OnRanks(Placed):
+    def __init__(self, source: Source, group: Group) -> None:
+        super().__init__(source)
+        self._group = group
+        total, rank, size = source.chunks, group.rank, group.size
+        self._branches = branches(total * rank // size, total * (rank + 1) // size, total)
+
+    def _statistics(self, job: Sum, state: Any) -> Statistics:
+        failure: str | None = None
+        found: list[Statistics] = []
+        try:
+            with one_blas_thread():
+                found = [sum_branch(self.source, job, state, branch) for branch in self._branches]
+        except Exception as error:
+            failure = f"{error}"
+            raise
+        finally:
+            # The others must not wait for the statistics of a rank that has failed.
+            failures = self._group.gather_json(failure)
+        for rank, text in enumerate(failures):
+            if text is not None:
+                raise ValueError(f"rank {rank}: {text}")
+        parts = dict(zip(self._branches, found, strict=True))
+        return join(self._gather(parts), self.source.chunks, job.merge)
+
+    def _gather(self, parts: dict[Branch, Statistics]) -> dict[Branch, Statistics]:
+        """Those of all ranks. Ranks may have different numbers of branches."""
+        plain = [[list(branch), _tensors(part)] for branch, part in parts.items()]
+        data = torch.frombuffer(dump(plain), dtype=torch.uint8)
+        sizes = [int(size) for size in self._group.all_gather(torch.tensor([len(data)]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(data)] = data
+        self.bytes_moved += sum(sizes)
+        gathered = self._group.all_gather(padded)
+        found: dict[Branch, Statistics] = {}
+        for size, each in zip(sizes, gathered, strict=True):
+            for (first, end), part in load(each[:size].numpy().tobytes()):
+                found[first, end] = {name: tensor.numpy() for name, tensor in part.items()}
+        return found
+
+
+def _tensors(part: Statistics) -> dict[str, torch.Tensor]:
+    # Not `ascontiguousarray`, which makes a vector of a number.
+    return {name: torch.from_numpy(np.asarray(value, order="C")) for name, value in part.items()}

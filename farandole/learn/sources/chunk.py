@@ -1,0 +1,32 @@
+"""Some rows that follow each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Matrix = Any  # a NumPy array, or SciPy's sparse rows
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """In float64, whatever the source has. `y` and `weights` are None if there are none."""
+
+    X: Matrix
+    y: npt.NDArray[Any] | None
+    weights: Vector | None
+    first: int  # its first row, in the whole source
+    number: int
+
+    @property
+    def rows(self) -> int:
+        return int(self.X.shape[0])
+
+    @property
+    def weight(self) -> Vector:
+        """Of each row; 1 if none were given."""
+        return np.ones(self.rows) if self.weights is None else self.weights

@@ -1,0 +1,1 @@
+"""A pass over the data as a map and a sum."""

@@ -1,0 +1,34 @@
+"""Sums for tests, apart from them: processes that compute these import no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from farandole.learn.sources.chunk import Chunk
+from farandole.learn.sums.sum import Statistics, Sum, as_statistics
+
+
+class Total(Sum):
+    """Depends on the order of its additions in nearly every bit."""
+
+    def map(self, chunk: Chunk, state: Any) -> Statistics:
+        return as_statistics(total=(chunk.X * chunk.X).sum(axis=0) * state)
+
+    def finish(self, statistics: Statistics, state: Any) -> Any:
+        return statistics["total"]
+
+
+class Deadly(Total):
+    def map(self, chunk: Chunk, state: Any) -> Statistics:
+        if chunk.number == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().map(chunk, state)
+
+
+class Raising(Total):
+    def map(self, chunk: Chunk, state: Any) -> Statistics:
+        if chunk.number == 37:
+            raise ZeroDivisionError("in chunk 37")
+        return super().map(chunk, state)
