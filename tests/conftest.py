@@ -41,6 +41,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
     CACHE = tempfile.TemporaryDirectory(prefix="farandole-tests-")
     os.environ["XDG_CACHE_HOME"] = CACHE.name
+# Byte code is kept, also where the environment says otherwise: else each worker of the suite rewrites
+# the asserts of all tests for itself, and each fresh interpreter compiles the package once more.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A race inside of a test forks nothing from a further process. A sandbox is not told that either.
 os.environ["FARANDOLE_FORK"] = "0"
 
