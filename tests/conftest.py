@@ -41,6 +41,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
     CACHE = tempfile.TemporaryDirectory(prefix="farandole-tests-")
     os.environ["XDG_CACHE_HOME"] = CACHE.name
+# Byte code is kept, also where the environment says otherwise: else each worker of the suite
+# rewrites the asserts of all tests, and each fresh interpreter compiles the package once more.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A race inside of a test forks nothing from a further process. A sandbox is not told that either.
 os.environ["FARANDOLE_FORK"] = "0"
 
@@ -55,6 +58,8 @@ from farandole.launch.backends.mpi.one_host import one_host_variables
 from tests.support.order import ordered
 from tests.support.slurm import SlurmCluster, running_slurm
 from tests.support.warm_starts import WarmStarts, fresh_starts
+
+sys.dont_write_bytecode = False  # in this process too, whatever it was started with
 
 # Hypothesis' own limit of time per example would be a timed test: the first one loads torch.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections import Counter
@@ -33,9 +34,15 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The syntax of a file, read once for all tests."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> Iterator[str]:
     """Every module that a file imports, also inside functions and for types alone."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -168,10 +175,6 @@ def test_no_folder_is_too_full_to_be_overseen() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_that_arrives_is_run(path: Path) -> None:
     assert {name.split(".")[0] for name in imports(path)}.isdisjoint(UNSAFE_MODULES)
-    called = {
-        ast.unparse(node.func)
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call)
-    }
+    called = {ast.unparse(node.func) for node in nodes(path) if isinstance(node, ast.Call)}
     assert called.isdisjoint(UNSAFE_CALLS)
     assert not [name for name in called if name.endswith(("_object", "_object_list"))]

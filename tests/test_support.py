@@ -9,12 +9,16 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from tests.support import order, quick
 from tests.support.warm_starts import fresh_starts
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
 
 FACTS = """
 import json, os, signal, sys
@@ -108,6 +112,16 @@ def test_a_warm_process_is_killed_and_seen_as_any_other(tmp_path: Path) -> None:
     process.stdout.close()
 
 
+def test_workers_of_a_larger_job_are_forked_too(sandbox: Sandbox) -> None:
+    """Three start from a fork server of their launcher, which is itself forked from a warm one."""
+    script = sandbox.script(
+        "finders.py", "import sys\nprint([type(finder).__name__ for finder in sys.meta_path])"
+    )
+    done = sandbox.farandole("run", "-n", "3", script)
+    assert done.returncode == 0, done.stderr
+    assert sum("Preloaded" in line for line in done.stdout.splitlines()) == 3, done.stdout
+
+
 def test_long_files_come_first_and_no_test_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "WEIGHTS", {"long": 50.0, "longer": 60.0})
     tests = [(file, number) for file in ("a", "long", "b", "longer", "c") for number in range(3)]
@@ -122,6 +136,12 @@ def test_weights_are_of_files_that_exist() -> None:
     assert [file for file in order.WEIGHTS if not (root / file).is_file()] == []
 
 
+@pytest.fixture(scope="module")
+def known() -> dict[str, set[str]]:
+    """All test files, read once."""
+    return quick.tests()
+
+
 @pytest.mark.parametrize(
     ("changed", "chosen", "not_chosen"),
     [
@@ -132,14 +152,15 @@ def test_weights_are_of_files_that_exist() -> None:
         ("tests/docs/helper.py", "test_readme.py", "test_options.py"),
     ],
 )
-def test_quick_finds_the_tests_of_a_change(changed: str, chosen: str, not_chosen: str) -> None:
-    found = {Path(file).name for file in quick.choose([changed], quick.tests())}
+def test_quick_finds_the_tests_of_a_change(
+    known: dict[str, set[str]], changed: str, chosen: str, not_chosen: str
+) -> None:
+    found = {Path(file).name for file in quick.choose([changed], known)}
     assert chosen in found
     assert not_chosen not in found
 
 
-def test_quick_finds_some_for_every_module() -> None:
+def test_quick_finds_some_for_every_module(known: dict[str, set[str]]) -> None:
     root = Path(__file__).parents[1]
     modules = [str(path.relative_to(root)) for path in sorted((root / "farandole").rglob("*.py"))]
-    known = quick.tests()
     assert [module for module in modules if not quick.choose([module], known)] == []

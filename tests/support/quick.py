@@ -64,7 +64,7 @@ def _near(changed: Path, tests: dict[str, set[str]]) -> dict[str, int]:
         return {}
     module = ".".join(changed.with_suffix("").parts).removesuffix(".__init__")
     near = {file: 1 for file, imported in tests.items() if module in imported}
-    near |= {file: 0 for file in tests if Path(file).stem == f"test_{changed.stem}"}
+    near |= {file: 0 for file in tests if file.endswith(f"/test_{changed.stem}.py")}
     return near or {file: 2 for file in tests if file.startswith(f"{_mirror(changed)}/")}
 
 

@@ -75,6 +75,7 @@ def main() -> None:
     for name in MODULES:
         if find_spec(name.split(".")[0]) is not None:
             importlib.import_module(name)
+    _forget_names_of_parts()
     gc.freeze()  # else each process looks through all of torch once more when it ends
     known = {name for name in sys.modules if "." not in name}
 
@@ -95,6 +96,15 @@ def main() -> None:
         Preloaded.hide(before, request.variables, beginning)
         _run(request.command)
     os._exit(0)  # a server ends as those that it has forked
+
+
+def _forget_names_of_parts() -> None:
+    """Some extension modules, as SciPy's, are known by the last part of their names too, by which
+    nobody can import them. A launcher's own fork server would take these for modules that a fresh
+    process finds elsewhere, and start a fresh interpreter for every worker of three and more."""
+    for name in [name for name in sys.modules if "." not in name and name != "__main__"]:
+        if not forked.would_be_imported(name):
+            del sys.modules[name]
 
 
 def _run(command: Sequence[str]) -> None:

@@ -6,9 +6,11 @@ a learning-rate scheduler and BatchNorm.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -148,6 +150,26 @@ class Script:
         return {**{k: v.clone() for k, v in model.state_dict().items()}, **moments}
 
 
+Ends = list[dict[str, torch.Tensor] | None]
+Uninterrupted = Callable[[str], Ends]
+
+
+def resumable_world(text: str, script: Script, folder: Path) -> Ends:
+    hosts = Topology.declared([2, 1])
+    return run_world(3, script, folder=folder, sync=parse(text), topology=hosts)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+    """What a run without a stop ends with: one for each strategy, wherever others are stopped."""
+
+    @functools.cache
+    def ends(text: str) -> Ends:
+        return resumable_world(text, Script(), tmp_path_factory.mktemp("whole"))
+
+    return ends
+
+
 @pytest.mark.parametrize("save_at", SAVED_AT)
 @pytest.mark.parametrize(
     "text",
@@ -163,16 +185,11 @@ class Script:
     ],
 )
 def test_a_resumed_run_goes_on_to_the_bit(
-    text: str, save_at: tuple[int, int], tmp_path: Path
+    text: str, save_at: tuple[int, int], tmp_path: Path, uninterrupted: Uninterrupted
 ) -> None:
-    def world(script: Script, folder: str) -> list[dict[str, torch.Tensor] | None]:
-        place = tmp_path / folder
-        sync = parse(text)
-        return run_world(3, script, folder=place, sync=sync, topology=Topology.declared([2, 1]))
-
-    whole = world(Script(), "whole")
-    world(Script(save_at), "stopped")
-    resumed = world(Script(load=True), "stopped")
+    whole = uninterrupted(text)
+    resumable_world(text, Script(save_at), tmp_path)
+    resumed = resumable_world(text, Script(load=True), tmp_path)
     for rank, (expected, found) in enumerate(zip(whole, resumed, strict=True)):
         assert expected is not None
         assert found is not None

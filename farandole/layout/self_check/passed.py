@@ -72,16 +72,22 @@ def _version(package: str) -> str:
 
 def _code() -> str:
     """A checksum of all loaded source files that are not installed packages."""
-    installed = [sysconfig.get_path("stdlib"), *site.getsitepackages(), site.getusersitepackages()]
+    installed = _installed()
     digest = hashlib.sha256()
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    for file in sorted(file for file in files if file):
-        if not any(file.startswith(folder) for folder in installed):
-            with contextlib.suppress(OSError):
-                found = Path(file).stat()
-                # By content, not by date: a fresh checkout of the same code has passed already.
-                digest.update(file.encode() + _checksum(file, found.st_mtime_ns, found.st_size))
+    for file in sorted(file for file in files if file and not file.startswith(installed)):
+        with contextlib.suppress(OSError):
+            found = os.stat(file)  # noqa: PTH116  # of hundreds of files; a Path takes longer
+            # By content, not by date: a fresh checkout of the same code has passed already.
+            digest.update(file.encode() + _checksum(file, found.st_mtime_ns, found.st_size))
     return digest.hexdigest()
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """The folders of the standard library and of installed packages."""
+    stdlib = sysconfig.get_path("stdlib")
+    return (stdlib, *site.getsitepackages(), site.getusersitepackages())
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -188,6 +189,7 @@ def _about() -> dict[Any, BatchHandler]:
     }
 
 
+@functools.cache  # it never changes
 def batch_functions() -> Mapping[Any, BatchHandler]:
     """All of them, by function."""
     table = _elements()

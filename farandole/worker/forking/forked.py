@@ -154,7 +154,7 @@ def can_run(
     folder = Path.cwd() if first == "-m" else Path(first).resolve().parent
     if not sys.flags.safe_path:
         sys.path[0] = str(folder)
-    return all(_would_be_imported(name) for name in modules)
+    return all(would_be_imported(name) for name in modules)
 
 
 def is_script(command: Sequence[str]) -> bool:
@@ -171,7 +171,7 @@ def _differing(imported_under: Mapping[str, str]) -> bool:
     return any(os.environ.get(name) != imported_under.get(name) for name in names)
 
 
-def _would_be_imported(name: str) -> bool:
+def would_be_imported(name: str) -> bool:
     """Whether the module of this name is the one that an import would find now."""
     known = sys.modules[name].__spec__
     if known is None or not known.has_location:

@@ -21,12 +21,20 @@ from farandole.schedule.pipelines import (
 )
 
 STAGES, MICROS = range(1, 17), range(1, 33)
-REPLICAS = [
-    counts
-    for stages in range(1, 9)
-    for counts in product(range(1, 9), repeat=stages)
-    if sum(counts) <= 8
-]
+
+
+def sums_up_to(total: int, stages: int) -> list[tuple[int, ...]]:
+    """All rows of `stages` positive numbers whose sum is at most `total`."""
+    if stages == 0:
+        return [()]
+    return [
+        (*counts, last)
+        for counts in sums_up_to(total - 1, stages - 1)
+        for last in range(1, total - sum(counts) + 1)
+    ]
+
+
+REPLICAS = [counts for stages in range(1, 9) for counts in sums_up_to(8, stages)]
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name != "interleaved"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -249,6 +250,7 @@ def _layers() -> dict[Any, Handler]:
     }
 
 
+@functools.cache  # signatures of 600 handlers are read for it, and it never changes
 def functions() -> Mapping[Any, Handler]:
     """All of them, by function."""
     table = {**_elements(), **_lines(), **_windows(), **_moves(), **_layers()}
