@@ -63,7 +63,7 @@ def doctor(as_json: bool, script: str | None, where: HostOptions) -> None:
 
 def _examine_hosts(placement: Placement, script: str | None, as_json: bool) -> None:
     from farandole.doctor.hosts import examine_hosts
-    from farandole.launch.probes.host_check import JobFiles
+    from farandole.launch.host_facts import JobFiles
 
     if script is not None:
         check_script(script)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from farandole.cli.engine_options import ChosenEngine
-from farandole.cli.run_job import RunOptions, check, check_scheme, job_of, merge_trace, variables_of
+from farandole.cli.run_job import RunOptions, check, check_scheme, job_of, variables_of
+from farandole.cli.trace_file import merge_trace
 from farandole.errors import UserError
 from farandole.launch.engines.catalog import KUBERNETES, MPI
 from farandole.launch.engines.request import EngineRequest

@@ -46,11 +46,15 @@ class WorkerPool:
         self._relay = Relay(())
 
     def open(self, received: Sequence[str]) -> None:
-        """Call it before the first start. Returns early when a signal is `received`."""
+        """Call it before the first start. Returns early when a signal is `received`.
+
+        Raises `LaunchError` naming each host that cannot take part.
+        """
         self._relay.start()
         for host, workers in self._workers_by_host.items():
             self._backend.expect(host, workers)
-        self.directory.prepare(received)
+        self._backend.await_hosts(received)
+        self.directory.prepare(received)  # began before, and so takes no longer than the hosts do
 
     def reaches(self, host: str) -> bool:
         return self._backend.reaches(host)

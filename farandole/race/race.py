@@ -15,8 +15,9 @@ from rich.console import Console
 
 import farandole
 from farandole.errors import UserError
+from farandole.launch.host_facts import JobFiles
 from farandole.launch.placement.placement import HostOptions, Placement, place
-from farandole.launch.probes.host_check import JobFiles
+from farandole.launch.probes.crowding import warn_if_crowded
 from farandole.launch.probes.preflight import check_hosts
 from farandole.launch.servers import needs_servers
 from farandole.race.checks import check_entries, check_servers
@@ -69,7 +70,9 @@ def run_race(
         )
     device = "cuda" if torch.cuda.device_count() else "cpu"
     check_entries(entries, pretend_hosts, device, os.environ, where)
-    if placement is not None:
+    if placement is None:
+        warn_if_crowded(max(entry.workers for entry in entries), "-n ")
+    else:
         check_hosts(placement, JobFiles(str(Path.cwd()), command[0]))
     folder = claim(runs, f"race-{default_name(command[0])}")
     if placement is not None:

@@ -6,7 +6,7 @@ things wherever it runs. A further backend implements these two protocols, and n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from signal import Signals
 from typing import Protocol
@@ -64,6 +64,13 @@ class Backend(Protocol):
         """So many will be started on `host` soon. What takes time there can begin. Does not wait.
 
         Raises `LaunchError` where they cannot be.
+        """
+
+    def await_hosts(self, received: Sequence[str]) -> None:
+        """Returns when all hosts that are expected are known to be fit, or a signal is `received`.
+
+        Raises `LaunchError` naming each one that is not. So nothing starts where something is
+        wrong.
         """
 
     def start(self, spec: WorkerSpec) -> Worker:

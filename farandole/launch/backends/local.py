@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -70,6 +71,9 @@ class LocalBackend:
 
     def expect(self, host: str, workers: int) -> None:
         """`JobDirectory` has begun what takes time."""
+
+    def await_hosts(self, received: Sequence[str]) -> None:
+        """This host is there."""
 
     def start(self, spec: WorkerSpec) -> LocalWorker:
         directory, number = self._directory, spec.number

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farandole.errors import UserError
+from farandole.launch.backends.remote.channel import Channel
 from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.hosts import HERE, parse_hosts, place_workers
 from farandole.launch.placement.host_file import HostEntry, read_host_file
@@ -59,7 +60,7 @@ class Placement:
     """Which rank is on which host, and how the hosts are reached."""
 
     topology: Topology
-    ssh: Ssh
+    channel: Channel  # by which the others are reached
     interfaces: tuple[str, ...] = ()
 
     @classmethod
