@@ -67,6 +67,7 @@ def _examine_hosts(placement: Placement, script: str | None, as_json: bool) -> N
 
     if script is not None:
         check_script(script)
+    placement.tell_note()
     found = examine_hosts(placement, JobFiles(str(Path.cwd()), script))
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))

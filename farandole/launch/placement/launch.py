@@ -26,6 +26,7 @@ def launch_placed(
     The script and further `files` must be on every host, and all must see the `shared_folders` of
     this one.
     """
+    placement.tell_note()
     warn_if_crowded(placement.workers_here)
     if not placement.rank0_is_here:
         # Nobody on another host can redraw lines of this terminal, or read this host's clock.

@@ -14,6 +14,7 @@ def check_hosts(placement: Placement, files: JobFiles) -> None:
 
     No process of it is left on any host. Only other hosts are asked.
     """
+    placement.tell_note()
     warn_if_crowded(placement.workers_here)
     problems: list[Problem] = []
     if placement.others:

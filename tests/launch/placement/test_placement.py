@@ -143,6 +143,24 @@ def test_slurm() -> None:
         place(HostOptions(), 6, SLURM)
 
 
+def test_nodes_of_slurm_are_reached_by_srun(tmp_path: Path) -> None:
+    (tmp_path / "srun").touch(0o755)
+    known = {**SLURM, "PATH": str(tmp_path), "SLURMD_NODENAME": "n2.invalid"}
+    found = placed(HostOptions(), None, known)
+    assert str(found.topology) == f"n1.invalid: 0-1, {HERE}: 2-3, x.invalid: 4"
+    assert found.channel.words("x.invalid", ["true"])[0] == "srun"
+    assert found.note is None
+    # By ssh where the user asks for it, or names the hosts.
+    for options in (HostOptions(ssh_port=2222), HostOptions("x.invalid:1")):
+        assert placed(options, None, known).channel.words("x.invalid", ["true"])[0] == "ssh"
+    without = placed(HostOptions(), None, {**known, "PATH": ""})
+    assert without.channel.words("x.invalid", ["true"])[0] == "ssh"
+    assert without.note == (
+        "there is no srun on the PATH: the nodes n1.invalid, x.invalid of the Slurm job are "
+        "reached by ssh"
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -10,7 +10,7 @@ from farandole.errors import UserError
 from farandole.launch.engines.node_counts import place_evenly
 from farandole.launch.engines.request import EngineRequest
 from farandole.launch.hosts import HERE, place_workers
-from farandole.launch.placement.schedulers import find_allocation
+from farandole.launch.placement.schedulers import SLURM, find_allocation
 from farandole.topology import Topology
 from farandole.worker.network import is_here
 
@@ -28,10 +28,10 @@ class SlurmAllocation:
         """None outside of one. Raises `UserError` in a job step of several tasks."""
         job = environ.get("SLURM_JOB_ID")
         found = find_allocation(environ)
-        if not job or found is None or found.scheduler != "Slurm":
+        if not job or found is None or found.scheduler != SLURM:
             return None
         tasks = {entry.name: entry.slots for entry in found.hosts}
-        return cls(job, tasks, environ.get("SLURMD_NODENAME"))
+        return cls(job, tasks, found.own_name)
 
     def topology(self, request: EngineRequest) -> Topology:
         """Raises `UserError` naming both numbers where it is smaller than asked."""
