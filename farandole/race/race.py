@@ -20,7 +20,7 @@ from farandole.launch.placement.placement import HostOptions, Placement, place
 from farandole.launch.probes.crowding import warn_if_crowded
 from farandole.launch.probes.preflight import check_hosts
 from farandole.launch.servers import needs_servers
-from farandole.race.checks import check_entries, check_servers
+from farandole.race.checks import check_entries, check_servers, checked_policy
 from farandole.race.progress import run_all
 from farandole.race.runner import Entry, RaceConfig, output_of
 from farandole.race.shared_folder import check_shared
@@ -50,6 +50,7 @@ def run_race(
     pretend_hosts: str | None,
     servers: int | None,
     replicas: int | None,
+    checkpoint: str | None = None,
     stall: float | None = None,
     grace: float = DEFAULT_SECONDS,
 ) -> int:
@@ -58,6 +59,7 @@ def run_race(
     `command` is the script and its arguments. Raises `UserError` before the first lane starts.
     """
     goal = Target.parse(target) if target else None
+    policy = checked_policy(checkpoint, os.environ)
     placement = place(where, workers)
     entries = all_entries(layouts, syncs, _count(workers, placement))
     check_servers(entries, servers, replicas)
@@ -85,6 +87,7 @@ def run_race(
         servers,
         replicas,
         where=where,
+        checkpoint=policy,
         stall_seconds=stall,
         grace_seconds=grace,
     )
