@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from signal import Signals
 from typing import Protocol
+
+from farandole.launch.watches.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ class Worker(Protocol):
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
+
+    def progress(self, path: Path) -> Progress:
+        """How far it has come; on this host, by the activity that it shows in `path`."""
 
     def send(self, number: Signals) -> None:
         """A signal to the worker alone, not to its children; it goes on, unless that ends it."""

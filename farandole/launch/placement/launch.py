@@ -9,7 +9,6 @@ from pathlib import Path
 from farandole.environment import STARTED
 from farandole.launch.job import Job, Outcome
 from farandole.launch.launcher import launch_on_hosts
-from farandole.launch.messages import tell
 from farandole.launch.placement.placement import Placement
 from farandole.launch.probes.crowding import warn_if_crowded
 
@@ -32,9 +31,6 @@ def launch_placed(
         # Nobody on another host can redraw lines of this terminal, or read this host's clock.
         variables = {**job.environment, STARTED: ""}
         job = replace(job, rank0_owns_terminal=False, environment=variables)
-    if placement.others and job.stall_seconds is not None:
-        others = ", ".join(placement.others)
-        tell(f"--stall watches the workers of this host, not those of {others}")
     return launch_on_hosts(
         job,
         placement.topology,

@@ -70,6 +70,9 @@ class Agent:
                 self._start_pending()
             for worker in self._workers.values():
                 worker.kill_if_late()
+            if not self._outgoing.is_full:
+                for frame in self._starter.activity.frames(self._workers):
+                    self._outgoing.put(frame)
             self._report_ended()
 
     def _tell_facts(self, wait_seconds: float = 0.0) -> bool:
@@ -185,6 +188,8 @@ class Agent:
             for kind, content in worker.read_rest().items():
                 if content:
                     self._outgoing.put(encoded(kind, number, content))
+            if stacks := self._starter.activity.new_stacks(number):
+                self._outgoing.put(encoded(frames.ERRORS, number, stacks))
             error = None
             with contextlib.suppress(OSError):
                 error = worker.error_file.read_text(errors="replace")

@@ -180,6 +180,7 @@ class RemoteBackend:
             in_one_stream=self._directory.in_one_file,
             grace_seconds=job.grace_seconds,
             may_fork=job.fork is not False and os.environ.get(FORK) != "0",
+            watches_activity=job.stall_seconds is not None,
             silence_seconds=_SILENCE_SECONDS,
         )
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from farandole.launch.backends.remote import frames
+from farandole.launch.backends.remote.activity_reports import ActivityReport
 from farandole.launch.backends.remote.frames import Frame, encoded, read_frame, skip_to_mark
 from farandole.launch.backends.remote.orders import End, Order, Setup
 from farandole.launch.backends.remote.worker import RemoteWorker
@@ -226,6 +227,10 @@ class HostConnection:
             worker = self._workers.get(number)
             if worker is not None:
                 worker.take_output(kind, content)
+        elif kind == frames.ACTIVITY:
+            worker = self._workers.get(number)
+            if worker is not None:
+                worker.take_report(ActivityReport.from_json(content))
 
     def _finish(self) -> None:
         """The stream has ended: so has the agent, or the way to it."""

@@ -11,6 +11,7 @@ import psutil
 
 from farandole.environment import LAUNCHER
 from farandole.errors import FarandoleError
+from farandole.launch.backends.remote.activity_reports import ActivityReports
 from farandole.launch.backends.remote.orders import Order, Setup
 from farandole.launch.backends.remote.supervised import Supervised, start_supervised
 from farandole.launch.forks import FEWEST_ON_EACH_HOST, Forks
@@ -31,6 +32,7 @@ class HostWorkers:
     def __init__(self, setup: Setup, folder: Path) -> None:
         self._setup = setup
         self._folder = folder
+        self.activity = ActivityReports(folder if setup.watches_activity else None)
         self._no_folder: OSError | None = None
         try:
             os.chdir(setup.folder)
@@ -78,6 +80,7 @@ class HostWorkers:
                 **self._defaults(order.local_workers),
                 **self._variables,
                 **order.variables,
+                **self.activity.expect(number),
                 **self._own(),
                 "TORCHELASTIC_ERROR_FILE": str(error_file),
             },

@@ -23,6 +23,7 @@ class Setup(JsonRecord):
     in_one_stream: bool  # a worker's errors among its output, so that their order stays
     grace_seconds: float  # between SIGTERM and SIGKILL
     may_fork: bool
+    watches_activity: bool  # the launcher wants to know how far the workers have come
     silence_seconds: float  # after which the launcher, or the network, counts as gone
 
 

@@ -61,6 +61,7 @@ class Launcher:
             "in_one_stream": False,
             "grace_seconds": 60.0,
             "may_fork": False,
+            "watches_activity": False,
             "silence_seconds": 300.0,
         }
         self.process = subprocess.Popen(
