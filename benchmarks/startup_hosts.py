@@ -1,7 +1,6 @@
 """How long 4 workers take for two steps: on one host, and on two emulated hosts by real ssh.
 
-From the start of the launcher to its end, taking turns. The launcher of all sides is the same
-program, on the first emulated host:
+From the start of `farandole run -H …` to its end, taking turns. It runs on the first emulated host:
 
     one host        4 workers there
     two hosts       2 workers there, and 2 on another host, through its agent
@@ -37,26 +36,11 @@ SIDES = {
     "both by ssh": "emulated-1:2,emulated-2:2",
     "fresh": "emulated-1:2,emulated-2:2",
 }
-LAUNCH = "--launch"
 TIMEOUT_SECONDS = 300.0
 
 
-def launch(hosts: str, script: str) -> None:
-    """As `farandole run` does, on these hosts."""
-    from farandole.launch.backends.ssh.channel import Ssh
-    from farandole.launch.hosts import gathered, parse_hosts, place_workers
-    from farandole.launch.job import Job
-    from farandole.launch.launcher import launch_on_hosts
-    from farandole.launch.outcome_text import print_outcome
-
-    topology = place_workers(gathered(parse_hosts(hosts)), 4)
-    outcome = launch_on_hosts(Job(4, [script], fork=True), topology, Ssh())
-    print_outcome(outcome, 4)
-    sys.exit(outcome.exit_code)
-
-
 def seconds_of(cluster: Cluster, side: str, script: Path, path: str) -> float:
-    command = [sys.executable, __file__, LAUNCH, SIDES[side], str(script)]
+    command = [sys.executable, "-m", "farandole", "run", "-H", SIDES[side], str(script)]
     # The emulator's variables are those that torchrun would set: each worker has its own.
     unset = [word for name in cluster.variables(0) for word in ("-u", name)]
     variables = {"PATH": path, "CUDA_VISIBLE_DEVICES": ""}
@@ -83,8 +67,7 @@ def measure(repeats: int) -> dict[str, list[float]]:
         script.write_text(SCRIPT)
         access = SshAccess(folder / "ssh")
         for host in (1, 2):
-            words = access.server(cluster.names[host], cluster.addresses[host], 22)
-            cluster.start(host, words, stderr=subprocess.DEVNULL)
+            access.start_server(cluster, host)
         path = f"{access.path_folder}:{os.environ['PATH']}"
         for side in SIDES:
             seconds_of(cluster, side, script, path)  # files come into the system's cache
@@ -96,8 +79,6 @@ def measure(repeats: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    if LAUNCH in sys.argv:
-        launch(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--save", default="startup_hosts", metavar="NAME")

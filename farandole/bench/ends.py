@@ -39,9 +39,11 @@ def run_placed(job: Job, placement: Placement | None, *outputs: str) -> None:
     them on another host.
     """
     from farandole.launch.launcher import launch
-    from farandole.launch.probes.launch import launch_placed
+    from farandole.launch.placement.launch import launch_placed
+    from farandole.launch.probes.crowding import warn_if_crowded
 
     if placement is None:
+        warn_if_crowded(job.workers, "-n ")
         finish(launch(job))
         return
     if outputs and not placement.rank0_is_here:

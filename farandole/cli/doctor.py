@@ -63,10 +63,11 @@ def doctor(as_json: bool, script: str | None, where: HostOptions) -> None:
 
 def _examine_hosts(placement: Placement, script: str | None, as_json: bool) -> None:
     from farandole.doctor.hosts import examine_hosts
-    from farandole.launch.probes.host_check import JobFiles
+    from farandole.launch.host_facts import JobFiles
 
     if script is not None:
         check_script(script)
+    placement.tell_note()
     found = examine_hosts(placement, JobFiles(str(Path.cwd()), script))
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))

@@ -17,7 +17,8 @@ _OPTIONS = (
         "-H",
         "--hosts",
         metavar="HOST:SLOTS,…",
-        help="Hosts, and the number of workers that each may have. Other hosts are reached by ssh. "
+        help="Hosts, and the number of workers that each may have. Other hosts are reached by ssh, "
+        "nodes of a Slurm job by srun. "
         "[those of the Slurm, PBS or LSF job, else this host]",
     ),
     click.option(

@@ -84,14 +84,13 @@ def seed_option(default: int | None = None) -> Callable[[Any], Any]:
     )
 
 
-def checkpoint_option() -> Callable[[Any], Any]:
+def checkpoint_option(place: str = "; to=FOLDER or to=s3://BUCKET/PATH") -> Callable[[Any], Any]:
     return click.option(
         "--checkpoint",
         metavar="POLICY",
         help="Save checkpoints automatically: every=10min, every=500steps or every=auto (by the "
         "time that a save takes and mtbf=6h, or the failures so far); keep=3 newest, and the best, "
-        "as in best=accuracy or best=loss:min; to=FOLDER or to=s3://BUCKET/PATH. "
-        "[the script's, else none]",
+        f"as in best=accuracy or best=loss:min{place}. [the script's, else none]",
     )
 
 

@@ -12,6 +12,7 @@ from farandole.cli.options import (
     PASS_ON,
     check_limits,
     check_script,
+    checkpoint_option,
     grace_option,
     layout_option,
     pretend_hosts_option,
@@ -47,6 +48,7 @@ from farandole.launch.placement.placement import HostOptions
     show_default=True,
     help="Folder of all runs.",
 )
+@checkpoint_option(place=", in the folder of each lane")
 @seed_option(default=0)
 @pretend_hosts_option()
 @click.option(
@@ -73,6 +75,7 @@ def race(
     serial: bool,
     target: str | None,
     runs: Path,
+    checkpoint: str | None,
     seed: int,
     where: HostOptions,
     pretend_hosts: str | None,
@@ -86,7 +89,8 @@ def race(
     """Run SCRIPT under each strategy in turn, and report which one reaches the target first.
 
     All lanes get the same seed and the same arguments. If layouts are given too, each layout runs
-    with each strategy. The command shows a live table, then writes report.html, report.png and
+    with each strategy. With --checkpoint every lane saves in its own folder, and the time that this
+    takes counts. The command shows a live table, then writes report.html, report.png and
     summary.json.
 
     \b
@@ -113,6 +117,7 @@ def race(
             serial=serial,
             target=target,
             runs=runs,
+            checkpoint=checkpoint,
             seed=seed,
             where=where,
             pretend_hosts=pretend_hosts,

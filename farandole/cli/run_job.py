@@ -14,7 +14,8 @@ from farandole.cli.elastic_job import run_elastic
 from farandole.cli.elastic_options import is_elastic
 from farandole.cli.options import check_limits, check_script
 from farandole.cli.scheme import checked_transport, layout_text, read_scheme
-from farandole.errors import FarandoleError, UserError
+from farandole.cli.trace_file import merge_trace
+from farandole.errors import UserError
 
 if TYPE_CHECKING:
     from farandole.launch.job import Job, Outcome
@@ -98,6 +99,7 @@ def _check_times(options: RunOptions) -> None:
 def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
     """How the job ended, and where its workers were."""
     from farandole.launch.placement.placement import Placement, place
+    from farandole.launch.probes.crowding import warn_if_crowded
     from farandole.launch.servers import plan_servers
 
     described = place(options.where, options.workers)
@@ -109,6 +111,8 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
     if placement.others:
         _check_other_hosts(options, placement, plan)
     job = _job(options, placement, strategy, layout, plan)
+    if described is None and options.workers is not None:
+        warn_if_crowded(job.workers, "-n ")
     if is_elastic(options) and plan is None:
         outcome = run_elastic(
             options,
@@ -146,7 +150,7 @@ def _launch(
     if placement is None:
         return launch(job)
     from farandole.launch.messages import tell
-    from farandole.launch.probes.launch import launch_placed
+    from farandole.launch.placement.launch import launch_placed
 
     if not placement.rank0_is_here and not options.horovod:
         first = placement.topology.host(0).name
@@ -154,7 +158,6 @@ def _launch(
     return launch_placed(
         job,
         placement,
-        script=None if options.module else options.script,
         files=[str(plan.key_file)] if isinstance(plan, OthersServers) else [],
         shared_folders=[options.trace.parent] if options.trace is not None else [],
     )
@@ -338,21 +341,3 @@ def _with_horovod(job: Job, topology: Topology, trace: Path | None) -> Job:
         environment={**job.environment, **shim_variables(), **timeline},
         per_rank=[horovod_rank_variables(topology, rank) for rank in range(job.workers)],
     )
-
-
-def merge_trace(trace: Path) -> None:
-    """Whatever became of the job: what its ranks recorded is there."""
-    from farandole.trace import merge as tracing
-    from farandole.worker.signals import undisturbed
-
-    if not tracing.parts_folder(trace).exists():
-        return  # under hvd.init() rank 0 merges them itself, if it lives so long, and says so
-    with undisturbed():
-        try:
-            merged = tracing.merge(trace)
-        except FarandoleError as error:  # must not hide how the job ended; the parts stay
-            click.secho(f"farandole: {error}", fg="red", err=True)
-            return
-        tracing.remove_parts(trace)
-    said = merged or f"there is no trace {trace}: no rank got through fd.init()"
-    click.echo(f"farandole: {said}", err=True)

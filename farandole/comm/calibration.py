@@ -39,7 +39,7 @@ _SLOW_SECONDS = 0.05  # a message that takes so long is sent a few times only, a
 _BUDGET_SECONDS = 1.0
 _TRIED_BYTES = (2**12, 2**16, 2**20, 2**22)
 _TRIALS = 6  # the first of which does not count
-_KEEP_SECONDS = 7 * 86400.0
+_KEEP_SECONDS = 86400.0
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,12 @@ def calibrate(
     if transport.rank == 0:
         asked = environ.get(LINK)
         found = Costs(parse_link(asked), ()) if asked else kept.read()
-        known = json.dumps(found and found.as_json())
+        age_seconds = None if asked else kept.age_seconds()
+        known = json.dumps(found and [*found.as_json(), age_seconds])
     agreed = json.loads(transport.share(known)[0])
     if agreed is not None:
-        transport.link, transport.native_wins = Costs.from_json(agreed)
+        *costs, transport.link_age_seconds = agreed
+        transport.link, transport.native_wins = Costs.from_json(costs)
         return
     measured = measure(transport, *pair)
     if isinstance(measured, Link):
@@ -208,13 +210,21 @@ class CostCache:
         self._key = key
 
     def read(self) -> Costs | None:
-        entry = self._entries().get(self._key)
+        """None also where it is old: hosts get other networks under the same names."""
+        entry, age_seconds = self._entries().get(self._key), self.age_seconds()
         try:
-            if entry is not None and 0 <= time.time() - entry["measured"] < _KEEP_SECONDS:
+            if entry is not None and age_seconds is not None and 0 <= age_seconds < _KEEP_SECONDS:
                 return Costs.from_json([entry["alpha"], entry["beta"], entry["native_wins"]])
         except (TypeError, KeyError, ValueError):
             pass
         return None
+
+    def age_seconds(self) -> float | None:
+        """How long ago it was measured; None where it was not."""
+        try:
+            return time.time() - float(self._entries()[self._key]["measured"])
+        except (TypeError, KeyError, ValueError):
+            return None
 
     def write(self, costs: Costs) -> None:
         entries = self._entries()

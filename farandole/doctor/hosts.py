@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
+from farandole.launch.host_facts import HostFacts, JobFiles
 from farandole.launch.hosts import HERE
 from farandole.launch.placement.placement import Placement
-from farandole.launch.probes.host_check import JobFiles, Problem, crowding
+from farandole.launch.probes.crowding import crowding
 from farandole.launch.probes.link_test import LinkFigures
+from farandole.launch.probes.own_address import own_address
+from farandole.launch.probes.problems import Problem
 from farandole.launch.probes.session import ProbeError, ProbeSession
-from farandole.launch.probes.survey import HostReport, at_once, reachable_address, sessions, survey
+from farandole.launch.probes.survey import HostReport, at_once, sessions, survey
 from farandole.worker.store.address import new_token
 
 Pair = tuple[str, str]
@@ -47,7 +50,7 @@ class HostsExamination:
             "hosts": [
                 {
                     "host": report.host,
-                    "facts": None if report.facts is None else report.facts.as_json(),
+                    "facts": None if report.facts is None else _as_json(report.facts),
                     "clock_offset_seconds": report.clock_offset_seconds,
                 }
                 for report in self.reports
@@ -61,28 +64,33 @@ class HostsExamination:
         }
 
 
+def _as_json(facts: HostFacts) -> dict[str, Any]:
+    """Without its clock, of which the offset says more, and what `problems` has anyway."""
+    left_out = ("clock_seconds", "no_way_back")
+    return {name: value for name, value in asdict(facts).items() if name not in left_out}
+
+
 def examine_hosts(placement: Placement, files: JobFiles) -> HostsExamination:
     """Asks all hosts at once, then tests the links. Leaves no process on any host."""
     names = [host.name for host in placement.topology.hosts]
     workers = {host.name: len(host.ranks) for host in placement.topology.hosts}
-    with sessions(names, placement.ssh) as probes:
-        reports = survey(probes, files, placement.interfaces)
+    with sessions(names, placement.channel) as probes:
+        reports = survey(probes, files, placement.channel, placement.interfaces)
         problems = [problem for report in reports for problem in report.problems]
         for report in reports:
-            if report.facts is not None:
-                facts = report.facts
+            if (facts := report.facts) is not None:
                 problems += crowding(report.host, workers[report.host], facts.cores, facts.gpus)
         answering = [probes[report.host] for report in reports if report.facts is not None]
-        links, failed = measure_links(answering, placement.interfaces)
+        links, failed = measure_links(answering, placement)
     return HostsExamination(tuple(reports), links, (*problems, *failed))
 
 
 def measure_links(
-    probes: Sequence[ProbeSession], interfaces: tuple[str, ...]
+    probes: Sequence[ProbeSession], placement: Placement
 ) -> tuple[dict[Pair, LinkFigures], list[Problem]]:
     """All pairs, those without a host in common at the same time."""
     others = [probe.host for probe in probes if probe.host != HERE]
-    launcher, _ = reachable_address(others, interfaces)
+    launcher, _ = own_address(placement.channel, others, placement.interfaces)
     links: dict[Pair, LinkFigures] = {}
     problems: list[Problem] = []
     if launcher is None:
@@ -93,10 +101,11 @@ def measure_links(
         listening, connecting = (by_host[host] for host in pair)
         token = new_token()
         try:
-            there = listening.listen(launcher, interfaces, token)
+            there = listening.listen(launcher, placement.interfaces, token)
             return connecting.measure(there, token, bandwidth=True)
         except ProbeError as error:
-            text = f"the link between it and {listening.host} could not be tested: {error.text}"
+            what = f"the link between it and {listening.host}"
+            text = f"{what} could not be tested: {error.problem.text}"
             return Problem(
                 connecting.host,
                 "error",

@@ -11,11 +11,16 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from farandole.errors import UserError
+from farandole.emulate.cluster import Cluster
+from farandole.errors import LaunchError, UserError
 
+_PORT = 22
+_START_SECONDS = 100.0
+_POLL_SECONDS = 0.02
 _SEPARATION = Path("/run/sshd")  # where sshd, started by root, confines its untrusted half
 _SERVER = """\
 HostKey {folder}/host_key
@@ -26,6 +31,7 @@ PidFile none
 UsePAM no
 StrictModes no
 PasswordAuthentication no
+KbdInteractiveAuthentication no
 MaxStartups 100
 """
 _CLIENT = """\
@@ -88,11 +94,31 @@ class SshAccess:
             _SEPARATION.mkdir(mode=0o755, exist_ok=True)
         return [self._sshd, "-D", "-e", "-f", str(settings)]
 
+    def start_server(
+        self, cluster: Cluster, host: int, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """On an emulated host, under its name and at the usual port. It ends with the cluster.
+
+        Returns when it listens. Raises `LaunchError` with what it said when it does not.
+        """
+        name = cluster.names[host]
+        words = self.server(name, cluster.addresses[host], _PORT, variables)
+        log = self.folder / f"server-{name}.log"
+        with log.open("w") as sink:
+            process = cluster.start(host, words, stderr=sink)
+        deadline = time.monotonic() + _START_SECONDS
+        while "Server listening" not in log.read_text():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise LaunchError(f"the ssh server of {name} does not start: {log.read_text()}")
+            time.sleep(_POLL_SECONDS)
+
     def _write_client(self) -> None:
         """Every server has the same key, so that one line tells it for each address."""
         key = (self.folder / "host_key.pub").read_text()
         known = "".join(f"[{address}]:{port} {key}" for address, port in self._known.values())
-        known += "".join(f"{address} {key}" for address, port in self._known.values() if port == 22)
+        known += "".join(
+            f"{address} {key}" for address, port in self._known.values() if port == _PORT
+        )
         (self.folder / "known_hosts").write_text(known)
         hosts = "".join(
             _CLIENT.format(name=name, address=address, port=port)

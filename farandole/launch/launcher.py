@@ -15,13 +15,15 @@ not need it starts in a seventh of the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farandole.environment import ELASTIC_WORKER
 from farandole.launch.backends.by_host import BackendByHost
 from farandole.launch.backends.local import LocalBackend
-from farandole.launch.backends.remote.backend import CONNECT_SECONDS, RemoteBackend
+from farandole.launch.backends.remote.backend import CONNECT_SECONDS, NOTHING_MORE, RemoteBackend
 from farandole.launch.backends.remote.channel import Channel
+from farandole.launch.backends.remote.requirements import Requirements
 from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.endpoint import LauncherEndpoint
 from farandole.launch.hosts import HERE
@@ -29,6 +31,8 @@ from farandole.launch.job import Job, Outcome
 from farandole.launch.job_directory import JobDirectory
 from farandole.launch.policies.stop_all import StopAll
 from farandole.launch.policies.tolerant import Tolerant
+from farandole.launch.probes.own_address import own_address
+from farandole.launch.probes.problems import Problem
 from farandole.launch.supervisor import supervise
 from farandole.launch.worker_pool import WorkerPool
 from farandole.topology import Topology
@@ -62,28 +66,38 @@ def launch_on_hosts(
     *,
     address: str | None = None,
     connect_seconds: float = CONNECT_SECONDS,
+    files: Sequence[str] = (),
+    shared_folders: Sequence[Path] = (),
 ) -> Outcome:
     """Runs `job` on the hosts of `topology`; the one called `localhost` is this one.
 
     The others are reached by `channel`, and must answer within `connect_seconds`.
     `address` is where the others reach this one, if that shall not be found out by their names.
-    `interfaces` are those that the hosts share, if the system shall not choose. Raises `UserError`
-    when other hosts cannot be reached from here, and `LaunchError` when a worker cannot be started.
+    `interfaces` are those that the hosts share, if the system shall not choose. Every host must
+    have the job's script and the further `files`, and see the `shared_folders` of this one.
+
+    Raises `LaunchError` before any worker starts, naming each host that cannot take part and why;
+    also when a worker cannot be started.
     """
     others = [host.name for host in topology.hosts if host.name != HERE]
     if not others:
         pool = _pool(job, JobDirectory(job))
     else:
-        address = address or address_for(others, interfaces)
+        unreachable: Mapping[str, Problem] = {}
+        if address is None:
+            # Without any address all hosts are asked all the same, so that each is named. None can
+            # take part then, and nothing but loopback is listened on.
+            address, unreachable = own_address(channel, others, interfaces)
         here = sum(len(host.ranks) for host in topology.hosts if host.name == HERE)
         directory = JobDirectory(job, here=here)
         pool = _pool(
             job,
             directory,
-            address=address,
+            address=address or LOOPBACK,
             channel=channel,
             interfaces=interfaces,
             connect_seconds=connect_seconds,
+            requirements=Requirements(files, shared_folders, unreachable),
             workers_by_host={host.name: len(host.ranks) for host in topology.hosts},
         )
     policy = Tolerant if job.tolerant else StopAll
@@ -156,6 +170,7 @@ def _pool(
     channel: Channel | None = None,
     interfaces: Sequence[str] = (),
     connect_seconds: float = CONNECT_SECONDS,
+    requirements: Requirements = NOTHING_MORE,
     workers_by_host: Mapping[str, int] | None = None,
 ) -> WorkerPool:
     """With a `channel` also for workers of other hosts, which reach the launcher at `address`."""
@@ -168,6 +183,13 @@ def _pool(
     local = LocalBackend(job, directory, endpoint)
     remote = None
     if channel is not None:
-        remote = RemoteBackend(job, directory, endpoint, channel, connect_seconds=connect_seconds)
+        remote = RemoteBackend(
+            job,
+            directory,
+            endpoint,
+            channel,
+            connect_seconds=connect_seconds,
+            requirements=requirements,
+        )
     backend = BackendByHost(local, remote)
     return WorkerPool(job, directory, endpoint, backend, workers_by_host)

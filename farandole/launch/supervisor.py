@@ -21,6 +21,7 @@ from dataclasses import replace
 from farandole.launch.job import Outcome
 from farandole.launch.policies.base import Policy
 from farandole.launch.worker_pool import WorkerPool
+from farandole.worker.marker_files import mark_interrupted
 from farandole.worker.signals import signals_noted, warnings_passed_on
 
 _POLL_SECONDS = 0.05
@@ -52,6 +53,8 @@ def supervise(pool: WorkerPool, policy: Policy) -> Outcome:
                 report=pool.report(),
                 received=received[0] if received else None,
             )
+            if outcome.stopped_by == "SIGINT":
+                mark_interrupted(pool.directory.folder)
             kept = outcome.stopped_by is None and bool(outcome.failure or outcome.lost)
         finally:
             pool.stop(received)

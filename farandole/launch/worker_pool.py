@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from signal import Signals
 
 from farandole.launch.backends.base import Backend, Worker, WorkerSpec
@@ -18,7 +19,9 @@ from farandole.launch.job_directory import JobDirectory
 from farandole.launch.messages import tell
 from farandole.launch.output import Relay
 from farandole.launch.watches.exit_watch import Location, Overdue
+from farandole.launch.watches.progress import Progress
 from farandole.launch.watches.stall_watch import StallWatch
+from farandole.system.activity import STACK_SIGNAL
 from farandole.worker.failure import Failure
 from farandole.worker.marker_files import any_saves
 from farandole.worker.run_report import KEY, RunReport, read_report
@@ -43,15 +46,25 @@ class WorkerPool:
         self._workers_by_host = workers_by_host or {}
         self._ended: dict[int, Worker] = {}
         self._grace_seconds = job.grace_seconds
-        self._stalls = StallWatch(directory.folder, job.stall_seconds, kill=job.stall_kill)
+        self._stalls = StallWatch(
+            directory.folder,
+            job.stall_seconds,
+            kill=job.stall_kill,
+            progress_of=self._progress,
+            ask=self._ask_for_stack,
+        )
         self._relay = Relay(())
 
     def open(self, received: Sequence[str]) -> None:
-        """Call it before the first start. Returns early when a signal is `received`."""
+        """Call it before the first start. Returns early when a signal is `received`.
+
+        Raises `LaunchError` naming each host that cannot take part.
+        """
         self._relay.start()
         for host, workers in self._workers_by_host.items():
             self._backend.expect(host, workers)
-        self.directory.prepare(received)
+        self._backend.await_hosts(received)
+        self.directory.prepare(received)  # began before, and so takes no longer than the hosts do
 
     def reaches(self, host: str) -> bool:
         return self._backend.reaches(host)
@@ -81,9 +94,14 @@ class WorkerPool:
         }
 
     def stalled(self) -> list[Overdue]:
-        """Who is to be ended because it makes no step. Only workers of this host are watched."""
-        running = self.locations().items()
-        return self._stalls.look({n: location for n, location in running if location.pid})
+        """Who is to be ended because it makes no step."""
+        return self._stalls.look(self.locations())
+
+    def _progress(self, number: int, path: Path) -> Progress:
+        return self.running[number].progress(path)
+
+    def _ask_for_stack(self, number: int) -> None:
+        self.running[number].send(STACK_SIGNAL)
 
     def failure(self, number: int, code: int, noticed_seconds: int) -> Failure:
         """What a worker that ended badly has left, and what its backend knows about that."""

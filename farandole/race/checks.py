@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from farandole.environment import TRANSPORT
+from farandole.environment import CHECKPOINT, TRANSPORT
 from farandole.errors import UserError
 from farandole.launch.placement.placement import HostOptions, place
 from farandole.launch.servers import check_replicas
@@ -12,6 +12,7 @@ from farandole.layout import Layout
 from farandole.race.runner import Entry
 from farandole.sync import parse
 from farandole.topology import Topology
+from farandole.train.checkpoint.automatic.policy import parse_checkpoints
 from farandole.train.settings import (
     Settings,
     check_goes_with,
@@ -81,6 +82,23 @@ def _check_other_hosts(entry: Entry, pretended: str | None, others: Sequence[str
             f"--pretend-hosts {pretended} is for workers of one host, and there are real ones: "
             f"{', '.join(others)}. Leave one of the two out."
         )
+
+
+def checked_policy(text: str | None, environ: Mapping[str, str]) -> str | None:
+    """What each lane is told about checkpoints, in its short form; None: nothing.
+
+    Raises `UserError` for a place that all lanes would share: one would resume from another's.
+    """
+    given = text if text is not None else environ.get(CHECKPOINT)
+    policy = parse_checkpoints(given) if given else None
+    if policy is not None and policy.to is not None:
+        option = "--checkpoint" if text is not None else CHECKPOINT
+        raise UserError(
+            f"{option} {given}: all lanes would save to {policy.to}, and each would resume from "
+            "the checkpoints of the one before. Leave out to=, so that each saves in its own "
+            "folder."
+        )
+    return str(policy) if text is not None else None
 
 
 def check_servers(entries: Sequence[Entry], servers: int | None, replicas: int | None) -> None:

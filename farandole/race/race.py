@@ -15,11 +15,12 @@ from rich.console import Console
 
 import farandole
 from farandole.errors import UserError
+from farandole.launch.host_facts import JobFiles
 from farandole.launch.placement.placement import HostOptions, Placement, place
-from farandole.launch.probes.host_check import JobFiles
+from farandole.launch.probes.crowding import warn_if_crowded
 from farandole.launch.probes.preflight import check_hosts
 from farandole.launch.servers import needs_servers
-from farandole.race.checks import check_entries, check_servers
+from farandole.race.checks import check_entries, check_servers, checked_policy
 from farandole.race.progress import run_all
 from farandole.race.runner import Entry, RaceConfig, output_of
 from farandole.race.shared_folder import check_shared
@@ -49,6 +50,7 @@ def run_race(
     pretend_hosts: str | None,
     servers: int | None,
     replicas: int | None,
+    checkpoint: str | None = None,
     stall: float | None = None,
     grace: float = DEFAULT_SECONDS,
 ) -> int:
@@ -57,6 +59,7 @@ def run_race(
     `command` is the script and its arguments. Raises `UserError` before the first lane starts.
     """
     goal = Target.parse(target) if target else None
+    policy = checked_policy(checkpoint, os.environ)
     placement = place(where, workers)
     entries = all_entries(layouts, syncs, _count(workers, placement))
     check_servers(entries, servers, replicas)
@@ -69,7 +72,9 @@ def run_race(
         )
     device = "cuda" if torch.cuda.device_count() else "cpu"
     check_entries(entries, pretend_hosts, device, os.environ, where)
-    if placement is not None:
+    if placement is None:
+        warn_if_crowded(max(entry.workers for entry in entries), "-n ")
+    else:
         check_hosts(placement, JobFiles(str(Path.cwd()), command[0]))
     folder = claim(runs, f"race-{default_name(command[0])}")
     if placement is not None:
@@ -82,6 +87,7 @@ def run_race(
         servers,
         replicas,
         where=where,
+        checkpoint=policy,
         stall_seconds=stall,
         grace_seconds=grace,
     )

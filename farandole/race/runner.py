@@ -75,6 +75,7 @@ class RaceConfig:
     servers: int | None = None  # for the entries that need them
     replicas: int | None = None
     where: HostOptions = field(default_factory=HostOptions)
+    checkpoint: str | None = None  # when each lane saves, in its own folder
     stall_seconds: float | None = None
     grace_seconds: float = DEFAULT_SECONDS
     warm: WarmProcesses = field(default_factory=lambda: WarmProcesses(), compare=False)
@@ -94,7 +95,8 @@ class RaceConfig:
             for option, value in given.items():
                 servers += [option, str(value)] if value is not None else []
         run = ["run", "-n", str(entry.workers), *self.where.words(), *hosts]
-        run += [*layout, *sync, *servers, *self._limits]
+        saves = [] if self.checkpoint is None else ["--checkpoint", self.checkpoint]
+        run += [*layout, *sync, *servers, *saves, *self._limits]
         return [*run, "--seed", str(self.seed), *self.command]
 
     def workers_here(self, entry: Entry) -> int:

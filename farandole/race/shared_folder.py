@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from farandole.errors import FarandoleError, LaunchError
+from farandole.launch.host_facts import JobFiles
 from farandole.launch.placement.placement import Placement
-from farandole.launch.probes.host_check import JobFiles, marker, require
+from farandole.launch.probes.host_check import marker
+from farandole.launch.probes.problems import require
 from farandole.launch.probes.survey import sessions, survey
 from farandole.train.claim import Claim
 
@@ -22,8 +24,8 @@ def check_shared(placement: Placement, folder: Claim) -> None:
     try:
         with marker(folder.parent / folder.name) as seen:
             files = JobFiles(str(Path.cwd()), shared=(seen,))
-            with sessions([first], placement.ssh) as probes:
-                (report,) = survey(probes, files, placement.interfaces)
+            with sessions([first], placement.channel) as probes:
+                (report,) = survey(probes, files, placement.channel, placement.interfaces)
         require(report.problems)
     except FarandoleError as error:
         folder.release()

@@ -19,10 +19,14 @@ class Link:
 
     message_seconds: float
     bytes_per_second: float
+    age_seconds: float = 0.0  # how long before the run it was measured
 
     def __str__(self) -> str:
         rate = units.bytes_count(self.bytes_per_second)
-        return f"{self.message_seconds * 1000:.3g} ms per message, {rate}/s"
+        minutes = self.age_seconds / 60
+        ago = f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.0f} h"
+        age = f" (measured {ago} before)" if minutes >= 1 else ""
+        return f"{self.message_seconds * 1000:.3g} ms per message, {rate}/s{age}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,9 @@ class Lane:
         seconds, rate = said.get("message_seconds"), said.get("bytes_per_second")
         if not isinstance(seconds, int | float) or not isinstance(rate, int | float):
             return None
-        return Link(float(seconds), float(rate))
+        age = said.get("age_seconds")
+        age_seconds = float(age) if isinstance(age, int | float) else 0.0
+        return Link(float(seconds), float(rate), age_seconds)
 
     @property
     def samples_per_second(self) -> float | None:

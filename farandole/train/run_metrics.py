@@ -119,8 +119,14 @@ class RunMetrics:
         pretended = session.settings.pretend_hosts is not None
         if len(session.topology.hosts) == 1 or pretended or link == TYPICAL_LINK:
             return {}
-        rate = 1 / link.seconds_per_byte
-        return {"link": {"message_seconds": link.seconds_per_message, "bytes_per_second": rate}}
+        age_seconds = session.group.transport.link_age_seconds
+        return {
+            "link": {
+                "message_seconds": link.seconds_per_message,
+                "bytes_per_second": 1 / link.seconds_per_byte,
+                **({} if age_seconds is None else {"age_seconds": age_seconds}),
+            }
+        }
 
 
 def _do_nothing(logged: Mapping[str, float | str]) -> None: ...

@@ -2,7 +2,9 @@
 
 `joined`: the worker takes part in its job. One that never does runs the whole script alone, and the
 launcher says so at the end. `saves`: the worker saves once more when it is told to stop, and the
-launcher then says how long it has.
+launcher then says how long it has. `attempts`: the folder in which the worker counts the
+failures of its run. A worker that is stopped because the user pressed Ctrl-C cannot write there any
+more, so the launcher does.
 
 The files lie beside the one in which the worker would say why it failed. They outlive the worker:
 the launcher reads them after its end.
@@ -18,7 +20,9 @@ from pathlib import Path
 from farandole.system.job_processes import IDENTITY
 
 _FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
-_JOINED, _SAVES = ".joined", ".saves"  # in place of that file's suffix
+_JOINED, _SAVES, _ATTEMPTS = ".joined", ".saves", ".attempts"  # in place of that file's suffix
+INTERRUPTED = "attempts.interrupted"
+"""In the folder of a run: its last attempt ended because the user wanted it to."""
 
 
 def any_joined(folder: Path) -> bool:
@@ -31,6 +35,18 @@ def any_saves(folder: Path) -> bool:
     return any(folder.glob(f"*{_SAVES}"))
 
 
+def mark_interrupted(folder: Path) -> None:
+    """In the launcher, when the user has stopped the job whose files are in `folder`."""
+    for marker in folder.glob(f"*{_ATTEMPTS}"):
+        with contextlib.suppress(OSError):
+            Path(marker.read_text(), INTERRUPTED).touch()
+
+
+def record_attempts(folder: Path, environ: Mapping[str, str] = os.environ) -> None:
+    """In a worker that counts the failures of its run in `folder`."""
+    _record(_ATTEMPTS, environ, str(folder.absolute()))
+
+
 def record_joined(environ: Mapping[str, str] = os.environ) -> None:
     """In a worker that calls `fd.init` or `hvd.init`."""
     _record(_JOINED, environ)
@@ -41,9 +57,9 @@ def record_saving(environ: Mapping[str, str] = os.environ) -> None:
     _record(_SAVES, environ)
 
 
-def _record(suffix: str, environ: Mapping[str, str]) -> None:
+def _record(suffix: str, environ: Mapping[str, str], content: str = "") -> None:
     target = environ.get(_FILE_VARIABLE)
     # TorchElastic sets the same variable. Only our launcher also sets an identity, and reads these.
     if target and IDENTITY in environ:
         with contextlib.suppress(OSError):  # a full disk is no reason not to train
-            Path(target).with_suffix(suffix).touch()
+            Path(target).with_suffix(suffix).write_text(content)

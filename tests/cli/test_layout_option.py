@@ -22,6 +22,7 @@ def command(
 ) -> Command:
     """Runs `farandole run … train.py` in this process; its exit code and its errors."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("farandole.launch.probes.crowding.usable_cores", lambda: 64)
     (tmp_path / "train.py").touch()
 
     def run(*arguments: str) -> tuple[int, str]:

@@ -158,6 +158,17 @@ def test_the_transport_travels_too(command: Command, started: list[launcher.Job]
     assert started[0].environment["FARANDOLE_TRANSPORT"] == "c10d"
 
 
+def test_workers_that_share_cores_are_warned_of_once(
+    command: Command, started: list[launcher.Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farandole.launch.probes.crowding.usable_cores", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    told = "farandole: warning: host localhost: 8 workers share 2 cores. Give it at most 2: -n 2\n"
+    assert command("run", "-n", "8", "train.py") == (0, told)
+    assert command("run", "-n", "2", "train.py") == (0, "")
+    assert [job.workers for job in started] == [8, 2]
+
+
 def test_our_option_behind_the_script_is_noted_and_passed_on(
     command: Command, started: list[launcher.Job]
 ) -> None:
@@ -165,7 +176,7 @@ def test_our_option_behind_the_script_is_noted_and_passed_on(
     assert code == 0
     assert "-n after the script is the script's own" in said
     assert started[-1].command == ("train.py", "-n", "2")
-    assert command("run", "-n", "3", "train.py", "-n", "2") == (0, "")
+    assert command("run", "-n", "1", "train.py", "-n", "2") == (0, "")
 
 
 def test_errors_are_one_line_from_the_shell_too(sandbox: Sandbox) -> None:

@@ -67,6 +67,7 @@ def command(
     There `local` needs servers, and no other strategy does.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("farandole.launch.probes.crowding.usable_cores", lambda: 64)
     (tmp_path / "train.py").touch()
     (tmp_path / "a.key").touch()
     monkeypatch.setattr(Local, "needs_servers", True, raising=False)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farandole.emulate.cluster import Cluster
-from tests.support.openssh import SshServers
+from farandole.emulate.ssh_access import SshAccess
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -53,20 +53,18 @@ if "fail" in sys.argv and run.rank == 1:
 class TwoHosts:
     """Runs commands on the first host, in a sandbox."""
 
-    def __init__(self, cluster: Cluster, servers: SshServers, sandbox: Sandbox) -> None:
-        self.cluster, self.servers, self.sandbox = cluster, servers, sandbox
+    def __init__(self, cluster: Cluster, access: SshAccess, sandbox: Sandbox) -> None:
+        self.cluster, self.access, self.sandbox = cluster, access, sandbox
 
-    def start(self, *words: str | Path, key: Path | None = None) -> subprocess.Popen[str]:
-        identity = ["--ssh-identity-file", key or self.servers.key]
-        at = words.index("-H")
+    def start(self, *words: str | Path) -> subprocess.Popen[str]:
         cache = self.sandbox.folder / "cache"  # so that the link is measured here, and now
         return self.cluster.start(
             0,
             # Each host finds its own way to the other.
-            [*COMMAND, *words[:at], *identity, *words[at:]],
+            [*COMMAND, *words],
             env={
                 **self.sandbox.environment,
-                **self.servers.variables,
+                "PATH": f"{self.access.path_folder}:{os.environ['PATH']}",
                 "XDG_CACHE_HOME": str(cache),
             },
             cwd=self.sandbox.folder,
@@ -74,20 +72,20 @@ class TwoHosts:
             stderr=subprocess.PIPE,
         )
 
-    def farandole(
-        self, *words: str | Path, key: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        return self.sandbox.finish(self.start(*words, key=key))
+    def farandole(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        return self.sandbox.finish(self.start(*words))
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, SshServers]]:
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, SshAccess]]:
+    access = SshAccess(tmp_path_factory.mktemp("ssh"))
     with Cluster(hosts=2, rate="200mbit") as cluster:
-        yield cluster, SshServers(cluster, tmp_path_factory.mktemp("ssh"))
+        access.start_server(cluster, 1)
+        yield cluster, access
 
 
 @pytest.fixture
-def two_hosts(hosts: tuple[Cluster, SshServers], sandbox: Sandbox) -> TwoHosts:
+def two_hosts(hosts: tuple[Cluster, SshAccess], sandbox: Sandbox) -> TwoHosts:
     sandbox.script("train.py", TRAIN)
     return TwoHosts(*hosts, sandbox)
 
@@ -149,7 +147,14 @@ def test_bench_comm_over_both_hosts(two_hosts: TwoHosts) -> None:
 
 
 def test_a_key_that_is_not_accepted(two_hosts: TwoHosts) -> None:
-    done = two_hosts.farandole("run", "-H", HOSTS, "train.py", key=two_hosts.servers.wrong_key)
+    access = two_hosts.access
+    access.make_key("stranger")
+    known = (access.folder / "user_key").rename(access.folder / "hidden")
+    try:
+        identity = ("--ssh-identity-file", access.folder / "stranger")
+        done = two_hosts.farandole("run", "-H", HOSTS, *identity, "train.py")
+    finally:
+        known.rename(access.folder / "user_key")
     assert two_hosts.sandbox.processes() == []
     assert done.returncode == 1
     assert done.stdout == ""

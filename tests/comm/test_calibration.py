@@ -199,9 +199,13 @@ def test_what_is_old_is_measured_again(tmp_path: Path) -> None:
     entry = {"alpha": 1e-4, "beta": 1e-9, "native_wins": [], "measured": time.time()}
     (tmp_path / "links.json").write_text(json.dumps({"k": entry}))
     assert CostCache(tmp_path, "k").read() == Costs(COSTS.link, ())
-    entry["measured"] = time.time() - 8 * 86400
-    (tmp_path / "links.json").write_text(json.dumps({"k": entry}))
-    assert CostCache(tmp_path, "k").read() is None
+    for hours, is_read in ((20, True), (25, False)):
+        entry["measured"] = time.time() - hours * 3600
+        (tmp_path / "links.json").write_text(json.dumps({"k": entry}))
+        kept = CostCache(tmp_path, "k")
+        assert (kept.read() is not None) == is_read
+        assert kept.age_seconds() == pytest.approx(hours * 3600, abs=900)
+    assert CostCache(tmp_path, "another").age_seconds() is None
 
 
 def test_what_an_earlier_version_kept_is_measured_again(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from farandole.cli import main
 from farandole.errors import UserError
-from farandole.race.checks import check_entries
+from farandole.race.checks import check_entries, checked_policy
 from farandole.race.runner import Entry, RaceConfig, folder_name, run_lane
 from farandole.report.lane import Lane
 
@@ -88,6 +88,18 @@ def test_every_lane_has_the_limits_of_the_race(race: Race) -> None:
         "run -n 1 --layout whole --stall 60 --grace 90 --seed 0 train.py",
         "run -n 2 --sync allreduce --stall 60 --grace 90 --seed 0 train.py",
     ]
+
+
+def test_every_lane_saves_in_its_own_folder(race: Race) -> None:
+    saves = ("--checkpoint", "every=60s, keep=2")
+    assert race("-n", "2", "--sync", "allreduce", *saves) == [
+        "run -n 2 --sync allreduce --checkpoint every=1min,keep=2 --seed 0 train.py"
+    ]
+    shared = "every=10min,to=elsewhere"
+    for given, environ in ((shared, {}), (None, {"FARANDOLE_CHECKPOINT": shared})):
+        with pytest.raises(UserError, match="all lanes would save to elsewhere, and each would"):
+            checked_policy(given, environ)
+    assert checked_policy(None, {"FARANDOLE_CHECKPOINT": "every=10min"}) is None
 
 
 @pytest.mark.parametrize(

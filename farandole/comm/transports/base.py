@@ -64,6 +64,7 @@ class Transport(ABC):
         self.topology = topology or Topology.single(size)
         self.link = TYPICAL_LINK
         """What a message costs; the same on all ranks. Measured by `calibration`."""
+        self.link_age_seconds: float | None = None  # if an earlier job has measured it
         self.native_wins: NativeWins = ()
 
     @abstractmethod

@@ -31,6 +31,7 @@ class ByDevice(Transport):
         self.native_is_fastest = host.native_is_fastest  # type: ignore[misc]
         self.never_waits = host.never_waits
         self.link, self.native_wins = host.link, host.native_wins
+        self.link_age_seconds = host.link_age_seconds
 
     @property
     def topology(self) -> Topology:

@@ -6,10 +6,13 @@ things wherever it runs. A further backend implements these two protocols, and n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from signal import Signals
 from typing import Protocol
+
+from farandole.launch.watches.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,9 @@ class Worker(Protocol):
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
 
+    def progress(self, path: Path) -> Progress:
+        """How far it has come; on this host, by the activity that it shows in `path`."""
+
     def send(self, number: Signals) -> None:
         """A signal to the worker alone, not to its children; it goes on, unless that ends it."""
 
@@ -64,6 +70,13 @@ class Backend(Protocol):
         """So many will be started on `host` soon. What takes time there can begin. Does not wait.
 
         Raises `LaunchError` where they cannot be.
+        """
+
+    def await_hosts(self, received: Sequence[str]) -> None:
+        """Returns when all hosts that are expected are known to be fit, or a signal is `received`.
+
+        Raises `LaunchError` naming each one that is not. So nothing starts where something is
+        wrong.
         """
 
     def start(self, spec: WorkerSpec) -> Worker:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from farandole.launch.backends.base import Backend, Worker, WorkerSpec
 from farandole.worker.network import is_here
 
@@ -18,6 +20,10 @@ class BackendByHost:
 
     def expect(self, host: str, workers: int) -> None:
         self._backend(host).expect(host, workers)
+
+    def await_hosts(self, received: Sequence[str]) -> None:
+        if self._remote is not None:
+            self._remote.await_hosts(received)
 
     def start(self, spec: WorkerSpec) -> Worker:
         return self._backend(spec.host).start(spec)

@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +18,7 @@ from farandole.launch.forks import Forked, ForkError
 from farandole.launch.hosts import HERE
 from farandole.launch.job import Job
 from farandole.launch.job_directory import JobDirectory
+from farandole.launch.watches.progress import Progress, progress_of
 from farandole.system.orphans import tied_to_this_process
 from farandole.worker.network import is_here
 
@@ -37,6 +39,9 @@ class LocalWorker:
 
     def poll(self) -> int | None:
         return self._process.poll()
+
+    def progress(self, path: Path) -> Progress:
+        return progress_of(self.pid, path)
 
     def send(self, number: signal.Signals) -> None:
         if self.poll() is None:
@@ -70,6 +75,9 @@ class LocalBackend:
 
     def expect(self, host: str, workers: int) -> None:
         """`JobDirectory` has begun what takes time."""
+
+    def await_hosts(self, received: Sequence[str]) -> None:
+        """This host is there."""
 
     def start(self, spec: WorkerSpec) -> LocalWorker:
         directory, number = self._directory, spec.number

@@ -4,22 +4,26 @@
     --hostfile FILE       ├──▶  hosts with slots  ──▶  `Topology`, and how to reach the hosts
     Slurm, PBS, LSF       ┘      (-n of them)
 
-Names and addresses of this host become `localhost`, where workers are started without ssh.
+Names and addresses of this host become `localhost`, where workers are started directly.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from farandole.errors import UserError
+from farandole.launch.backends.remote.channel import Channel
+from farandole.launch.backends.slurm.channel import Srun
 from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.hosts import HERE, parse_hosts, place_workers
+from farandole.launch.messages import tell
 from farandole.launch.placement.host_file import HostEntry, read_host_file
-from farandole.launch.placement.schedulers import Allocation, find_allocation
+from farandole.launch.placement.schedulers import SLURM, Allocation, find_allocation
 from farandole.launch.placement.ssh_by_host import SshByHost
 from farandole.topology import Topology
 from farandole.worker.network import is_here
@@ -59,8 +63,9 @@ class Placement:
     """Which rank is on which host, and how the hosts are reached."""
 
     topology: Topology
-    ssh: Ssh
+    channel: Channel  # by which the others are reached
     interfaces: tuple[str, ...] = ()
+    note: str | None = None  # what the user should know about the way to the others
 
     @classmethod
     def here(cls, workers: int) -> Placement:
@@ -75,6 +80,10 @@ class Placement:
     @property
     def workers_here(self) -> int:
         return sum(len(host.ranks) for host in self.topology.hosts if host.name == HERE)
+
+    def tell_note(self) -> None:
+        if self.note is not None and self.others:
+            tell(self.note)
 
     @property
     def rank0_is_here(self) -> bool:
@@ -93,16 +102,41 @@ def place(
     if entries is None:
         _refuse_idle(options)
         return None
-    refuse_repeated(entries)
-    named = {_name(entry): entry for entry in entries}
+    own_name = None if allocation is None else allocation.own_name
+    refuse_repeated(entries, own_name)
+    named = {_name(entry, own_name): entry for entry in entries}
     slots = {name: entry.slots for name, entry in named.items()}
     if allocation is not None and workers is not None and workers > sum(slots.values()):
         raise _too_small(allocation, workers)
     topology = place_workers(slots, sum(slots.values()) if workers is None else workers)
-    ssh = SshByHost(options.ssh_port, options.ssh_identity_file, entries=named)
     if set(named) == {HERE}:
         _refuse_idle(options)
-    return Placement(topology, ssh, options.interfaces)
+    channel, note = _channel(options, named, allocation, environ)
+    return Placement(topology, channel, options.interfaces, note)
+
+
+def _channel(
+    options: HostOptions,
+    named: Mapping[str, HostEntry],
+    allocation: Allocation | None,
+    environ: Mapping[str, str],
+) -> tuple[Channel, str | None]:
+    """How the hosts are reached, and what the user should know about that.
+
+    Nodes of Slurm by srun, because many sites allow no ssh to them; by ssh if the user gives an
+    option of ssh.
+    """
+    ssh = SshByHost(options.ssh_port, options.ssh_identity_file, entries=named)
+    is_slurm = allocation is not None and allocation.scheduler == SLURM
+    if not is_slurm or options.ssh_port is not None or options.ssh_identity_file is not None:
+        return ssh, None
+    if shutil.which("srun", path=environ.get("PATH")) is not None:
+        return Srun(), None
+    others = ", ".join(name for name in named if name != HERE)
+    return (
+        ssh,
+        f"there is no srun on the PATH: the nodes {others} of the Slurm job are reached by ssh",
+    )
 
 
 def _described(
@@ -119,8 +153,8 @@ def _described(
     return (None, None) if allocation is None else (allocation.hosts, allocation)
 
 
-def _name(entry: HostEntry) -> str:
-    if not is_here(entry.name):
+def _name(entry: HostEntry, own_name: str | None = None) -> str:
+    if entry.name != own_name and not is_here(entry.name):
         return entry.name
     for key, value in (("port", entry.port), ("user", entry.user)):
         if value is not None:
@@ -131,14 +165,15 @@ def _name(entry: HostEntry) -> str:
     return HERE
 
 
-def refuse_repeated(entries: Sequence[HostEntry]) -> None:
+def refuse_repeated(entries: Sequence[HostEntry], own_name: str | None = None) -> None:
     """Raises `UserError` where two names are those of one host.
 
     Its workers would take each other's place: each name would have a worker with local rank 0.
     """
     seen: dict[tuple[str, int | None], str] = {}
     for entry in entries:
-        where = (HERE if _name(entry) == HERE else _address(entry.name), entry.port)
+        is_own = _name(entry, own_name) == HERE
+        where = (HERE if is_own else _address(entry.name), entry.port)
         if where in seen:
             raise UserError(
                 f"{seen[where]} and {entry.name} are the same host. List it once, with all its "

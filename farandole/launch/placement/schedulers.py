@@ -12,6 +12,8 @@ from farandole.launch.hosts import check_host_name
 from farandole.launch.placement.host_file import HostEntry
 from farandole.worker.slurm_nodes import expand_nodes, tasks_per_node
 
+SLURM = "Slurm"
+
 
 @dataclass(frozen=True)
 class Allocation:
@@ -20,6 +22,7 @@ class Allocation:
     scheduler: str
     hosts: tuple[HostEntry, ...]
     ask_for_more: str
+    own_name: str | None = None  # what the scheduler calls this host, if it says so
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
@@ -53,7 +56,8 @@ def _slurm(environ: Mapping[str, str]) -> Allocation | None:
             "the hosts yourself: -H node1:4,node2:4"
         )
     slots = dict(zip(names, counts, strict=True))
-    return Allocation("Slurm", _entries(slots, "SLURM_JOB_NODELIST"), "sbatch --ntasks")
+    entries = _entries(slots, "SLURM_JOB_NODELIST")
+    return Allocation(SLURM, entries, "sbatch --ntasks", environ.get("SLURMD_NODENAME"))
 
 
 def _pbs(environ: Mapping[str, str]) -> Allocation | None:

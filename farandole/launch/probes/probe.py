@@ -13,6 +13,7 @@ of the interface that leads to the launcher.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -21,7 +22,8 @@ from dataclasses import asdict
 from typing import Any
 
 from farandole.errors import FarandoleError
-from farandole.launch.probes.host_check import JobFiles, facts_here
+from farandole.launch.backends.remote.frames import MARK
+from farandole.launch.host_facts import JobFiles, facts_of_this_host
 from farandole.launch.probes.link_test import Listener, measure
 from farandole.worker.network import address_for
 
@@ -42,9 +44,7 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(question: Mapping[str, Any]) -> dict[str, Any]:
-    files = question["files"]
-    given = {**files, "others": tuple(files["others"]), "shared": tuple(files["shared"])}
-    return {"facts": facts_here(JobFiles(**given)).as_json()}
+    return {"facts": asdict(facts_of_this_host(JobFiles(**question["files"])))}
 
 
 def _clock(question: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,6 +78,7 @@ _ANSWERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 def _main() -> None:
     signal.alarm(_LIFE_SECONDS)
+    os.write(sys.stdout.fileno(), MARK)  # some shells print something before it
     while line := sys.stdin.readline(_MOST_BYTES):
         try:
             sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")

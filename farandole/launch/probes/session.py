@@ -16,28 +16,28 @@ from types import TracebackType
 from typing import IO, Any
 
 from farandole.errors import LaunchError
-from farandole.launch.backends.ssh.channel import Ssh
+from farandole.launch.backends.remote.channel import Channel
+from farandole.launch.backends.remote.frames import skip_to_mark
+from farandole.launch.host_facts import HostFacts, JobFiles
 from farandole.launch.hosts import HERE
-from farandole.launch.probes.host_check import HostFacts, JobFiles
 from farandole.launch.probes.link_test import LinkFigures
+from farandole.launch.probes.problems import Problem, no_answer
 from farandole.system.orphans import tied_to_this_process
 
-_START_SECONDS = 60.0  # beyond the time to connect: until Python has started there
+_START_SECONDS = 120.0  # to connect, and until Python has started there
 _ANSWER_SECONDS = 60.0
 _TEST_SECONDS = 150.0  # of a link: longer than the test's own limits
 _END_SECONDS = 5.0
 _CLOCK_ROUNDS = 5
 _MOST_BYTES = 2**20  # of an answer
-_NO_PROGRAM = (126, 127)  # exit codes of a shell
-_SSH_FAILED = 255
 
 
 class ProbeError(LaunchError):
-    """A host that cannot be asked; `text` says why, `advice` what to do."""
+    """A host that cannot be asked."""
 
-    def __init__(self, host: str, text: str, advice: str) -> None:
-        super().__init__(f"host {host}: {text} {advice}")
-        self.host, self.text, self.advice = host, text, advice
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,22 @@ class Address:
 class ProbeSession:
     """One host. Start it in the main thread, and ask in any one thread.
 
-    Raises `LaunchError` where there is no ssh.
+    Raises `LaunchError` where the program of the channel is not there.
     """
 
-    def __init__(self, host: str, ssh: Ssh) -> None:
+    def __init__(self, host: str, channel: Channel) -> None:
         self.host = host
-        self._ssh = ssh
-        self._limit_seconds = ssh.connect_seconds + _START_SECONDS
+        self._channel = channel
+        self._limit_seconds = _START_SECONDS
         self._answers: queue.Queue[bytes] = queue.Queue()
         self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
         probe = [sys.executable, "-m", "farandole.launch.probes.probe"]
         path = os.environ.get("PYTHONPATH")
         command = ["env", *([f"PYTHONPATH={path}"] if path else []), *probe]
+        words = command if host == HERE else channel.words(host, command)
         try:
             self._process = subprocess.Popen(
-                command if host == HERE else ssh.words(host, command),
+                words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._complaints,
@@ -75,7 +76,7 @@ class ProbeSession:
         except OSError as error:
             self._complaints.close()
             raise LaunchError(
-                f"cannot start ssh to host {host}: {error}. Install an ssh client."
+                f"cannot start `{words[0]}` to reach host {host}: {error}. Install it here."
             ) from error
         self._thread = threading.Thread(target=self._listen, name=f"probe of {host}", daemon=True)
         self._thread.start()
@@ -95,8 +96,8 @@ class ProbeSession:
         """Raises `ProbeError`, as all questions do."""
         said = self._ask({"do": "facts", "files": asdict(files)})
         try:
-            return HostFacts.from_json(said["facts"])
-        except (LaunchError, KeyError) as error:
+            return HostFacts.from_fields(said["facts"])
+        except (ValueError, KeyError) as error:
             raise self._strange(repr(error)) from error
 
     def clock_offset_seconds(self) -> float:
@@ -168,8 +169,8 @@ class ProbeSession:
             line = self._answers.get(timeout=limit)
         except queue.Empty:
             self._process.kill()
-            raise ProbeError(
-                self.host, f"it did not answer within {limit:g} s.", self._ssh.advice(self.host)
+            raise self._error(
+                f"it did not answer within {limit:g} s.", self._channel.advice(self.host)
             ) from None
         if not line:
             raise self._ended()
@@ -180,45 +181,34 @@ class ProbeSession:
         except (ValueError, AssertionError):
             raise self._strange(repr(line[:200])) from None
         if "error" in said:
-            raise ProbeError(self.host, f"{said['error']}.", "")
+            raise self._error(f"{said['error']}.")
         return said
 
+    def _error(self, text: str, advice: str = "") -> ProbeError:
+        return ProbeError(Problem(self.host, "error", text, advice))
+
     def _strange(self, what: str) -> ProbeError:
-        return ProbeError(
-            self.host,
+        return self._error(
             f"its answer is not understood: {what}.",
-            "Install the same version of Farandole there, and let its shell's start files print "
-            "nothing.",
+            "Install the same version of Farandole there.",
         )
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as answers:
-            while line := answers.readline(_MOST_BYTES):
-                self._answers.put(line)
+            if skip_to_mark(answers):
+                while line := answers.readline(_MOST_BYTES):
+                    self._answers.put(line)
         self._answers.put(b"")
 
     def _ended(self) -> ProbeError:
-        """Why it gave no answer, by its exit code; the complaint of ssh is shown as it is."""
+        """Why it gave no answer."""
         try:
             code = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            code = _SSH_FAILED
+            code = self._process.wait(_END_SECONDS)
         self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
-        last = lines[-1].strip() if lines else "it said nothing"
-        if code == _SSH_FAILED and self.host != HERE:
-            text = f"it cannot be reached by ssh: {last}."
-            return ProbeError(self.host, text.replace("..", "."), self._ssh.advice(self.host))
-        if code in _NO_PROGRAM:
-            return ProbeError(
-                self.host,
-                f"there is no Python at {sys.executable} ({last}).",
-                "Install it there at the same path, with torch and Farandole.",
-            )
-        return ProbeError(
-            self.host,
-            f"Farandole does not start there: {last} (exit code {code}).",
-            "Install the same version there, in the same Python.",
-        )
+        lines = self._complaints.read().decode(errors="replace").splitlines()
+        by = None if self.host == HERE else self._channel.name
+        return ProbeError(no_answer(self.host, code, lines, by, self._channel.advice(self.host)))

@@ -13,23 +13,21 @@ Where all wait, all stacks are shown, and nobody is overdue: each wait has a tim
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from farandole.environment import ACTIVITY
 from farandole.launch.messages import tell, write_error
 from farandole.launch.watches.exit_watch import Location, Overdue
-from farandole.system.activity import STACK_SIGNAL, Seen, read_activity, stack_file
-from farandole.system.process_state import handles, is_stopped
+from farandole.launch.watches.progress import Progress
+from farandole.system.activity import stack_file
 
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = 5.0  # between two looks: then the launcher was stopped itself
 _TOGETHER_SECONDS = 1.0  # those that stall with a worker do so within about a step
-_STACK_SECONDS = 3.0  # for a stack to be written
+_STACK_SECONDS = 3.0  # for a stack to be written, and for another host to say so
 _QUIET_SECONDS = 0.2  # after which it is whole
 _MOST_STACKS = 8
 
@@ -37,8 +35,20 @@ _MOST_STACKS = 8
 class StallWatch:
     """Call `look` often. `seconds` of None: nobody is watched."""
 
-    def __init__(self, folder: Path, seconds: float | None, *, kill: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        seconds: float | None,
+        *,
+        kill: bool,
+        progress_of: Callable[[int, Path], Progress],
+        ask: Callable[[int], None],
+    ) -> None:
+        """`progress_of` a worker, which on this host shows its activity in the given file; `ask`
+        makes it print its stack: on this host into a file, on others to its standard error."""
         self._folder = folder
+        self._progress_of = progress_of
+        self._ask = ask
         self._seconds = math.inf if seconds is None else seconds
         self._kill = kill
         self._begun: dict[int, float] = {}
@@ -65,10 +75,13 @@ class StallWatch:
         self._looked = now
         if pause > _PAUSE_SECONDS:  # the workers may have been stopped as well
             self._resumed = now
-        seen = {rank: read_activity(self._path(rank)) for rank in running}
-        self._name_unwatched([rank for rank in running if seen[rank] is None], now)
-        known = {rank: each for rank, each in seen.items() if each is not None}
-        since = {rank: now - max(each.stepped, self._resumed) for rank, each in known.items()}
+        found = {rank: self._progress_of(rank, self._path(rank)) for rank in running}
+        self._name_unwatched([rank for rank in running if found[rank].seen is None], now)
+        since = {
+            rank: now - max(each.seen.stepped, self._resumed)
+            for rank, each in found.items()
+            if each.seen is not None
+        }
         self._name_resumed(since)
         fresh = {rank: seconds for rank, seconds in since.items() if rank not in self._stalled}
         # Looked at a second late, and then at all of them: the ranks that wait for a stuck one made
@@ -79,14 +92,14 @@ class StallWatch:
         stalled = [rank for rank, seconds in since.items() if seconds >= self._seconds]
         # The invariant: a rank that waits for others is never ended, because the cause is
         # elsewhere.
-        stuck = [rank for rank in stalled if _is_stuck(known[rank], running[rank])]
-        self._name([rank for rank in stalled if rank not in self._stalled], stuck, known, running)
+        stuck = [rank for rank in stalled if _is_stuck(found[rank])]
+        self._name([rank for rank in stalled if rank not in self._stalled], stuck, found, running)
         self._stalled.update(stalled)
         if not self._kill:
             return []
         overdue = []
         for rank in stuck:
-            stopped = _is_stopped(running[rank])
+            stopped = found[rank].is_stopped
             why = "was stopped (SIGSTOP)" if stopped else "did not wait for another rank"
             overdue.append(Overdue(rank, f"made no step for {self._seconds:g} s, and {why}"))
         return overdue
@@ -95,55 +108,53 @@ class StallWatch:
         self,
         ranks: list[int],
         stuck: list[int],
-        known: Mapping[int, Seen],
+        found: Mapping[int, Progress],
         running: Mapping[int, Location],
     ) -> None:
         able = []
         for rank in ranks:
             who = f"rank {rank} ({running[rank]}) has made no step for {self._seconds:g} s"
-            steps = f"after {known[rank].steps}"
+            seen = found[rank].seen
+            steps = f"after {seen.steps if seen is not None else 0}"
             if rank not in stuck:
                 tell(f"{who}, {steps}: it waits for other ranks")
-            elif _is_stopped(running[rank]):
+            elif found[rank].is_stopped:
                 tell(f"{who}, {steps}: it is stopped (SIGSTOP), and cannot print its stack")
-            elif not self._can_print(known[rank], running[rank]):
+            elif not found[rank].can_print:
                 tell(f"{who}, {steps}; the script has a use for SIGUSR2, so there is no stack")
             else:
                 tell(f"{who}, {steps}, and does not wait for another rank; its stack:")
                 able.append(rank)
         if not stuck:
-            able = [rank for rank in ranks if self._can_print(known[rank], running[rank])]
+            able = [rank for rank in ranks if found[rank].can_print]
         self._show_stacks({rank: running[rank] for rank in able[:_MOST_STACKS]})
 
-    @staticmethod
-    def _can_print(seen: Seen, location: Location) -> bool:
-        """A process without a handler would die of the signal."""
-        return (
-            seen.prints_stacks and location.pid is not None and handles(location.pid, STACK_SIGNAL)
-        )
-
-    def _show_stacks(self, ranks: Mapping[int, Location]) -> None:
-        files = {rank: stack_file(self._path(rank)) for rank in ranks}
-        # The file grows with every stack that is asked for. Only what is written from here on
+    def _show_stacks(self, asked: Mapping[int, Location]) -> None:
+        # The files grow with every stack that is asked for. Only what is written from here on
         # belongs to this one.
-        before = {rank: _size(file) for rank, file in files.items()}
-        for location in ranks.values():
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(location.pid or 0, STACK_SIGNAL)
-        deadline = time.monotonic() + _STACK_SECONDS
-        sizes, quiet_since = before, time.monotonic()
+        before = sizes = {rank: self._printed_bytes(rank) for rank in asked}
+        for rank in asked:
+            self._ask(rank)
+        deadline, quiet_since = time.monotonic() + _STACK_SECONDS, time.monotonic()
         while time.monotonic() < deadline:
             time.sleep(_QUIET_SECONDS / 4)
-            found = {rank: _size(file) for rank, file in files.items()}
+            found = {rank: self._printed_bytes(rank) for rank in asked}
             if found != sizes:
                 sizes, quiet_since = found, time.monotonic()
-            all_begun = all(found[rank] > before[rank] for rank in ranks)
+            all_begun = all(found[rank] > before[rank] for rank in asked)
             if all_begun and time.monotonic() - quiet_since > _QUIET_SECONDS:
                 break
-        for rank, file in files.items():
-            text = file.read_bytes()[before[rank] :].decode(errors="replace")
-            lines = text.splitlines() or [f"(no stack within {_STACK_SECONDS:g} s)"]
+        for rank, location in asked.items():
+            lines = [f"(no stack within {_STACK_SECONDS:g} s)"]
+            if sizes[rank] > before[rank]:
+                if location.pid is None:
+                    continue  # its agent has passed it on, as part of what the worker writes
+                text = stack_file(self._path(rank)).read_bytes()[before[rank] :]
+                lines = text.decode(errors="replace").splitlines()
             write_error("".join(f"[{rank}] {line}\n" for line in lines))
+
+    def _printed_bytes(self, rank: int) -> int:
+        return self._progress_of(rank, self._path(rank)).printed_bytes
 
     def _name_resumed(self, since: Mapping[int, float]) -> None:
         for rank in [rank for rank in self._stalled if since.get(rank, 0.0) < self._seconds]:
@@ -167,14 +178,6 @@ class StallWatch:
         return self._folder / f"rank-{rank}.activity"
 
 
-def _is_stuck(seen: Seen, location: Location) -> bool:
+def _is_stuck(found: Progress) -> bool:
     """Whether this worker itself is what holds up others."""
-    return not seen.waits or _is_stopped(location)
-
-
-def _is_stopped(location: Location) -> bool:
-    return location.pid is not None and is_stopped(location.pid)
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
+    return found.is_stopped or found.seen is None or not found.seen.waits

@@ -33,7 +33,8 @@ def test_a_list_of_hosts_and_all_its_slots() -> None:
     assert found.others == ["far.invalid"]
     assert not found.rank0_is_here
     assert found.interfaces == ("a", "b")
-    assert found.ssh.words("far.invalid", ["true"])[-4:] == ["-p", "2222", "far.invalid", "true"]
+    words = found.channel.words("far.invalid", ["true"])
+    assert words[-4:] == ["-p", "2222", "far.invalid", "true"]
     assert str(placed(options, 3).topology) == "far.invalid: 0-1, localhost: 2"
     again = " ".join(options.words())
     assert again == "-H far.invalid:2,localhost:3 --ssh-port 2222 --network-interfaces a,b"
@@ -69,10 +70,10 @@ def test_a_host_file_in_toml(tmp_path: Path) -> None:
     path.write_text(TOML)
     found = placed(HostOptions(hostfile=path, ssh_port=22, ssh_identity_file=Path("key")))
     assert str(found.topology) == "a.invalid: 0-1, b.invalid: 2"
-    words = found.ssh.words("a.invalid", ["true"])
+    words = found.channel.words("a.invalid", ["true"])
     assert words[-6:] == ["-p", "2200", "-i", "key", "ann@a.invalid", "true"]
-    assert found.ssh.words("b.invalid", ["true"])[-6:-4] == ["-p", "22"]
-    assert "-p 2200 -i key ann@a.invalid" in found.ssh.advice("a.invalid")
+    assert found.channel.words("b.invalid", ["true"])[-6:-4] == ["-p", "22"]
+    assert "-p 2200 -i key ann@a.invalid" in found.channel.advice("a.invalid")
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,24 @@ def test_slurm() -> None:
     assert str(placed(HostOptions("localhost:2"), None, SLURM).topology) == f"{HERE}: 0-1"
     with pytest.raises(UserError, match=r"-n 6: the Slurm allocation has 5 slots \(n1.*--ntasks 6"):
         place(HostOptions(), 6, SLURM)
+
+
+def test_nodes_of_slurm_are_reached_by_srun(tmp_path: Path) -> None:
+    (tmp_path / "srun").touch(0o755)
+    known = {**SLURM, "PATH": str(tmp_path), "SLURMD_NODENAME": "n2.invalid"}
+    found = placed(HostOptions(), None, known)
+    assert str(found.topology) == f"n1.invalid: 0-1, {HERE}: 2-3, x.invalid: 4"
+    assert found.channel.words("x.invalid", ["true"])[0] == "srun"
+    assert found.note is None
+    # By ssh where the user asks for it, or names the hosts.
+    for options in (HostOptions(ssh_port=2222), HostOptions("x.invalid:1")):
+        assert placed(options, None, known).channel.words("x.invalid", ["true"])[0] == "ssh"
+    without = placed(HostOptions(), None, {**known, "PATH": ""})
+    assert without.channel.words("x.invalid", ["true"])[0] == "ssh"
+    assert without.note == (
+        "there is no srun on the PATH: the nodes n1.invalid, x.invalid of the Slurm job are "
+        "reached by ssh"
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-import farandole
 from farandole.errors import LaunchError, UserError
-from farandole.launch.probes.host_check import (
-    HostFacts,
-    JobFiles,
-    compare,
-    crowding,
-    facts_here,
-    marker,
-    require,
-)
+from farandole.launch.host_facts import HostFacts, JobFiles
+from farandole.launch.probes.crowding import crowding
+from farandole.launch.probes.host_check import compare, least_offset_seconds, marker
+from farandole.launch.probes.problems import no_answer, require
 
 FILES = JobFiles("/job", "train.py", ("key",), ("/runs/x/marker",))
-HERE = HostFacts("3.11.2", "2.10.0+cpu", "0.1.0", cores=4, gpus=0, script="abc")
+HERE = HostFacts("3.11.2", "2.10.0+cpu", "0.1.0", 4, 0, clock_seconds=0.0, script="abc")
 
 
 def problems(there: HostFacts, offset: float = 0.0) -> list[str]:
@@ -47,6 +40,8 @@ def test_a_host_like_this_one() -> None:
         ({"missing": ("key",)}, "error: host b: there is no file key (from /job). Copy it there"),
         ({"missing": ("/runs/x/marker",)}, "error: host b: it does not see this host's folder "
          "/runs/x. Name a folder that all hosts share."),
+        ({"no_way_back": "10.0.0.1:7: timed out"}, "error: host b: it cannot connect to this host "
+         "at 10.0.0.1:7: timed out. Let it connect"),
     ],
 )  # fmt: skip
 def test_each_difference_is_named(changes: dict[str, object], message: str) -> None:
@@ -67,6 +62,31 @@ def test_clocks(offset: float, message: str) -> None:
     assert found.startswith(message)
 
 
+def test_a_script_that_is_not_here_is_not_compared() -> None:
+    assert compare("b", HERE, replace(HERE, script=None), FILES, 0.0) == []
+
+
+def test_how_far_a_clock_is_off_at_the_least() -> None:
+    """Read between 100 and 102 of ours."""
+    found = [least_offset_seconds(there, 100.0, 102.0) for there in (99.0, 100.5, 103.5)]
+    assert found == [-1.0, 0.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("code", "complaints", "message"),
+    [
+        (255, ["Permission denied (publickey)."], "host b: it cannot be reached by ssh: Permission "
+         "denied (publickey). Try it."),
+        (255, ["SOMEBODY", "", "Host key verification failed."], "host b: it cannot be reached by "
+         "ssh: Host key verification failed. Try it.\n  SOMEBODY"),
+        (127, ["env: no such file"], "host b: there is no Python at "),
+        (1, [], "host b: Farandole does not start there: it said nothing (exit code 1). Install"),
+    ],
+)  # fmt: skip
+def test_why_there_is_no_answer(code: int, complaints: list[str], message: str) -> None:
+    assert str(no_answer("b", code, complaints, "ssh", "Try it.")).startswith(message)
+
+
 def test_more_workers_than_a_host_has_room_for() -> None:
     assert crowding("b", 4, cores=4, gpus=0) == []
     (found,) = crowding("b", 5, cores=4, gpus=0)
@@ -74,6 +94,8 @@ def test_more_workers_than_a_host_has_room_for() -> None:
     (found,) = crowding("b", 2, cores=4, gpus=1)
     assert str(found) == "host b: 2 workers share 1 GPU. Give it at most 1: b:1"
     require([found])  # a warning stops nothing
+    (found,) = crowding("b", 3, cores=2, gpus=0, option="-n ")
+    assert str(found) == "host b: 3 workers share 2 cores. Give it at most 2: -n 2"
 
 
 def test_all_errors_are_said_at_once() -> None:
@@ -85,24 +107,9 @@ def test_all_errors_are_said_at_once() -> None:
     assert [line.split(":")[0] for line in lines[1:]] == ["host b", "host b"]
 
 
-def test_the_facts_of_this_host(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("1")
-    with marker(tmp_path) as shared:
-        files = JobFiles(str(tmp_path), "train.py", ("key",), (shared,))
-        facts = facts_here(files)
-        assert HostFacts.from_json(facts.as_json()) == facts
-    assert (facts.torch, facts.farandole) == (torch.__version__, farandole.__version__)
-    assert facts.missing == ("key",)
-    assert facts.cores >= 1
-    (tmp_path / "train.py").write_text("2")
-    again = facts_here(files)
-    assert again.missing == ("key", shared)  # a marker is gone after its use
-    assert None is not again.script != facts.script
-    assert facts_here(JobFiles(str(tmp_path / "gone"), "train.py")).folder_exists is False
+def test_a_folder_that_cannot_have_a_marker(tmp_path: Path) -> None:
+    with marker(tmp_path) as made:
+        assert Path(made).is_file()
+    assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="gone cannot be written to"), marker(tmp_path / "gone"):
         pass
-
-
-def test_a_host_of_another_version() -> None:
-    with pytest.raises(LaunchError, match="describes itself in another way"):
-        HostFacts.from_json({"python": "3.11.2"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from typing import TYPE_CHECKING
@@ -20,8 +21,16 @@ def ours(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("farandole: ")]
 
 
-def test_the_one_that_is_stuck_is_shown_and_ended(sandbox: Sandbox) -> None:
-    """Rank 0 makes no step either: it waits for rank 1 in a collective."""
+@pytest.mark.parametrize("host", ["here", "there"])
+def test_the_one_that_is_stuck_is_shown_and_ended(sandbox: Sandbox, host: str) -> None:
+    """Rank 0 makes no step either: it waits for rank 1 in a collective. That is on this host, or on
+    another, which `ssh` reaches; here it runs its command on this machine."""
+    ssh = sandbox.folder / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text('#!/bin/sh\nfor command; do :; done\nexec setsid --wait sh -c "$command"\n')
+    ssh.chmod(0o755)
+    other = ("-H", "localhost:1,there:1", "--network-interfaces", "lo")
+    where = ("-n", "2") if host == "here" else other
     script = sandbox.script(
         "stuck.py",
         """
@@ -41,17 +50,26 @@ if run.rank == 1:
 run.group.barrier()
 """,
     )
-    done = sandbox.farandole("run", "-n", "2", "--stall", "2", "--stall-kill", script)
+    path = f"{ssh.parent}:{os.environ['PATH']}"
+    done = sandbox.farandole("run", *where, "--stall", "2", "--stall-kill", script, PATH=path)
     assert done.returncode == 143, done.stderr
     said = ours(done.stderr)
-    what = r"farandole: rank {} \(process \d+ on \S+\) has made no step for 2 s, after 3"
-    waits = re.compile(what.format(0) + ": it waits for other ranks")
-    stuck = re.compile(what.format(1) + ", and does not wait for another rank; its stack:")
+    what = r"farandole: rank {} \({}on \S+\) has made no step for 2 s, after 3"
+    process = r"process \d+ "
+    waits = re.compile(what.format(0, process) + ": it waits for other ranks")
+    stuck = re.compile(
+        what.format(1, process if host == "here" else "")
+        + ", and does not wait for another rank; its stack:"
+    )
     assert [bool(waits.fullmatch(line)) for line in said].count(True) == 1, said
     assert [bool(stuck.fullmatch(line)) for line in said].count(True) == 1, said
-    assert re.search(r'^\[1\]   File ".*stuck\.py", line \d+ in lose_track$', done.stderr, re.M)
-    assert not re.search(r"^\[0\]   File", done.stderr, re.M)
-    assert said[-2] == ("farandole: rank 1 made no step for 2 s, and did not wait for another rank")
+    # Before, while rank 1 still starts, all that are there may wait, and then all are shown.
+    shown = done.stderr[done.stderr.index("its stack:") :]
+    assert re.search(r'^\[1\]   File ".*stuck\.py", line \d+ in lose_track$', shown, re.M)
+    assert not re.search(r"^\[0\]   File", shown, re.M)
+    name = "rank 1" if host == "here" else "rank 1 on there"
+    assert said[-2] == f"farandole: {name} made no step for 2 s, and did not wait for another rank"
+    assert sandbox.processes() == []
 
 
 def test_those_that_cannot_show_anything_are_named(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from farandole.train.checkpoint.automatic.attempts import ASSUMED_SECONDS, NAME, Attempts
+from farandole.worker.marker_files import INTERRUPTED
 
 
 def record(folder: Path, *attempts: tuple[float, bool]) -> None:
@@ -52,6 +53,17 @@ def test_an_exception_is_a_failure_and_ctrl_c_is_not(tmp_path: Path) -> None:
         attempts.end()
     ends = json.loads((tmp_path / NAME).read_text())["attempts"]
     assert [attempt["failed"] for attempt in ends] == [True, False]
+
+
+def test_a_job_that_the_user_has_stopped(tmp_path: Path) -> None:
+    """By Ctrl-C on the launcher, which ends the workers by SIGTERM."""
+    record(tmp_path, (3600.0, True), (60.0, True))
+    (tmp_path / INTERRUPTED).touch()
+    for _ in range(2):
+        attempts = Attempts(tmp_path)
+        assert "records 1 failure in" in attempts.evidence
+        attempts.end()
+    assert not (tmp_path / INTERRUPTED).exists()
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,17 @@ def saved(folder: Path) -> list[Path]:
     ]
 
 
-def kill_job(sandbox: Sandbox, job: Any) -> None:
-    """When two checkpoints are there: all at once, as when a host is gone."""
+def kill_job(sandbox: Sandbox, job: Any, *, by_user: bool) -> None:
+    """When two checkpoints are there: all at once, as when a host is gone, or by Ctrl-C."""
     sandbox.wait_until(
         lambda: job.poll() is not None or len(saved(sandbox.folder)) >= 2, "two are saved"
     )
     assert job.poll() is None, job.communicate()
-    for process in sandbox.processes():
-        os.kill(process.pid, signal.SIGKILL)
+    if by_user:
+        os.kill(job.pid, signal.SIGINT)
+    else:
+        for process in sandbox.processes():
+            os.kill(process.pid, signal.SIGKILL)
     job.communicate()
 
 
@@ -65,7 +68,8 @@ def test_killed_and_started_again(
     before.mkdir()
     after.mkdir()
     job = sandbox.start_farandole("run", *first, *words, SCRIPT, before, "0.05")
-    kill_job(sandbox, job)
+    by_user = "store" in policy
+    kill_job(sandbox, job, by_user=by_user)
     done = sandbox.farandole("run", *then, *words, SCRIPT, after, "0")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "going on from" in done.stdout
@@ -88,7 +92,7 @@ def test_killed_and_started_again(
     (place,) = {path.parent for path in checkpoints}
     assert {path for path in place.iterdir() if path.is_dir()} == checkpoints  # none half-written
     attempts = json.loads((folder / "runs/killed/attempts.json").read_text())["attempts"]
-    assert [attempt["failed"] for attempt in attempts] == [True, False]
+    assert [attempt["failed"] for attempt in attempts] == [not by_user, False]
 
 
 def test_a_policy_that_cannot_be_is_refused_before_anything_starts(sandbox: Sandbox) -> None:

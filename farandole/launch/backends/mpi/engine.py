@@ -10,6 +10,7 @@ import click
 from farandole.environment import SYNC, TRANSPORT
 from farandole.launch.backends.mpi import mpirun
 from farandole.launch.backends.mpi.command import meeting_place, mpi_words
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.engines.node_counts import place_evenly
 from farandole.launch.engines.request import EngineRequest
 
@@ -37,7 +38,7 @@ def start(request: EngineRequest) -> int:
         topology,
         [sys.executable, *request.command],
         variables,
-        ssh=placement.ssh,
+        ssh=placement.channel if isinstance(placement.channel, Ssh) else Ssh(),
         interfaces=placement.interfaces,
     )
     if request.settings.get("dry_run"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 _BRIDGE = "farandole.launch.backends.ray.bridge"
 
@@ -16,6 +17,7 @@ class RayActors:
     address: str
     namespace: str
     actors: Mapping[str, str]
+    name: ClassVar[str] = "Ray"
 
     def words(self, host: str, command: Sequence[str]) -> list[str]:
         place = (self.address, self.namespace, self.actors[host])
@@ -23,3 +25,7 @@ class RayActors:
 
     def advice(self, host: str) -> str:
         return f"Look at `ray status` and `ray list nodes` for the node of {host}."
+
+    def address_of(self, host: str) -> str:
+        """The engine knows a better one: that of Ray's own node."""
+        return host

@@ -31,7 +31,6 @@ from farandole.launch.backends.remote.host_workers import HostWorkers
 from farandole.launch.backends.remote.orders import End, Order, Setup
 from farandole.launch.backends.remote.outgoing import Outgoing
 from farandole.launch.backends.remote.supervised import CHUNK_BYTES, Supervised
-from farandole.launch.host_facts import facts_of_this_host
 from farandole.system.job_processes import IDENTITY
 from farandole.system.owned_folders import OwnedFolder
 from farandole.system.watchdog import Watchdog
@@ -39,6 +38,7 @@ from farandole.system.watchdog import Watchdog
 _POLL_SECONDS = 0.05
 _SETUP_SECONDS = 300.0
 _PATIENCE_SECONDS = 5.0
+_INTRODUCTION_SECONDS = 0.5  # as long as a connection takes where nothing is wrong, and longer
 _FAREWELL_SECONDS = 10.0  # for the launcher to take what is left
 
 
@@ -56,18 +56,33 @@ class Agent:
         self._pending: dict[int, Order] = {}
         self._workers: dict[int, Supervised] = {}
         self._starter = HostWorkers(setup, folder)
+        self._has_told_facts = False
 
     def run(self) -> None:
         """Until the launcher wants no more of it, and all workers have ended."""
+        self._has_told_facts = self._tell_facts(_INTRODUCTION_SECONDS)
         while not self._is_leaving or self._workers:
             self._pass_bytes()
+            self._has_told_facts = self._has_told_facts or self._tell_facts()
             if self._outgoing.is_broken or self.is_told_to_leave or self._is_in_silence():
                 self._leave()
             if self._pending and self._starter.is_ready():
                 self._start_pending()
             for worker in self._workers.values():
                 worker.kill_if_late()
+            if not self._outgoing.is_full:
+                for frame in self._starter.activity.frames(self._workers):
+                    self._outgoing.put(frame)
             self._report_ended()
+
+    def _tell_facts(self, wait_seconds: float = 0.0) -> bool:
+        """The launcher sends no order before it has them. False: they are not known so far."""
+        facts = self._starter.facts(wait_seconds)
+        if facts is None:
+            return False
+        self._outgoing.put(encoded(frames.FACTS, content=facts.to_json()))
+        self._outgoing.flush()
+        return True
 
     def _is_in_silence(self) -> bool:
         """Not only the end of a stream counts: a network that fails may end none for hours."""
@@ -173,6 +188,8 @@ class Agent:
             for kind, content in worker.read_rest().items():
                 if content:
                     self._outgoing.put(encoded(kind, number, content))
+            if stacks := self._starter.activity.new_stacks(number):
+                self._outgoing.put(encoded(frames.ERRORS, number, stacks))
             error = None
             with contextlib.suppress(OSError):
                 error = worker.error_file.read_text(errors="replace")
@@ -234,8 +251,6 @@ def main() -> None:
     try:
         agent = Agent(setup, incoming, outgoing, folder.path)
         _note_signals(agent)
-        script = None if setup.script is None else Path(setup.script)
-        outgoing.put(encoded(frames.FACTS, content=facts_of_this_host(script).to_json()))
         try:
             agent.run()
         finally:

@@ -7,8 +7,9 @@
     │ others reach       worker × k    │  store    └────────────────────────────┘
     └──────────────────────────────────┘
 
-The first worker of a host opens the channel, and nobody waits for it. What is wrong with a host is
-told as the failure of its workers.
+Hosts that are expected are asked all at once, and no worker starts anywhere until each of them was
+found fit. Where a worker is started on a host that was not expected, as in a job whose hosts come
+and go, nobody waits for the host, and what is wrong with it is the failure of that worker.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,13 +30,17 @@ from farandole.launch.backends.base import WorkerSpec
 from farandole.launch.backends.remote.channel import Channel
 from farandole.launch.backends.remote.connection import HostConnection
 from farandole.launch.backends.remote.exported import exported
-from farandole.launch.backends.remote.facts_check import check_facts
 from farandole.launch.backends.remote.orders import Order, Setup
+from farandole.launch.backends.remote.requirements import Requirements
 from farandole.launch.backends.remote.worker import RemoteWorker
 from farandole.launch.endpoint import LauncherEndpoint
-from farandole.launch.host_facts import HostFacts, facts_of_this_host, script_of
+from farandole.launch.host_facts import HostFacts, JobFiles, facts_of_this_host, script_of
 from farandole.launch.job import Job
 from farandole.launch.job_directory import JobDirectory
+from farandole.launch.messages import tell
+from farandole.launch.probes.crowding import crowding
+from farandole.launch.probes.host_check import compare, marker
+from farandole.launch.probes.problems import Problem, no_answer, require
 
 CONNECT_SECONDS = 120.0
 """From the start of the channel to the agent's answer."""
@@ -41,7 +49,9 @@ _AGENT = "farandole.launch.backends.remote.agent"
 _PATHS = ("PYTHONPATH", "LD_LIBRARY_PATH")  # without which Python may not even start
 _SILENCE_SECONDS = 300.0
 _CLOSE_SECONDS = 20.0
-_NOT_THERE = (126, 127)  # what shells and `env` answer for a program that they cannot start
+_POLL_SECONDS = 0.01
+_NAMED_SECONDS = 10.0  # after which those that have not answered are named
+NOTHING_MORE = Requirements()
 
 
 class RemoteBackend:
@@ -55,14 +65,17 @@ class RemoteBackend:
         channel: Channel,
         *,
         connect_seconds: float = CONNECT_SECONDS,
+        requirements: Requirements = NOTHING_MORE,
     ) -> None:
         self._job = job
         self._directory = directory
         self._endpoint = endpoint
         self._channel = channel
         self._connect_seconds = connect_seconds
-        self._folder = Path.cwd()
-        self._script = script_of(job.program, job.command, self._folder)
+        self._requirements = requirements
+        self._markers = ExitStack()  # files by which others show that they share a folder
+        self._files: JobFiles | None = None
+        self._here: HostFacts | None = None
         self._connections: dict[str, HostConnection] = {}
         self._numbers = itertools.count()
         self._retired: list[HostConnection] = []  # of hosts that were lost, and came back
@@ -74,6 +87,20 @@ class RemoteBackend:
     def expect(self, host: str, workers: int) -> None:
         """Opens the channel. Raises `LaunchError` where its program is missing."""
         self._connection(host, workers)
+
+    def await_hosts(self, received: Sequence[str]) -> None:
+        """Each connection has a limit of its own, so that this ends."""
+        name_at = time.monotonic() + _NAMED_SECONDS
+        while not received:
+            silent = [host for host, each in self._connections.items() if not each.is_settled]
+            if not silent:
+                break
+            if time.monotonic() > name_at:
+                name_at = float("inf")
+                tell(f"waiting for an answer of {', '.join(silent)}")
+            time.sleep(_POLL_SECONDS)
+        self._markers.close()
+        require(error for each in self._connections.values() for error in each.errors)
 
     def start(self, spec: WorkerSpec) -> RemoteWorker:
         """Raises `LaunchError` where the channel's program is missing."""
@@ -95,6 +122,7 @@ class RemoteBackend:
         return worker
 
     def close(self) -> None:
+        self._markers.close()
         connections = [*self._connections.values(), *self._retired]
         for connection in connections:
             connection.close()
@@ -121,7 +149,7 @@ class RemoteBackend:
                 host,
                 words,
                 self._setup(workers),
-                partial(self._check, host),
+                partial(self._check, host, workers),
                 partial(self._explain, host),
                 self._channel.advice(host),
                 log,
@@ -133,7 +161,7 @@ class RemoteBackend:
             ) from error
 
     def _setup(self, workers: int) -> Setup:
-        job = self._job
+        job, files = self._job, self._needed()
         variables = {
             **exported(),
             **self._endpoint.remote_variables(),
@@ -142,30 +170,49 @@ class RemoteBackend:
         }
         return Setup(
             command=(job.program, *job.command),
-            folder=str(self._folder),
+            folder=files.folder,
             variables=variables,
             identity=self._directory.identity,
             worker_variable=self._directory.worker_variable,
             workers=workers,
-            script=None if self._script is None else str(self._script),
+            script=files.script,
+            files=[*files.others, *files.shared],
             in_one_stream=self._directory.in_one_file,
             grace_seconds=job.grace_seconds,
             may_fork=job.fork is not False and os.environ.get(FORK) != "0",
+            watches_activity=job.stall_seconds is not None,
             silence_seconds=_SILENCE_SECONDS,
         )
 
-    def _check(self, host: str, there: HostFacts, within_seconds: float) -> list[str]:
-        here = facts_of_this_host(self._script)
-        return check_facts(host, here, there, self._script, within_seconds)
+    def _needed(self) -> JobFiles:
+        """Made once, when the first channel is opened; markers are there until all have answered.
 
-    def _explain(self, host: str, code: int) -> str:
+        Raises `UserError` for a shared folder that this host cannot write to.
+        """
+        if self._files is None:
+            job, required = self._job, self._requirements
+            markers = [
+                self._markers.enter_context(marker(folder)) for folder in required.shared_folders
+            ]
+            script = script_of(job.program, job.command)
+            self._files = JobFiles(str(Path.cwd()), script, required.files, markers)
+            self._here = facts_of_this_host(self._files)
+        return self._files
+
+    def _check(
+        self, host: str, workers: int, there: HostFacts, ahead_seconds: float
+    ) -> list[Problem]:
+        assert self._here is not None
+        unreachable = self._requirements.unreachable.get(host)
+        if unreachable is not None:  # then it cannot reach this host either
+            there = replace(there, no_way_back=None)
+        return [
+            *([] if unreachable is None else [unreachable]),
+            *compare(host, there, self._here, self._needed(), ahead_seconds),
+            *crowding(host, workers, there.cores, there.gpus),
+        ]
+
+    def _explain(self, host: str, code: int, complaints: Sequence[str]) -> Problem:
         """Why there may be no agent, and what to do."""
-        if code in _NOT_THERE:
-            return (
-                f"there is no {sys.executable} on host {host}. Install the same Python there, at "
-                "the same path, with torch and Farandole; or start the job with one that is there."
-            )
-        return (
-            f"host {host} cannot be reached, or {sys.executable} there has no Farandole (exit code "
-            f"{code}). {self._channel.advice(host)}"
-        )
+        channel = self._channel
+        return no_answer(host, code, complaints, channel.name, channel.advice(host))

@@ -13,6 +13,10 @@ from typing import Protocol
 class Channel(Protocol):
     """How other hosts are reached."""
 
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
     def words(self, host: str, command: Sequence[str]) -> list[str]:
         """The local command that runs `command` on `host`.
 
@@ -23,3 +27,9 @@ class Channel(Protocol):
 
     def advice(self, host: str) -> str:
         """What the user can try when `host` could not be reached or was lost; a sentence."""
+
+    def address_of(self, host: str) -> str:
+        """The name or address under which the network knows `host`.
+
+        Raises `LaunchError` where it cannot be found out.
+        """

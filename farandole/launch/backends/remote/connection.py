@@ -7,6 +7,8 @@ wait. Until the host has answered and was found fit, orders are kept back:
         │            │                                 │
         │            └─ unfit: refused by name         └─ lost: its workers have ended with 255
         └─ no answer in time: given up
+
+Whether a host can take part is settled when it was accepted, refused or given up.
 """
 
 from __future__ import annotations
@@ -22,25 +24,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from farandole.errors import LaunchError
 from farandole.launch.backends.remote import frames
+from farandole.launch.backends.remote.activity_reports import ActivityReport
 from farandole.launch.backends.remote.frames import Frame, encoded, read_frame, skip_to_mark
 from farandole.launch.backends.remote.orders import End, Order, Setup
 from farandole.launch.backends.remote.worker import RemoteWorker
 from farandole.launch.host_facts import HostFacts
-from farandole.launch.messages import tell
+from farandole.launch.probes.host_check import least_offset_seconds
+from farandole.launch.probes.problems import Problem, errors_among, tell_warnings
 from farandole.system.orphans import tied_to_this_process
 
 _BEATS = 10  # within the silence after which the other end counts as gone
 _ENDED_SECONDS = 10.0  # for the channel's own end, once its stream has ended
 _TAIL_LINES = 20
 
-Check = Callable[[HostFacts, float], Sequence[str]]
-"""Judges a host by its facts, which came within so many seconds; returns what the user should know.
-Raises `LaunchError`."""
+Check = Callable[[HostFacts, float], Sequence[Problem]]
+"""What is wrong with a host, by its facts and by the seconds that its clock is ahead of ours."""
 
-Explain = Callable[[int], str]
-"""Says what to do about a channel that ended with this exit code before the agent answered."""
+Explain = Callable[[int, Sequence[str]], Problem]
+"""Why there is no agent behind a channel that ended with this exit code and wrote these lines."""
 
 
 class HostConnection:
@@ -71,11 +73,13 @@ class HostConnection:
         self._lock = threading.Lock()
         self._workers: dict[int, RemoteWorker] = {}  # those whose end was not reported yet
         self._kept_back: dict[int, bytes] = {}  # their orders, until the host is accepted
-        self._settled = threading.Event()  # accepted, or over
+        self._settled = threading.Event()
         self._is_accepted = self._is_over = False
+        self.errors: Sequence[Problem] = ()  # why it cannot take part, once that is settled
         self._problem = ""
         self._unanswered = 0  # beats
         self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._opened = time.time()  # the other clock, too, is one that may be set
         with log.open("ab") as complaints:
             self._process = subprocess.Popen(
                 words,
@@ -91,6 +95,11 @@ class HostConnection:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known if the host can take part. Becomes so, whatever happens."""
+        return self._settled.is_set()
 
     @property
     def is_over(self) -> bool:
@@ -123,7 +132,7 @@ class HostConnection:
     def close(self) -> None:
         """Does not wait: the agent ends, and with it what is left of its workers."""
         with self._lock:
-            if not self._is_accepted:
+            if not self.is_settled:
                 self._end_channel()
             self._frames.put(None)
 
@@ -151,8 +160,7 @@ class HostConnection:
         with contextlib.suppress(OSError, ValueError):  # the reader sees the end as well
             _send(stdin, encoded(frames.SETUP, content=self._setup.to_json()))
             if not self._settled.wait(self._connect_seconds):
-                seconds = f"{self._connect_seconds:g} s"
-                self._give_up(f"host {self.host} did not answer within {seconds}. {self._advice}")
+                self._give_up(f"it did not answer within {self._connect_seconds:g} s.")
             while (frame := self._next_frame()) is not None:
                 _send(stdin, frame)
         with contextlib.suppress(OSError, ValueError):
@@ -165,47 +173,46 @@ class HostConnection:
             # Counted, not timed: the launcher itself may have been suspended meanwhile.
             self._unanswered += 1
             if self._unanswered > _BEATS:
-                seconds = f"{self._setup.silence_seconds:g} s"
-                self._give_up(f"host {self.host} has not answered for {seconds}. {self._advice}")
+                self._give_up(f"it has not answered for {self._setup.silence_seconds:g} s.")
             return encoded(frames.BEAT)
 
     def _read(self) -> None:
         stdout = self._process.stdout
         assert stdout is not None
-        began = False
         with stdout:
             try:
-                began = skip_to_mark(stdout)
-                if began:
+                if skip_to_mark(stdout):
                     self._accept(stdout)
                     while (frame := read_frame(stdout)) is not None:
                         self._take(frame)
-            except LaunchError as error:
-                self._give_up(str(error))
             except ValueError as error:
                 self._give_up(
-                    f"host {self.host} does not answer as an agent does ({error}). Is the same "
-                    "version of Farandole there?"
+                    f"it does not answer as an agent does ({error}).",
+                    "Install the same version of Farandole there.",
                 )
             except OSError as error:  # the disk is full, say
-                self._give_up(f"cannot keep what the workers of host {self.host} write: {error}.")
+                self._give_up(f"what its workers write cannot be kept here: {error}.", "")
             finally:
                 # Whatever happens: who is not told of the end would wait for it for ever.
-                self._finish(began=began)
+                self._finish()
 
     def _accept(self, stdout: IO[bytes]) -> None:
-        begin = time.monotonic()
         frame = read_frame(stdout)
         if frame is None:
             return
         facts = HostFacts.from_json(frame.content)
-        for line in self._check(facts, time.monotonic() - begin):
-            tell(line)
+        ahead_seconds = least_offset_seconds(facts.clock_seconds, self._opened, time.time())
+        problems = self._check(facts, ahead_seconds)
+        tell_warnings(problems)
         with self._lock:
-            self._is_accepted = True
-            for kept_back in self._kept_back.values():
-                self._frames.put(kept_back)
-            self._kept_back.clear()
+            if errors := errors_among(problems):
+                self._note(*errors)
+                self._frames.put(None)  # so the agent leaves by itself, and nothing stays there
+            else:
+                self._is_accepted = True
+                for kept_back in self._kept_back.values():
+                    self._frames.put(kept_back)
+                self._kept_back.clear()
         self._settled.set()
 
     def _take(self, frame: Frame) -> None:
@@ -220,18 +227,27 @@ class HostConnection:
             worker = self._workers.get(number)
             if worker is not None:
                 worker.take_output(kind, content)
+        elif kind == frames.ACTIVITY:
+            worker = self._workers.get(number)
+            if worker is not None:
+                worker.take_report(ActivityReport.from_json(content))
 
-    def _finish(self, *, began: bool) -> None:
+    def _finish(self) -> None:
         """The stream has ended: so has the agent, or the way to it."""
         try:
             code = self._process.wait(_ENDED_SECONDS)
         except subprocess.TimeoutExpired:
             self._end_channel()
             code = self._process.wait()
-        self._problem = self._problem or self._why_it_ended(code, began=began)
         with self._lock:
             self._is_over = True
-            self._problem = f"{self._complaints()}\n{self._problem}".strip()
+            complaints = self._complaints()
+            if self._is_accepted:
+                lost = f"host {self.host} was lost: the connection to its agent ended."
+                self._problem = self._problem or f"{lost} {self._advice}"
+                self._problem = "\n".join([*complaints, self._problem])
+            elif not self.errors:
+                self._note(self._explain(code, complaints))
             for worker in self._workers.values():
                 worker.note_lost(self._problem)
             self._workers.clear()
@@ -239,21 +255,24 @@ class HostConnection:
             self._frames.put(None)
         self._settled.set()
 
-    def _complaints(self) -> str:
+    def _complaints(self) -> list[str]:
         try:
-            lines = self._log.read_text(errors="replace").splitlines()
+            return self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
         except OSError:
-            return ""
-        return "\n".join(lines[-_TAIL_LINES:])
+            return []
 
-    def _why_it_ended(self, code: int, *, began: bool) -> str:
-        if self._is_accepted:
-            return f"host {self.host} was lost: the connection to its agent ended. {self._advice}"
-        return f"the agent of host {self.host} failed." if began else self._explain(code)
-
-    def _give_up(self, problem: str) -> None:
-        self._problem = self._problem or problem
+    def _give_up(self, text: str, advice: str | None = None) -> None:
+        problem = Problem(self.host, "error", text, self._advice if advice is None else advice)
+        with self._lock:
+            if not self._problem:
+                self._note(problem)
         self._end_channel()
+
+    def _note(self, *errors: Problem) -> None:
+        """Call it with the lock."""
+        if not self._is_accepted:
+            self.errors = errors
+        self._problem = "\n".join(map(str, errors))
 
     def _end_channel(self) -> None:
         """With what it has started itself, such as ssh's way through another host."""

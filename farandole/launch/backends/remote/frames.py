@@ -1,7 +1,7 @@
 """What launcher and agent say to each other: frames over the two streams of a channel.
 
     launcher ─▶ agent    SETUP once, then START, SIGNAL, STOP, KILL of one worker, and BEAT
-    agent ─▶ launcher    a mark, FACTS once, then OUTPUT, ERRORS, END of one worker, and BEAT
+    agent ─▶ launcher    a mark, FACTS once, then OUTPUT, ERRORS, ACTIVITY, END of one worker; BEAT
 
 A frame is one letter, the number of the worker, and the length of the content that follows. What a
 shell on the other host prints before the agent begins, as some do, is skipped: `MARK` comes first.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple
 
 SETUP, START, SIGNAL, STOP, KILL = b"c", b"s", b"u", b"t", b"k"
-FACTS, OUTPUT, ERRORS, END = b"f", b"o", b"e", b"x"
+FACTS, OUTPUT, ERRORS, ACTIVITY, END = b"f", b"o", b"e", b"a", b"x"
 BEAT = b"b"
 NOBODY = 0  # the number in a frame that is about no worker
 MARK = b"\0farandole agent\0\n"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 from farandole.environment import LAUNCHER
-from farandole.errors import CommError
+from farandole.errors import FarandoleError
+from farandole.launch.backends.remote.activity_reports import ActivityReports
 from farandole.launch.backends.remote.orders import Order, Setup
 from farandole.launch.backends.remote.supervised import Supervised, start_supervised
 from farandole.launch.forks import FEWEST_ON_EACH_HOST, Forks
+from farandole.launch.host_facts import HostFacts, JobFiles, facts_of_this_host
 from farandole.system.cores import fair_share
 from farandole.system.job_processes import IDENTITY, kill_having
 from farandole.worker.forking.forked import is_script
@@ -31,6 +32,7 @@ class HostWorkers:
     def __init__(self, setup: Setup, folder: Path) -> None:
         self._setup = setup
         self._folder = folder
+        self.activity = ActivityReports(folder if setup.watches_activity else None)
         self._no_folder: OSError | None = None
         try:
             os.chdir(setup.folder)
@@ -41,15 +43,23 @@ class HostWorkers:
         # Else gloo takes the address of the host's own name, which is often a loopback one.
         self._gloo = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
         self._forks = self._begin_forks()
+        self._no_way_back: str | None = None
         self._introduction = threading.Thread(
-            target=_introduce, args=(self._variables,), name="introduction", daemon=True
+            target=self._introduce, name="introduction", daemon=True
         )
         self._introduction.start()
 
+    def facts(self, wait_seconds: float) -> HostFacts | None:
+        """None: it is not known so far whether this host can connect to the launcher."""
+        self._introduction.join(wait_seconds)
+        if self._introduction.is_alive():
+            return None
+        setup = self._setup
+        files = JobFiles(setup.folder, setup.script, setup.files)
+        return facts_of_this_host(files, self._variables, self._no_way_back)
+
     def is_ready(self) -> bool:
         """Whether `start` can be called. Becomes so, whatever happens."""
-        if self._introduction.is_alive():
-            return False
         if self._forks is not None:
             ready = self._forks.look()
             if ready is None:
@@ -70,6 +80,7 @@ class HostWorkers:
                 **self._defaults(order.local_workers),
                 **self._variables,
                 **order.variables,
+                **self.activity.expect(number),
                 **self._own(),
                 "TORCHELASTIC_ERROR_FILE": str(error_file),
             },
@@ -113,15 +124,18 @@ class HostWorkers:
             self._forks.close()
             self._forks = None
 
-
-def _introduce(variables: Mapping[str, str]) -> None:
-    """Shows the job's token to the launcher's store, which then lets in PyTorch's own clients from
-    this host: a script that forms its process group itself has no token to show."""
-    store = launcher_store(variables)
-    if store is not None:
-        with contextlib.suppress(OSError, CommError):  # the worker will say so
+    def _introduce(self) -> None:
+        """Shows the job's token to the launcher's store, which then lets in PyTorch's own clients
+        from this host: a script that forms its process group itself has no token to show."""
+        store = None
+        try:
+            store = launcher_store(self._variables)
+            if store is None:
+                return
             link = store.connect(_INTRODUCTION_SECONDS)
             try:
                 link.ask(COUNT, (), _INTRODUCTION_SECONDS)  # the answer says that it was let in
             finally:
                 link.close()
+        except (OSError, FarandoleError) as error:
+            self._no_way_back = f"{store}: {error}"

@@ -1,10 +1,10 @@
-"""Frozen dataclasses that travel between launchers and agents as JSON."""
+"""Frozen dataclasses that travel between launchers and other hosts as JSON."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,11 @@ class JsonRecord:
     @classmethod
     def from_json(cls, content: bytes) -> Self:
         """Raises `ValueError` for what another version may have written."""
-        said = json.loads(content)
+        return cls.from_fields(json.loads(content))
+
+    @classmethod
+    def from_fields(cls, said: Any) -> Self:
+        """The same, of what was JSON."""
         names = [field.name for field in fields(cls)]
         if not isinstance(said, dict) or sorted(said) != sorted(names):
             raise ValueError(f"{cls.__name__} has the fields {', '.join(names)}: {said!r:.200}")

@@ -19,9 +19,11 @@ class Setup(JsonRecord):
     worker_variable: str  # by whose number a worker's processes are found
     workers: int  # as many may be there at a time, to share the cores
     script: str | None  # the file whose contents must be the same on all hosts
+    files: Sequence[str]  # others that must be there
     in_one_stream: bool  # a worker's errors among its output, so that their order stays
     grace_seconds: float  # between SIGTERM and SIGKILL
     may_fork: bool
+    watches_activity: bool  # the launcher wants to know how far the workers have come
     silence_seconds: float  # after which the launcher, or the network, counts as gone
 
 

@@ -38,6 +38,10 @@ class Supervised:
         self.pipes = pipes  # that still are open, and which frames their contents become
         self.error_file = error_file
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def poll(self) -> int | None:
         return self._process.poll()
 

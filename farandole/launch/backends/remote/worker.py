@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from farandole.launch.backends.remote.activity_reports import ActivityReport
 from farandole.launch.backends.remote.frames import OUTPUT
 from farandole.launch.backends.remote.orders import End
+from farandole.launch.watches.progress import Progress
 
 UNREACHABLE = 255
 """The exit code of a worker whose host could not be reached, was refused, or was lost."""
@@ -42,6 +45,7 @@ class RemoteWorker:
         self._files = files  # for output and errors; None: the launcher's own streams
         self._error_file = error
         self._exit_code: int | None = None
+        self._reported: tuple[ActivityReport, float] | None = None  # the last, and when it came
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; `UNREACHABLE` when the host was lost."""
@@ -49,6 +53,13 @@ class RemoteWorker:
 
     def send(self, number: signal.Signals) -> None:
         self._agent.signal(self.number, number)
+
+    def progress(self, path: Path) -> Progress:
+        """As its agent reported it; `path` is of no use there."""
+        if self._reported is None:
+            return Progress()
+        report, received = self._reported
+        return report.progress(received)
 
     def stop(self) -> None:
         """Its agent sees to it that it ends."""
@@ -66,6 +77,9 @@ class RemoteWorker:
             return
         with self._files[kind != OUTPUT].open("ab") as file:
             file.write(content)
+
+    def take_report(self, report: ActivityReport) -> None:
+        self._reported = report, time.monotonic()
 
     def note_end(self, end: End) -> None:
         # The file before the code: whoever sees the end reads the file.

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from farandole.errors import LaunchError, UserError
-from farandole.launch.backends.slurm.programs import require
+from farandole.errors import UserError
 from farandole.launch.engines.node_counts import place_evenly
 from farandole.launch.engines.request import EngineRequest
 from farandole.launch.hosts import HERE, place_workers
-from farandole.launch.placement.schedulers import find_allocation
+from farandole.launch.placement.schedulers import SLURM, find_allocation
 from farandole.topology import Topology
-from farandole.worker.network import address_for, is_here
-
-_SCONTROL_SECONDS = 60
+from farandole.worker.network import is_here
 
 
 @dataclass(frozen=True)
@@ -33,10 +28,10 @@ class SlurmAllocation:
         """None outside of one. Raises `UserError` in a job step of several tasks."""
         job = environ.get("SLURM_JOB_ID")
         found = find_allocation(environ)
-        if not job or found is None or found.scheduler != "Slurm":
+        if not job or found is None or found.scheduler != SLURM:
             return None
         tasks = {entry.name: entry.slots for entry in found.hosts}
-        return cls(job, tasks, environ.get("SLURMD_NODENAME"))
+        return cls(job, tasks, found.own_name)
 
     def topology(self, request: EngineRequest) -> Topology:
         """Raises `UserError` naming both numbers where it is smaller than asked."""
@@ -64,34 +59,3 @@ class SlurmAllocation:
                 "host. Allocate one node."
             )
         return named
-
-
-def own_address(topology: Topology, interfaces: tuple[str, ...]) -> str | None:
-    """The address of this host that leads to the other nodes; None where there are none.
-
-    Slurm knows their addresses, also where their names are in no name service.
-    """
-    others = [host.name for host in topology.hosts if host.name != HERE]
-    if not others:
-        return None
-    if interfaces:
-        return address_for(others, interfaces)
-    found = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", "--oneliner", others[0]))
-    return address_for([found[1] if found else others[0]])
-
-
-def _scontrol(*words: str) -> str:
-    """What it prints. Raises `LaunchError`."""
-    program = require("scontrol")
-    try:
-        done = subprocess.run(
-            [program, *words], capture_output=True, text=True, timeout=_SCONTROL_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise LaunchError(
-            f"`scontrol {' '.join(words)}` has not answered within {_SCONTROL_SECONDS} s. Is "
-            "slurmctld running? Try `scontrol ping`."
-        ) from None
-    if done.returncode != 0:
-        raise LaunchError(f"`scontrol {' '.join(words)}`: {done.stderr.strip() or done.stdout}")
-    return done.stdout

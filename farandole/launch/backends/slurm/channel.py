@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
+
+from farandole.launch.backends.slurm.node_address import node_address
 
 
 @dataclass(frozen=True)
 class Srun:
     """A `Channel` to the nodes of the allocation that this process runs in."""
+
+    name: ClassVar[str] = "srun"
 
     def words(self, host: str, command: Sequence[str]) -> list[str]:
         """A job step of one task, which has all that the job has on the node."""
@@ -26,3 +31,6 @@ class Srun:
             f"Try `srun --overlap -N1 -n1 -w {host} true` in the allocation, and look at `scontrol "
             f"show node {host}`."
         )
+
+    def address_of(self, host: str) -> str:
+        return node_address(host)

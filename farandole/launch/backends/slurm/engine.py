@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from farandole.errors import UserError
-from farandole.launch.backends.slurm.allocation import SlurmAllocation, own_address
+from farandole.launch.backends.slurm.allocation import SlurmAllocation
 from farandole.launch.backends.slurm.channel import Srun
 from farandole.launch.backends.slurm.options import SlurmOptions
 from farandole.launch.backends.slurm.submit import submit
@@ -37,10 +37,9 @@ def _run(request: EngineRequest, allocation: SlurmAllocation) -> int:
     job = request.job(topology)
     if topology.host(0).name != HERE:  # under salloc this may be a login node
         job = replace(job, rank0_owns_terminal=False)
-    address = own_address(topology, request.interfaces)
 
     def launch(job: Job) -> Outcome:
-        return launch_on_hosts(job, topology, Srun(), request.interfaces, address=address)
+        return launch_on_hosts(job, topology, Srun(), request.interfaces)
 
     outcome = launch_with_restarts(launch, job, topology, request.restarts)
     print_outcome(outcome, topology.size, topology=topology)

@@ -12,7 +12,7 @@ def require(program: str) -> str:
     found = shutil.which(program)
     if found is None:
         raise UserError(
-            f"--on slurm needs {program}, and there is none on the PATH: apt install slurm-client "
+            f"Slurm's {program} is needed, and there is none on the PATH: apt install slurm-client "
             "(Debian), or run it on a login node of the cluster. --dry-run only prints the script."
         )
     return found

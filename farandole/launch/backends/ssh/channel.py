@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 _AGENT_SECONDS = 90.0  # for Python to start there, perhaps from a slow network file system
 _ALIVE_SECONDS = 15  # ssh gives up a host that three times did not answer within this time
@@ -20,6 +21,7 @@ _ALIVE_SECONDS = 15  # ssh gives up a host that three times did not answer withi
 class Ssh:
     """A `Channel` over the `ssh` of this host."""
 
+    name: ClassVar[str] = "ssh"
     port: int | None = None
     identity_file: Path | None = None
     connect_seconds: int = 30
@@ -38,6 +40,9 @@ class Ssh:
     def advice(self, host: str) -> str:
         tried = shlex.join(["ssh", "-o", "BatchMode=yes", *self._options(), host, "true"])
         return f"Try `{tried}`, which must end without an error."
+
+    def address_of(self, host: str) -> str:
+        return host
 
     def _options(self) -> list[str]:
         given = {"-p": self.port, "-i": self.identity_file}

@@ -3,9 +3,10 @@
     runs/digits/attempts.json    {"attempts": [{"seconds": 5400.0, "failed": true}, …]}
 
 An attempt counts as failed from its start until it says that it has ended in order: a process that
-is killed cannot say anything. Its seconds are written with each checkpoint, and so are right up to
-the last one. The file is for a choice of speed only, so one that cannot be read or written is no
-error.
+is killed cannot say anything. Where the user has stopped the job (Ctrl-C), the launcher says so
+instead, by a file beside this one. Its seconds are written with each checkpoint, and so are right
+up to the last one. The file is for a choice of speed only, so one that cannot be read or written is
+no error.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Final
 from farandole.errors import FarandoleError
 from farandole.files import write_whole
 from farandole.train.checkpoint.automatic.durations import show_seconds
+from farandole.worker.marker_files import INTERRUPTED, record_attempts
 
 NAME: Final = "attempts.json"
 ASSUMED_SECONDS: Final = 24 * 3600.0
@@ -45,6 +47,9 @@ class Attempts:
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
         self._earlier = _read(self._path)
+        if self._earlier and _was_interrupted(folder):
+            self._earlier[-1] = replace(self._earlier[-1], failed=False)
+        record_attempts(folder)
         self._own = Attempt(0.0, failed=True)
         self._began = time.monotonic()
         self._raised = False
@@ -97,6 +102,15 @@ class Attempts:
         with contextlib.suppress(FarandoleError, OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._path, text.encode())
+
+
+def _was_interrupted(folder: Path) -> bool:
+    """Whether the user stopped the last attempt. Says so once."""
+    try:
+        (folder / INTERRUPTED).unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _read(path: Path) -> list[Attempt]:

@@ -29,7 +29,7 @@ from farandole.launch.backends.remote.frames import (
     skip_to_mark,
 )
 from farandole.launch.backends.remote.orders import End, Order, Setup
-from farandole.launch.host_facts import HostFacts, facts_of_this_host
+from farandole.launch.host_facts import HostFacts, JobFiles, facts_of_this_host
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -57,9 +57,11 @@ class Launcher:
             "worker_variable": "RANK",
             "workers": 2,
             "script": None,
+            "files": [],
             "in_one_stream": False,
             "grace_seconds": 60.0,
             "may_fork": False,
+            "watches_activity": False,
             "silence_seconds": 300.0,
         }
         self.process = subprocess.Popen(
@@ -225,10 +227,10 @@ def test_it_shares_one_import_of_torch_and_knows_its_host(sandbox: Sandbox) -> N
         seen = json.loads(found[OUTPUT, number])
         assert seen == ["Preloaded", threads, str(number), ["train.py", "a b"]]
     assert launcher.close() == 0
-    here = facts_of_this_host(script)
+    here = facts_of_this_host(JobFiles("/", str(script)))
     assert _without_clock(launcher.facts) == _without_clock(here)
     assert abs(launcher.facts.clock_seconds - here.clock_seconds) < 1000
-    assert here.script_digest is not None
+    assert here.script is not None
     assert here.torch is not None
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -34,6 +34,7 @@ class Here:
     """`instead` of the agent's command, by host; `{}` in it is that command."""
 
     instead: dict[str, list[str]] = field(default_factory=dict)
+    name: ClassVar[str] = "hand"
 
     def words(self, host: str, command: Sequence[str]) -> list[str]:
         words = self.instead.get(host, ["{}"])
@@ -41,6 +42,9 @@ class Here:
 
     def advice(self, host: str) -> str:
         return f"Try to reach {host}."
+
+    def address_of(self, host: str) -> str:
+        return host
 
 
 @pytest.fixture
@@ -59,64 +63,70 @@ def run(script: Path, channel: Here, hosts: Sequence[str] = ("far",), **options:
     return launch_on_hosts(job, topology, channel, ["lo"], **options)
 
 
-def error_of(outcome: Outcome) -> str:
-    assert outcome.failure is not None
-    assert outcome.exit_code == 255
-    return outcome.failure.error
+def refused(sandbox: Sandbox, channel: Here, **options: float) -> str:
+    """What is said of the host. Nothing has started, and nothing is left."""
+    script = sandbox.script("train.py", "from pathlib import Path; Path('started').touch()")
+    with pytest.raises(LaunchError) as raised:
+        run(script, channel, ("near", "far"), **options)
+    assert sandbox.processes() == []
+    assert not (sandbox.folder / "started").exists()
+    first, rest = str(raised.value).split("\n", 1)
+    assert first == "the job was not started."
+    return rest
 
 
 @pytest.mark.parametrize(
     ("instead", "message"),
     [
-        (["env", "/nowhere/python"], f"there is no {sys.executable} on host far. Install the same"),
+        (["env", "/nowhere/python"], f"host far: there is no Python at {sys.executable} (env: "),
         (
             [sys.executable, "-I", "-S", "-m", "farandole"],
-            f"host far cannot be reached, or {sys.executable} there has no Farandole (exit code 1)",
+            "host far: Farandole does not start there: ",
         ),
-        (["sh", "-c", "echo no route >&2; exit 255"], "no route\nhost far cannot be reached"),
-        (["sleep", "600"], "host far did not answer within 2 s. Try to reach far."),
-        (["sh", "-c", "echo hello; exec sleep 600"], "host far did not answer within 2 s."),
+        (
+            ["sh", "-c", "echo no route >&2; exit 255"],
+            "host far: it cannot be reached by hand: no route. Try to reach far.",
+        ),
+        (["sleep", "600"], "host far: it did not answer within 2 s. Try to reach far."),
+        (["sh", "-c", "echo hello; exec sleep 600"], "host far: it did not answer within 2 s."),
         (
             ["sh", "-c", "printf '\\0farandole agent\\0\\n'; echo broken >&2"],
-            "broken\nthe agent of host far failed.",
+            "host far: Farandole does not start there: broken (exit code 0).",
         ),
     ],
 )
 def test_a_host_without_an_agent(sandboxed: Sandbox, instead: list[str], message: str) -> None:
-    script = sandboxed.script("train.py", "")
     seconds = 2.0 if "sleep" in " ".join(instead) else 300.0
-    outcome = run(script, Here({"far": instead}), connect_seconds=seconds)
-    assert message in error_of(outcome)
-    assert sandboxed.processes() == []
+    # Within so short a time no other host need answer.
+    assert message in refused(sandboxed, Here({"far": instead}), connect_seconds=seconds)
 
 
 OTHER = """
 import dataclasses, sys, time
 from pathlib import Path
 from farandole.launch.backends.remote.frames import FACTS, MARK, encoded
-from farandole.launch.host_facts import facts_of_this_host
+from farandole.launch.host_facts import JobFiles, facts_of_this_host
 
-facts = facts_of_this_host(Path(sys.argv[1]))
-facts = dataclasses.replace(facts, **eval(sys.argv[2]))
+facts = facts_of_this_host(JobFiles("/", str(Path("train.py").absolute())))
+facts = dataclasses.replace(facts, **eval(sys.argv[1]))
 sys.stdout.buffer.write(MARK + encoded(FACTS, content=facts.to_json()))
 sys.stdout.flush()
-time.sleep(600)
+sys.stdin.buffer.read()
 """
 
 
 @pytest.mark.parametrize(
     ("difference", "message"),
     [
-        ("{'torch': '1.0'}", "host far has torch 1.0, and "),
-        ("{'script_digest': None}", "train.py is not on host far. Copy it there"),
+        ("{'torch': '1.0'}", "host far: it has torch 1.0, and this host has "),
+        ("{'script': None}", "train.py is not there (in "),
+        ("{'clock_seconds': time.time() - 3600}", "host far: its clock is 60 minutes behind this"),
+        ("{'no_way_back': 'x:1: refused'}", "far: it cannot connect to this host at x:1: refused."),
     ],
 )
 def test_a_host_that_is_refused(sandboxed: Sandbox, difference: str, message: str) -> None:
-    script = sandboxed.script("train.py", "")
     other = str(sandboxed.script("other.py", OTHER))
-    outcome = run(script, Here({"far": [sys.executable, other, str(script), difference]}))
-    assert message in error_of(outcome)
-    assert sandboxed.processes() == []
+    assert message in refused(sandboxed, Here({"far": [sys.executable, other, difference]}))
 
 
 def test_a_program_that_is_not_here(sandboxed: Sandbox) -> None:
@@ -132,9 +142,10 @@ def test_a_shell_that_talks_first_and_a_host_that_is_lost(sandboxed: Sandbox) ->
     assert run(script, Here({"far": talks})).exit_code == 0
     lost = sandboxed.script("lost.py", "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
     outcome = run(lost, Here())
-    assert "host far was lost: the connection to its agent ended. Try to reach far." in error_of(
-        outcome
-    )
+    assert outcome.failure is not None
+    assert outcome.exit_code == 255
+    said = "host far was lost: the connection to its agent ended. Try to reach far."
+    assert said in outcome.failure.error
     sandboxed.wait_until_gone()
 
 

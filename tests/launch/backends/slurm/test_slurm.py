@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -73,8 +74,14 @@ def test_a_job_that_is_preempted_resumes(sandbox: Sandbox, slurm: SlurmCluster) 
 def test_in_an_allocation(sandbox: Sandbox, slurm: SlurmCluster) -> None:
     known = {"SLURM_CONF": str(slurm.configuration), "TRY_THIS": "out"}
     salloc = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1"]
-    # Without --nodes, the whole allocation.
-    done = sandbox.run([*salloc, *farandole("run", "--on", "slurm", str(SCRIPT))], **known)
+    # Nodes are reached by srun: many sites allow no ssh to them.
+    ssh = sandbox.folder / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text("#!/bin/sh\ntouch ssh-was-used\n")
+    ssh.chmod(0o755)
+    known["PATH"] = f"{ssh.parent}:{os.environ['PATH']}"
+    done = sandbox.run([*salloc, *farandole("run", str(SCRIPT))], **known)
+    assert not (sandbox.folder / "ssh-was-used").exists()
     assert done.returncode == 0, done.stderr
     for facts in trained_ranks(done.stdout, 2):
         assert facts["variables"] == {"TRY_THIS": "out"}
@@ -187,6 +194,6 @@ def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "train.py").touch()
-    with pytest.raises(UserError, match="needs sbatch, and there is none on the PATH: apt install"):
+    with pytest.raises(UserError, match="sbatch is needed, and there is none on the PATH: apt"):
         printed("train.py")
     assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]

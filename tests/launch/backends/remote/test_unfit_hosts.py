@@ -1,4 +1,4 @@
-"""The look at other hosts before a job starts: what is wrong there is named, and nothing starts.
+"""Hosts that cannot take part in a job: what is wrong there is named, and nothing starts.
 
 The `ssh` of these tests runs its command on this machine, changed in one respect. Real servers are
 in `tests/cli/test_several_hosts.py`.
@@ -9,20 +9,20 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import pytest
-
-from farandole.errors import LaunchError
-from farandole.launch.backends.ssh.channel import Ssh
-from farandole.launch.probes import session
-from farandole.launch.probes.host_check import JobFiles
-from farandole.launch.probes.session import ProbeError, ProbeSession
-
 if TYPE_CHECKING:
     from conftest import Sandbox
 
 SCRIPT = "from pathlib import Path; Path('started').touch()"
 HOSTS = ("-H", "localhost:1,there:1", "--network-interfaces", "lo")
 LATE = "import time; real = time.time; time.time = lambda: real() + 3600"
+DEAF = """
+import socket
+
+def refuse(self, where):
+    raise PermissionError("a firewall")
+
+socket.socket.connect = refuse
+"""
 
 
 def path_with_ssh(sandbox: Sandbox, before: str) -> str:
@@ -83,48 +83,40 @@ def test_farandole_that_does_not_start_there(sandbox: Sandbox) -> None:
     (package / "__init__.py").write_text("")
     said = refused(sandbox, before)
     assert said.startswith("host there: Farandole does not start there: ")
-    assert said.endswith("Install the same version there, in the same Python.")
+    assert "Install the same version there, in the same Python." in said
 
 
 def test_a_script_that_is_missing_there(sandbox: Sandbox) -> None:
-    # Another root for the paths of the job: the folder is there, and the script is not.
-    empty = sandbox.folder / "empty"
-    empty.mkdir()
-    change = f'sed -u "s,{sandbox.folder}\\",{empty}\\","'
-    before = f'exec 3<&0; {change} <&3 | setsid --wait sh -c "$command"; exit'
-    said = refused(sandbox, before)
+    # The launcher has read it by then, and no worker of this host has started.
+    said = refused(sandbox, "mv train.py moved.py")
     assert said.startswith("host there: the script train.py is not there (in ")
 
 
-def test_a_race_that_cannot_read_what_rank_0_writes(sandbox: Sandbox) -> None:
-    """The other host has the script, and does not see what this one writes."""
-    path = path_with_ssh(sandbox, "rm -f runs/*/.farandole-*")
+def test_a_launcher_that_cannot_be_reached(sandbox: Sandbox) -> None:
+    before = another_module_path(sandbox)
+    (sandbox.folder / "other" / "sitecustomize.py").write_text(DEAF)
+    said = refused(sandbox, before)
+    assert said.startswith("host there: it cannot connect to this host at 127.0.0.1:")
+    assert "a firewall. Let it connect to this host (firewall), or name the interface" in said
+
+
+def test_all_hosts_are_named_at_once_and_ssh_never_asks(sandbox: Sandbox) -> None:
+    """One does not let us in, and one has no Farandole. The third would do, and starts nothing."""
+    before = """case "$*" in
+        *" there env "*) echo 'ann@there: Permission denied (publickey,password).' >&2; exit 255;;
+        *" here env "*) command="exit 3";;
+    esac
+    echo "$*" >> ssh.log"""
+    path = path_with_ssh(sandbox, before)
     sandbox.script("train.py", SCRIPT)
-    there = ("-H", "there:1", "--network-interfaces", "lo", "--sync", "allreduce")
-    done = sandbox.farandole("race", *there, "train.py", PATH=path)
+    hosts = ("-H", "localhost:1,there:1,here:1,near:1", "--network-interfaces", "lo")
+    done = sandbox.farandole("run", *hosts, "train.py", PATH=path)
+    assert sandbox.processes() == []
+    assert not (sandbox.folder / "started").exists()
     assert done.returncode == 1
-    assert "host there: it does not see this host's folder " in done.stderr
-    assert "Rank 0 of each lane is on host there" in done.stderr
-    assert not (sandbox.folder / "runs").exists()
-
-
-def test_a_host_that_prints_something_else(sandbox: Sandbox) -> None:
-    said = refused(sandbox, "echo welcome")
-    assert said.startswith("host there: its answer is not understood: b'welcome\\n'.")
-
-
-def test_a_host_that_never_answers(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", path_with_ssh(sandbox, "exec sleep 600"))
-    monkeypatch.setattr(session, "_START_SECONDS", 0.2)
-    monkeypatch.setattr(session, "_ANSWER_SECONDS", 0.2)
-    with ProbeSession("there", Ssh(connect_seconds=0)) as probe:
-        with pytest.raises(ProbeError, match=r"there: it did not answer within 0.2 s\. Try `ssh "):
-            probe.facts(JobFiles("/"))
-        process = probe._process
-    assert process.poll() is not None
-
-
-def test_there_is_no_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(LaunchError, match=r"cannot start ssh to host there.*Install an ssh client"):
-        ProbeSession("there", Ssh())
+    first, *problems = done.stderr.splitlines()
+    assert first == "farandole: the job was not started."
+    assert [problem.split(":")[0] for problem in problems] == ["host there", "host here"]
+    assert "(publickey,password). Try `ssh -o BatchMode=yes there true`" in problems[0]
+    assert "does not start there: it said nothing (exit code 3)" in problems[1]
+    assert "-o BatchMode=yes" in (sandbox.folder / "ssh.log").read_text()
