@@ -10,9 +10,10 @@ from farandole.errors import UserError
 
 if TYPE_CHECKING:
     from farandole.launch.job import Job, Outcome
-    from farandole.launch.placement.placement import Placement
+    from farandole.launch.placement.placement import HostOptions, Placement
     from farandole.layout import Layout
     from farandole.sync import Strategy
+    from farandole.topology import Topology
 
 
 class Options(ElasticOptions, Protocol):
@@ -23,9 +24,13 @@ class Options(ElasticOptions, Protocol):
     @property
     def pretend_hosts(self) -> str | None: ...
     @property
-    def checkpoint(self) -> str | None: ...
-    @property
     def horovod(self) -> bool: ...
+    @property
+    def where(self) -> HostOptions: ...
+    @property
+    def module(self) -> bool: ...
+    @property
+    def script(self) -> str: ...
 
 
 def run_elastic(
@@ -34,31 +39,38 @@ def run_elastic(
     placement: Placement,
     strategy: Strategy | None,
     layout: Layout | None,
-) -> Outcome:
-    """Runs `job` on workers of this host, which come and go. Returns how it ended."""
-    _check(options, job.workers, strategy, layout)
-    if placement.others:
-        raise UserError(
-            f"jobs whose workers come and go run on one host so far, and there are others: "
-            f"{', '.join(placement.others)}. Leave them out, or leave out --min and --restarts."
-        )
-    from farandole.launch.hosts import HERE
-    from farandole.launch.launcher import launch_elastic
-    from farandole.launch.policies.elastic.job import ElasticJob, TrainingLimits
+) -> tuple[Outcome, Topology]:
+    """Runs `job` on workers that come and go. Returns how it ended.
 
+    They change ranks and hosts: the topology has one host, and where a worker was that failed, a
+    line has told.
+    """
+    _check(options, job.workers, strategy, layout)
+    from farandole.launch.hosts import HERE
+    from farandole.launch.policies.elastic.job import ElasticJob, TrainingLimits
+    from farandole.topology import Topology
+
+    everywhere = Topology.single(job.workers)
     most = options.max_workers or job.workers
-    return launch_elastic(
-        ElasticJob(
-            job.command,
-            min_workers=1 if options.min_workers is None else options.min_workers,
-            max_workers=most,
-            discover=lambda: {HERE: most},
-            workers=job.workers,
-            start_timeout_seconds=options.elastic_wait,
-            answer_seconds=options.elastic_wait,
-            training=TrainingLimits(job, options.restarts, options.replace_stragglers),
-        )
+    elastic = ElasticJob(
+        job.command,
+        min_workers=1 if options.min_workers is None else options.min_workers,
+        max_workers=most,
+        discover=lambda: {HERE: most},
+        workers=job.workers,
+        start_timeout_seconds=options.elastic_wait,
+        answer_seconds=options.elastic_wait,
+        training=TrainingLimits(job, options.restarts, options.replace_stragglers),
+        silence_seconds=options.host_silence,
     )
+    if not placement.entries:
+        from farandole.launch.launcher import launch_elastic
+
+        return launch_elastic(elastic), everywhere
+    from farandole.launch.probes.elastic_launch import launch_elastic_placed
+
+    script = None if options.module else options.script
+    return launch_elastic_placed(elastic, placement, options.where, script=script), everywhere
 
 
 def _check(
@@ -80,6 +92,8 @@ def _check(
         raise UserError("--replace-stragglers: say with --restarts how many may be replaced.")
     if not options.elastic_wait > 0:
         raise UserError(f"--elastic-wait {options.elastic_wait:g}: give seconds above 0.")
+    if not options.host_silence > 0:
+        raise UserError(f"--host-silence {options.host_silence:g}: give seconds above 0.")
     why = None if strategy is None else strategy.why_not_elastic
     if why is not None:
         raise UserError(
@@ -94,7 +108,6 @@ def _refuse_others(options: Options, layout: Layout | None) -> None:
         "--layout": layout is not None and layout.ranks != 1,
         "--trace": options.trace is not None,
         "--pretend-hosts": options.pretend_hosts is not None,
-        "--checkpoint": options.checkpoint is not None,
     }
     for name, is_given in refused.items():
         if is_given:

@@ -138,6 +138,7 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 4 --trace out.json train.py
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
       farandole run -n 8 --min 4 --restarts 10 train.py
+      farandole run --hostfile hosts --min 4 --max 16 --restarts 10 train.py
       farandole run -n 4 --horovod train_with_horovod.py
       farandole run --on slurm --nodes 4 --per-node 8 train.py
     """

@@ -51,6 +51,7 @@ class RunOptions:
     max_workers: int | None
     replace_stragglers: bool
     elastic_wait: float
+    host_silence: float
     exit_timeout: float | None
     stall: float | None
     stall_kill: bool
@@ -100,7 +101,8 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
     from farandole.launch.placement.placement import Placement, place
     from farandole.launch.servers import plan_servers
 
-    described = place(options.where, options.workers)
+    may_grow = is_elastic(options) and options.where.hostfile is not None
+    described = place(options.where, options.workers, may_grow=may_grow)
     placement = described or Placement.here(options.workers or _gpu_count() or 1)
     strategy, layout = read_scheme(options.sync, options.layout, placement.topology.size)
     plan = plan_servers(
@@ -110,7 +112,7 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
         _check_other_hosts(options, placement, plan)
     job = _job(options, placement, strategy, layout, plan)
     if is_elastic(options) and plan is None:
-        return run_elastic(options, job, placement, strategy, layout), placement.topology
+        return run_elastic(options, job, placement, strategy, layout)
     if options.min_workers is not None:
         raise UserError(
             f"--min {options.min_workers} is for jobs without parameter servers. With them any "

@@ -45,6 +45,7 @@ class Session:
     optimizers: list[Optimizer] = field(default_factory=list)  # that the script itself steps
     most_workers: int | None = None  # of an elastic job; None: it is none
     is_successor: bool = False  # another worker was rank 0 before this one
+    joined_later: bool = False  # the others had begun when this one came, in an elastic job
 
     @property
     def rank(self) -> int:

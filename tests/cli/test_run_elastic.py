@@ -31,8 +31,7 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
         (["-n", "2", "--min", "1", "--sync", "allreduce:codec=int8"], "what int8 keeps back"),
         (["-n", "2", "--min", "1", "--layout", "stages=2"], "--layout is not there"),
         (["-n", "2", "--min", "1", "--pretend-hosts", "2"], "--pretend-hosts is not there"),
-        (["-n", "2", "--min", "1", "--checkpoint", "every=1h"], "--checkpoint is not there"),
-        (["-H", "localhost:1,192.0.2.1:1", "--min", "1"], "there are others: 192.0.2.1"),
+        (["--min", "1", "--host-silence", "0"], "--host-silence 0"),
         (["-n", "2", "--min", "1", "--sync", "server"], "for jobs without parameter servers"),
         (["-n", "2", "--min", "1", "--horovod"], "horovodrun --min-np"),
     ],
@@ -53,6 +52,10 @@ def test_refused_before_the_start(words: list[str], said: str, tmp_path: Path) -
             "run.distribute(model, optimizer)\n"
             "for x in run.loader(torch.zeros(8, 1), batch_size=1): pass",
             "write `for e in run.epochs(n)`",
+        ),
+        (
+            "run.save('memory://here')",
+            "saving to memory://here, an object store, is not there",
         ),
         (
             "run.distribute(model, optimizer, sync=fd.Local(every=2))",

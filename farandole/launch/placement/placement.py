@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from farandole.errors import UserError
@@ -61,6 +61,7 @@ class Placement:
     topology: Topology
     ssh: Ssh
     interfaces: tuple[str, ...] = ()
+    entries: Mapping[str, HostEntry] = field(default_factory=dict)  # all, also those without ranks
 
     @classmethod
     def here(cls, workers: int) -> Placement:
@@ -82,27 +83,37 @@ class Placement:
 
 
 def place(
-    options: HostOptions, workers: int | None, environ: Mapping[str, str] = os.environ
+    options: HostOptions,
+    workers: int | None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    may_grow: bool = False,
 ) -> Placement | None:
     """`workers` ranks, or one for every slot, on the described hosts, filling one after the other.
 
-    None where nothing describes any: the job is this host's. Raises `UserError` for descriptions
-    that cannot be, and where there are too few slots.
+    None where nothing describes any: the job is this host's. `may_grow`: other hosts may be added
+    while it runs. Raises `UserError` for descriptions that cannot be, and where there are too few
+    slots.
     """
     entries, allocation = _described(options, environ)
     if entries is None:
         _refuse_idle(options)
         return None
-    refuse_repeated(entries)
-    named = {_name(entry): entry for entry in entries}
+    named = named_hosts(entries)
     slots = {name: entry.slots for name, entry in named.items()}
     if allocation is not None and workers is not None and workers > sum(slots.values()):
         raise _too_small(allocation, workers)
     topology = place_workers(slots, sum(slots.values()) if workers is None else workers)
     ssh = SshByHost(options.ssh_port, options.ssh_identity_file, entries=named)
-    if set(named) == {HERE}:
+    if set(named) == {HERE} and not may_grow:
         _refuse_idle(options)
-    return Placement(topology, ssh, options.interfaces)
+    return Placement(topology, ssh, options.interfaces, named)
+
+
+def named_hosts(entries: Sequence[HostEntry]) -> dict[str, HostEntry]:
+    """By the names that a job uses. Raises `UserError` where two are those of one host."""
+    refuse_repeated(entries)
+    return {_name(entry): entry for entry in entries}
 
 
 def _described(

@@ -37,9 +37,11 @@ from farandole.launch.job_directory import JobDirectory
 CONNECT_SECONDS = 120.0
 """From the start of the channel to the agent's answer."""
 
+SILENCE_SECONDS = 300.0
+"""After which a host, or for its agent the launcher, counts as lost."""
+
 _AGENT = "farandole.launch.backends.remote.agent"
 _PATHS = ("PYTHONPATH", "LD_LIBRARY_PATH")  # without which Python may not even start
-_SILENCE_SECONDS = 300.0
 _CLOSE_SECONDS = 20.0
 _NOT_THERE = (126, 127)  # what shells and `env` answer for a program that they cannot start
 
@@ -55,12 +57,14 @@ class RemoteBackend:
         channel: Channel,
         *,
         connect_seconds: float = CONNECT_SECONDS,
+        silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         self._job = job
         self._directory = directory
         self._endpoint = endpoint
         self._channel = channel
         self._connect_seconds = connect_seconds
+        self._silence_seconds = silence_seconds
         self._folder = Path.cwd()
         self._script = script_of(job.program, job.command, self._folder)
         self._connections: dict[str, HostConnection] = {}
@@ -151,7 +155,7 @@ class RemoteBackend:
             in_one_stream=self._directory.in_one_file,
             grace_seconds=job.grace_seconds,
             may_fork=job.fork is not False and os.environ.get(FORK) != "0",
-            silence_seconds=_SILENCE_SECONDS,
+            silence_seconds=self._silence_seconds,
         )
 
     def _check(self, host: str, there: HostFacts, within_seconds: float) -> list[str]:
