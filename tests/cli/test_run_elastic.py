@@ -32,6 +32,7 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
         (["-n", "2", "--min", "1", "--layout", "stages=2"], "--layout is not there"),
         (["-n", "2", "--min", "1", "--pretend-hosts", "2"], "--pretend-hosts is not there"),
         (["--min", "1", "--host-silence", "0"], "--host-silence 0"),
+        (["-H", "localhost:1,no.invalid:1", "--min", "1"], "the job was not started.\nhost no.inv"),
         (["-n", "2", "--min", "1", "--sync", "server"], "for jobs without parameter servers"),
         (["-n", "2", "--min", "1", "--horovod"], "horovodrun --min-np"),
     ],

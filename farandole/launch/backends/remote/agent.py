@@ -80,6 +80,7 @@ class Agent:
         if self._is_leaving or self._silent_seconds < seconds:
             return False
         sys.stderr.write(f"the launcher was not heard of for {seconds:g} s: workers are stopped\n")
+        self._outgoing.give_up()  # else `close` would wait for somebody to take it
         return True
 
     def _leave(self) -> None:

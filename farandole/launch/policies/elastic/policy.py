@@ -191,7 +191,7 @@ class Elastic(Policy):
             tell(f"{worker.describe(failure)}, when rank 0 was done")
             return
         self._failures.append(failure)
-        tell(f"{worker.describe(failure)}{self._blame_host(worker)}")
+        tell(f"{worker.describe(failure).rstrip('.')}{self._blame_host(worker)}")
 
     def _blame_host(self, worker: ElasticWorker) -> str:
         """Counts the failure against its host; returns what follows from it, to be told."""

@@ -65,10 +65,8 @@ class ElasticTraining(Elastic):
         super().__init__(job, pool, rendezvous, discovery)
         assert job.training is not None
         self._limits = job.training
-        self._hosts = UsableHosts(
-            discovery, pool.reaches, job.admission, pause_seconds=_BLOCKED_SECONDS
-        )
-        self._known_slots: Mapping[str, int] | None = None
+        self._hosts = UsableHosts(discovery, pool.reaches, job.admission, _BLOCKED_SECONDS)
+        self._cut_off: set[int] = set()  # workers whose hosts were lost
         self._rank0_host: str | None = None
         self._restarts = Restarts(job.training.restarts)
         self._has_begun = False  # the generation under way has, or had, the state
@@ -135,7 +133,11 @@ class ElasticTraining(Elastic):
     def _plan(self) -> GenerationPlan:
         self._hosts.refresh()
         members = self._members()
-        self._note_added_slots(members)
+        if added := self._hosts.take_added_slots():
+            # Workers for them replace nobody, and take no restart.
+            here = sum(member.host in self._hosts.slots for member in members)
+            most = self._job.max_workers or added + here
+            self._free_starts += max(0, min(added, most - here - self._free_starts))
         return plan_training(
             self._hosts.slots,
             members,
@@ -144,16 +146,6 @@ class ElasticTraining(Elastic):
             min_workers=self._job.min_workers,
             max_workers=self._job.max_workers,
         )
-
-    def _note_added_slots(self, members: Sequence[Member]) -> None:
-        """Workers for slots that are added replace nobody, and take no restart."""
-        now, before = self._hosts.slots, self._known_slots
-        if before is not None and now != before:
-            added = sum(max(0, slots - before.get(host, 0)) for host, slots in now.items())
-            workers = sum(member.host in now for member in members)
-            most = self._job.max_workers or added + workers
-            self._free_starts += max(0, min(added, most - workers - self._free_starts))
-        self._known_slots = now
 
     def _start_allowed(self, plan: GenerationPlan) -> GenerationPlan:
         """Starts what is missing, as far as it may; returns the plan without those that may not."""
@@ -268,23 +260,30 @@ class ElasticTraining(Elastic):
         return super().outcome(stopped_by or self._stopped_by)
 
     def _note_failure(self, worker: ElasticWorker, code: int) -> None:
+        # All workers of a host that is lost are one failure: others need not wait long for them.
+        is_known = worker.host in self._hosts.left_out() and self._is_cut_off(worker)
         super()._note_failure(worker, code)
-        self._restarts.note_failure()
+        if not is_known:
+            self._restarts.note_failure()
         if worker.rank is not None:
             self._rendezvous.tell_lost(self._generation)
 
     def _blame_host(self, worker: ElasticWorker) -> str:
-        admission = self._hosts.admission
-        if admission is not None and self._pool.is_host_lost(worker.number):
-            return admission.lost(worker.host)
+        if self._is_cut_off(worker):
+            assert self._hosts.admission is not None
+            self._cut_off.add(worker.number)
+            return self._hosts.admission.lost(worker.host)
         # Where there is no other host, restarts and their pauses are limit enough.
         if len(self._hosts.slots) == 1:
             return self._replacement()
         said = super()._blame_host(worker)
         pause = self._hosts.blocklist.pause_seconds(worker.host)
-        if pause is None or not self._hosts.blocklist.is_left_out(worker.host):
-            return said
-        return f"; {worker.host} is left out for {pause:g} s: workers keep failing there"
+        if pause is not None and self._hosts.blocklist.is_left_out(worker.host):
+            return f"; {worker.host} is left out for {pause:g} s: workers keep failing there"
+        return said
+
+    def _is_cut_off(self, worker: ElasticWorker) -> bool:
+        return self._hosts.admission is not None and self._pool.is_host_lost(worker.number)
 
     def _replacement(self) -> str:
         if self._restarts.left:
@@ -296,7 +295,8 @@ class ElasticTraining(Elastic):
         """Asked when the survivors of exceptions have said which step they are in, or there are
         none."""
         for failure in self._failures:
-            if self._raised.is_repeated(failure, self._step):
+            of_script = failure.rank not in self._cut_off
+            if of_script and self._raised.is_repeated(failure, self._step):
                 tell("two workers failed in the same way without progress: others would, too")
                 self.failure = failure
                 return True

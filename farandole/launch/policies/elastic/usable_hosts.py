@@ -29,7 +29,6 @@ class UsableHosts:
         discovery: Discovery,
         reaches: Callable[[str], bool],
         admission: Admission | None = None,
-        *,
         pause_seconds: float | None = None,
     ) -> None:
         self.slots: Mapping[str, int] = {}
@@ -39,6 +38,7 @@ class UsableHosts:
         self._told: str | None = None  # what the discovery failed with
         self._reaches = reaches
         self._found: Mapping[str, int] = {}
+        self._added = 0
         self._too_few_since: float | None = None
 
     def refresh(self) -> dict[str, int]:
@@ -57,6 +57,11 @@ class UsableHosts:
             if self.blocklist.is_left_out(host)
             or not (self.admission is None or self.admission.is_fit(host))
         ]
+
+    def take_added_slots(self) -> int:
+        """How many have been added to those of the first time, since the last call."""
+        added, self._added = self._added, 0
+        return added
 
     def note_enough(self) -> None:
         """There are enough of them."""
@@ -79,14 +84,17 @@ class UsableHosts:
         error = self._discovery.error
         said = None if error is None else str(error)
         if said is not None and said != self._told:
-            tell(f"{said} The job goes on with the hosts that it knows.")
+            tell(f"{said.rstrip('.')}. The job goes on with the hosts that it knows.")
         self._told = said
 
     def _note(self, found: Mapping[str, int]) -> None:
         if self._found:
             tell(f"the hosts are now {listed(found)}; they were {listed(self._found)}")
-        self._found = found
-        self.slots = {host: slots for host, slots in found.items() if self._reaches(host)}
+        reached = {host: slots for host, slots in found.items() if self._reaches(host)}
+        if self._found:
+            more = (slots - self.slots.get(host, 0) for host, slots in reached.items())
+            self._added += sum(max(0, slots) for slots in more)
+        self._found, self.slots = found, reached
         if len(self.slots) < len(found):
             tell(
                 f"{', '.join(found.keys() - self.slots.keys())}: not used, because the job began "
