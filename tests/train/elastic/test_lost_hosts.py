@@ -165,6 +165,7 @@ def test_hosts_come_and_go(hosts: tuple[Cluster, SshServers], sandbox: Sandbox) 
     # The launcher's own host is removed, and with it rank 0. A worker is killed.
     job.say_hosts("emulated-1", "emulated-2")
     job.wait_for("rank 0 is on host emulated-1", times=2)
+    job.wait_for_steps(3)
     os.kill(job.place(4)[1], signal.SIGKILL)
     job.wait_for_steps(5)
     assert job.place(5)[0] == "emulated-2"
