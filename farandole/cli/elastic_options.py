@@ -21,6 +21,8 @@ class ElasticOptions(Protocol):
     def replace_stragglers(self) -> bool: ...
     @property
     def elastic_wait(self) -> float: ...
+    @property
+    def host_silence(self) -> float: ...
 
 
 def elastic_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,5 +75,13 @@ _OPTIONS = (
         default=600.0,
         metavar="SECONDS",
         help="How long fewer than --min workers wait for replacements. [600]",
+    ),
+    click.option(
+        "--host-silence",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="With --min or --restarts: another host that was not heard of for so long counts as "
+        "lost, and ends its workers. [30]",
     ),
 )

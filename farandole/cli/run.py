@@ -36,7 +36,14 @@ SECTIONS = {
         *("--hosts", "--hostfile", "--ssh-port", "--ssh-identity-file", "--network-interfaces"),
     ),
     "Failures and time limits": (
-        *("--min", "--max", "--restarts", "--replace-stragglers", "--elastic-wait"),
+        *(
+            "--min",
+            "--max",
+            "--restarts",
+            "--replace-stragglers",
+            "--elastic-wait",
+            "--host-silence",
+        ),
         *("--stall", "--stall-kill", "--exit-timeout", "--grace"),
     ),
     "Parameter servers": ("--servers", "--replicas", "--functions", "--key-file"),
@@ -162,15 +169,16 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py
       farandole run -n 8 --min 4 --restarts 10 train.py
       farandole run -n 4 --layout stages=2 --restarts 10 --checkpoint every=1min train.py
+      farandole run --hostfile hosts --min 4 --max 16 --restarts 10 train.py
       farandole run -n 4 --horovod train_with_horovod.py
       farandole run --on slurm --nodes 4 --per-node 8 train.py
     """
-    from farandole.cli.run_job import RunOptions, check, run_job
+    from farandole.cli.job.run import RunOptions, check, run_job
 
     engine = ChosenEngine(click.get_current_context(), options)
     chosen = RunOptions(horovod=horovod, trace=trace.absolute() if trace else None, **options)
     if not engine.is_started_here:
-        from farandole.cli.run_on_engine import run_on_engine
+        from farandole.cli.job.on_engine import run_on_engine
 
         sys.exit(run_on_engine(engine, chosen))
     engine.check_hosts(chosen.where)

@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING
 from farandole.environment import ELASTIC_WORKER
 from farandole.launch.backends.by_host import BackendByHost
 from farandole.launch.backends.local import LocalBackend
-from farandole.launch.backends.remote.backend import CONNECT_SECONDS, NOTHING_MORE, RemoteBackend
+from farandole.launch.backends.remote.backend import (
+    CONNECT_SECONDS,
+    NOTHING_MORE,
+    SILENCE_SECONDS,
+    RemoteBackend,
+)
 from farandole.launch.backends.remote.channel import Channel
 from farandole.launch.backends.remote.requirements import Requirements
 from farandole.launch.backends.ssh.channel import Ssh
@@ -141,19 +146,24 @@ def launch_elastic(job: ElasticJob) -> Outcome:
     discovery = Discovery(job.discover)
     discovery.start()
     try:
-        others = [host for host in discovery.hosts or () if not is_here(host)]
+        hosts = discovery.hosts or {}
+        others = [host for host in hosts if not is_here(host)]
         # Where the user has named other hosts, or an interface that they share, they can reach us.
         is_shared = bool(others or job.interfaces)
         address = address_for(others, job.interfaces) if is_shared else LOOPBACK
         each = job.as_job()
-        here = each.workers if is_shared else None
+        # The cores of this host are shared by as many as may be here.
+        own = sum(slots for host, slots in hosts.items() if host not in others)
+        here = min(max(own, 1), each.workers) if is_shared else None
         directory = JobDirectory(each, ELASTIC_WORKER, here=here)
         pool = _pool(
             each,
             directory,
             address=address,
             channel=job.channel if is_shared else None,
+            interfaces=job.interfaces,
             connect_seconds=job.connect_seconds,
+            silence_seconds=job.silence_seconds,
         )
         kind = Elastic if job.training is None else ElasticTraining
         policy = kind(job, pool, RendezvousServer(pool.endpoint.store), discovery)
@@ -171,6 +181,7 @@ def _pool(
     interfaces: Sequence[str] = (),
     connect_seconds: float = CONNECT_SECONDS,
     requirements: Requirements = NOTHING_MORE,
+    silence_seconds: float = SILENCE_SECONDS,
     workers_by_host: Mapping[str, int] | None = None,
 ) -> WorkerPool:
     """With a `channel` also for workers of other hosts, which reach the launcher at `address`."""
@@ -190,6 +201,7 @@ def _pool(
             channel,
             connect_seconds=connect_seconds,
             requirements=requirements,
+            silence_seconds=silence_seconds,
         )
     backend = BackendByHost(local, remote)
     return WorkerPool(job, directory, endpoint, backend, workers_by_host)

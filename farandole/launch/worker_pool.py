@@ -12,6 +12,7 @@ from pathlib import Path
 from signal import Signals
 
 from farandole.launch.backends.base import Backend, Worker, WorkerSpec
+from farandole.launch.backends.remote.worker import UNREACHABLE
 from farandole.launch.backends.stopping import stop_workers
 from farandole.launch.endpoint import LauncherEndpoint
 from farandole.launch.job import Job
@@ -109,6 +110,11 @@ class WorkerPool:
         advice = self._ended[number].advice if number in self._ended else ""
         return replace(failure, error=f"{failure.error}\n{advice}".strip()) if advice else failure
 
+    def is_host_lost(self, number: int) -> bool:
+        """Whether a worker that has ended did so because its host could not be reached."""
+        worker = self._ended[number]
+        return worker.poll() == UNREACHABLE and bool(worker.advice)
+
     def end(self, number: int) -> int:
         """Stops one worker, and waits for it. Returns its exit code, or 0 if it does not end."""
         worker = self._ended[number] = self.running.pop(number)
@@ -120,8 +126,9 @@ class WorkerPool:
         self.running[number].kill()
 
     def kill_children(self, number: int) -> None:
-        """Those that a worker that has ended left on this host."""
-        self.directory.kill(number)
+        """Those that a worker that has ended left on this host. Elsewhere its agent sees to it."""
+        if self._ended[number].pid is not None:
+            self.directory.kill(number)
 
     def send(self, number: Signals) -> None:
         """A signal to every worker."""

@@ -70,7 +70,7 @@ class Run:
     ) -> None:
         place = settings.folder or folder
         self._claim: Claim | None = None  # of a folder that nobody named
-        self.name = self._chosen_name(group, place, settings, name)
+        self.name = self._chosen_name(group, place, settings.name or name, settings, elastic)
         progress = TrainingProgress()
         said = settings.check_finite
         self._session = Session(
@@ -110,14 +110,24 @@ class Run:
         if elastic is not None:
             elastic.attach(self._session, self._loaders)
 
-    def _chosen_name(self, group: Group, place: Path, settings: Settings, name: str | None) -> str:
-        chosen = settings.name or name
+    def _chosen_name(
+        self,
+        group: Group,
+        place: Path,
+        chosen: str | None,
+        settings: Settings,
+        elastic: ElasticTraining | None,
+    ) -> str:
+        if chosen is None and elastic is not None:
+            chosen = elastic.name_before()
         if chosen is None:
             chosen = default_name(settings.script or "run")
             if group.rank == 0:
                 self._claim = claim(place, chosen)
                 chosen = self._claim.name
         agreed: str = group.broadcast_json(check_name(chosen))
+        if elastic is not None and group.rank == 0:
+            elastic.keep_name(agreed)  # where all workers are lost, others go on in this folder
         return agreed
 
     # Who am I?

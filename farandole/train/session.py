@@ -47,6 +47,7 @@ class Session:
     most_workers: int | None = None  # of an elastic job; None: it is none
     is_successor: bool = False  # another worker was rank 0 before this one
     reporter: RunReporter | None = None  # on rank 0, where the launcher may start the job again
+    joined_later: bool = False  # the others had begun when this one came, in an elastic job
 
     @property
     def rank(self) -> int:

@@ -25,18 +25,24 @@ from farandole.worker.join import choose_transport
 
 
 def carrier(
-    assignment: RankAssignment, store: Store, timeout: timedelta, wanted: str = "auto"
+    assignment: RankAssignment,
+    store: Store,
+    timeout: timedelta,
+    wanted: str = "auto",
+    connecting: timedelta | None = None,
 ) -> Transport:
     """The fastest there is, or what is `wanted`. All ranks call it, with a store of their own.
 
-    Raises `JoinError` when a rank is lost meanwhile.
+    Raises `JoinError` when a rank is lost meanwhile: between hosts that is seen after `connecting`,
+    if it is given, or else after the timeout.
     """
     try:
         if assignment.one_host and wanted != "c10d":
             memory = _shared_memory(assignment, store, timeout)
             if memory is not None:
                 return memory
-        return _sockets(assignment, PrefixStore("sockets", store), timeout, wanted)
+        sockets = PrefixStore("sockets", store)
+        return _sockets(assignment, sockets, timeout, wanted, connecting or timeout)
     except PeerLost as lost:
         raise JoinError(
             f"rank {assignment.rank} of {assignment.size} connects, but {lost}."
@@ -61,11 +67,16 @@ def _shared_memory(
 
 
 def _sockets(
-    assignment: RankAssignment, store: Store, timeout: timedelta, wanted: str
+    assignment: RankAssignment,
+    store: Store,
+    timeout: timedelta,
+    wanted: str,
+    connecting: timedelta,
 ) -> Transport:
     """Between hosts; inside each it is memory if it can be."""
     rank, size = assignment.rank, assignment.size
-    process_group = new_process_group(store, rank, size, timeout)
+    process_group = new_process_group(store, rank, size, connecting)
+    process_group.set_timeout(timeout)
     world = C10d(process_group, rank=rank, size=size, timeout=timeout, store=store)
     # This carries CPU tensors alone.
     return choose_transport(world, torch.device("cpu"), wanted)

@@ -121,6 +121,30 @@ def lost_key(generation: int) -> str:
     return f"lost/{generation}"
 
 
+class Losses:
+    """Hears from the launcher, in a thread, that workers are lost."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        address = launcher_store(environ)
+        assert address is not None
+        # Not through a `Prefixed`: a thread that is in C++ code when the interpreter ends aborts
+        # the process.
+        self._store = StoreClient(address, _STORE_TIMEOUT)
+
+    def wait(self, generation: int, seconds: float) -> bool:
+        """Whether a worker of `generation` is lost. Waits up to `seconds` for it.
+
+        Raises `LauncherLostError`.
+        """
+        try:
+            self._store.wait([f"{PREFIX}/{lost_key(generation)}"], timedelta(seconds=seconds))
+        except dist.DistNetworkError as error:
+            raise LauncherLostError(f"the launcher's store has closed: {error}") from error
+        except dist.DistError:
+            return False
+        return True
+
+
 def straggler_key(generation: int) -> str:
     """What rank 0 of `generation` writes: the number of a worker that holds up the others."""
     return f"straggler/{generation}"

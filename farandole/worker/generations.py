@@ -25,6 +25,7 @@ from farandole.worker.loopback import stay_on_loopback
 from farandole.worker.rendezvous import find_store, require_all_ranks
 
 _SLICE = timedelta(seconds=0.5)
+_CONNECTING = timedelta(seconds=20)
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,9 @@ class Generations:
             self._store = find_store(assignment, self._timeout)
         store = PrefixStore(f"generation/{assignment.attempt}", self._store)
         self._wait_for_all(PrefixStore("arrived", store), assignment)
-        return carrier(assignment, store, self._timeout, self._wanted)
+        # All have arrived: this takes a moment, unless one is lost meanwhile.
+        connecting = min(self._timeout, _CONNECTING)
+        return carrier(assignment, store, self._timeout, self._wanted, connecting)
 
     def _wait_for_all(self, store: Store, assignment: RankAssignment) -> None:
         """Raises `JoinError` when one of them is lost, or does not come in time."""

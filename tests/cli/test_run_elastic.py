@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 
 from farandole.cli import commands
-from farandole.cli.restart_job import why_all_restart
+from farandole.cli.job.restarting import why_all_restart
 
 LOOP = """
 import torch, farandole as fd
@@ -42,8 +42,8 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
             "Leave --replace-stragglers out",
         ),
         (["-n", "2", "--restarts", "1", "--trace", "t.json", "--sync", "daso"], "--trace is not"),
-        (["-n", "2", "--min", "1", "--checkpoint", "every=1h"], "--checkpoint is not there"),
-        (["-H", "localhost:1,192.0.2.1:1", "--min", "1"], "there are others: 192.0.2.1"),
+        (["--min", "1", "--host-silence", "0"], "--host-silence 0"),
+        (["-H", "localhost:1,no.invalid:1", "--min", "1"], "the job was not started.\nhost no.inv"),
         (["-n", "2", "--min", "1", "--sync", "server"], "for jobs without parameter servers"),
         (["-n", "2", "--min", "1", "--horovod"], "horovodrun --min-np"),
     ],
@@ -71,6 +71,10 @@ def test_workers_on_gpus_start_again_together(monkeypatch: pytest.MonkeyPatch) -
             "run.distribute(model, optimizer)\n"
             "for x in run.loader(torch.zeros(8, 1), batch_size=1): pass",
             "write `for e in run.epochs(n)`",
+        ),
+        (
+            "run.save('memory://here')",
+            "saving to memory://here, an object store, is not there",
         ),
         (
             "run.distribute(model, optimizer, sync=fd.Local(every=2))",

@@ -102,6 +102,10 @@ class Transport(ABC):
     def close(self) -> None:  # noqa: B027  (most hold nothing)
         """Gives back what the transport holds. Waits for nobody."""
 
+    def interrupt(self) -> None:  # noqa: B027
+        """From another thread: a peer is known to be lost. What waits for it fails soon, where that
+        takes more than the end of the peer's process."""
+
     def abandon(self) -> None:
         """Leaves for good, in the middle of whatever it is: ranks that wait for this one notice."""
         self.close()

@@ -192,7 +192,7 @@ class C10d(Transport):
         self._recent.clear()
         time.sleep(0.01)  # the same for the callbacks of the last backward pass
 
-    def abandon(self) -> None:
+    def interrupt(self) -> None:
         # Gloo's connections stay open as long as the process lives, and a peer that waits for this
         # rank would do so to the end of its own timeout. A receive that times out closes them all:
         # there is no other way to ask gloo for it.
@@ -200,6 +200,9 @@ class C10d(Transport):
         for peer in self.others:  # one that lives, whichever that is
             with contextlib.suppress(RuntimeError):
                 self._process_group.recv([nothing], peer, self._tag + _LEAVING).wait(_AT_ONCE)
+
+    def abandon(self) -> None:
+        self.interrupt()
         self.close()
 
     def _lost(self, ranks: Sequence[int], error: RuntimeError) -> PeerLost:

@@ -194,6 +194,9 @@ class Hosts(Transport):
     def blame(self, lost: PeerLost) -> PeerLost:
         return self._world.blame(lost)
 
+    def interrupt(self) -> None:
+        self._world.interrupt()
+
     def abandon(self) -> None:
         self._local.abandon()
         self._world.abandon()

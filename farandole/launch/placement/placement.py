@@ -13,7 +13,7 @@ import os
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from farandole.errors import UserError
@@ -66,6 +66,7 @@ class Placement:
     channel: Channel  # by which the others are reached
     interfaces: tuple[str, ...] = ()
     note: str | None = None  # what the user should know about the way to the others
+    entries: Mapping[str, HostEntry] = field(default_factory=dict)  # all, also those without ranks
 
     @classmethod
     def here(cls, workers: int) -> Placement:
@@ -91,28 +92,32 @@ class Placement:
 
 
 def place(
-    options: HostOptions, workers: int | None, environ: Mapping[str, str] = os.environ
+    options: HostOptions,
+    workers: int | None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    may_grow: bool = False,
 ) -> Placement | None:
     """`workers` ranks, or one for every slot, on the described hosts, filling one after the other.
 
-    None where nothing describes any: the job is this host's. Raises `UserError` for descriptions
-    that cannot be, and where there are too few slots.
+    None where nothing describes any: the job is this host's. `may_grow`: other hosts may be added
+    while it runs. Raises `UserError` for descriptions that cannot be, and where there are too few
+    slots.
     """
     entries, allocation = _described(options, environ)
     if entries is None:
         _refuse_idle(options)
         return None
     own_name = None if allocation is None else allocation.own_name
-    refuse_repeated(entries, own_name)
-    named = {_name(entry, own_name): entry for entry in entries}
+    named = named_hosts(entries, own_name)
     slots = {name: entry.slots for name, entry in named.items()}
     if allocation is not None and workers is not None and workers > sum(slots.values()):
         raise _too_small(allocation, workers)
     topology = place_workers(slots, sum(slots.values()) if workers is None else workers)
-    if set(named) == {HERE}:
+    if set(named) == {HERE} and not may_grow:
         _refuse_idle(options)
     channel, note = _channel(options, named, allocation, environ)
-    return Placement(topology, channel, options.interfaces, note)
+    return Placement(topology, channel, options.interfaces, note, named)
 
 
 def _channel(
@@ -137,6 +142,12 @@ def _channel(
         ssh,
         f"there is no srun on the PATH: the nodes {others} of the Slurm job are reached by ssh",
     )
+
+
+def named_hosts(entries: Sequence[HostEntry], own_name: str | None = None) -> dict[str, HostEntry]:
+    """By the names that a job uses. Raises `UserError` where two are those of one host."""
+    refuse_repeated(entries, own_name)
+    return {_name(entry, own_name): entry for entry in entries}
 
 
 def _described(

@@ -22,6 +22,8 @@ from farandole.train.run_metrics import RunMetrics
 from farandole.train.session import Session
 from farandole.train.settings import WHOLE
 
+_LOCK_SECONDS: Final = 60.0
+
 UNFITTING: Final = (
     RuntimeError,
     ValueError,
@@ -54,7 +56,6 @@ class RunCheckpoints:
         self._places = Places(session.folder, self._policy)
         self._check_place(self._policy.to)
         self._background = BackgroundSaves()
-        self.has_loaded = False  # or looked for something to load
 
     @property
     def write_seconds(self) -> float | None:
@@ -78,6 +79,7 @@ class RunCheckpoints:
         self._check_place(path)
         destination = self._places.destination(path, keep)
         if session.is_successor:
+            self.succeed()
             destination.succeed()
         # In a thread, rank 0 would wait for the parts of ranks that have died. Where they may, they
         # save together instead: there a dead rank is not waited for.
@@ -147,7 +149,6 @@ class RunCheckpoints:
     def load(self, path: str | Path | None) -> dict[str, Any] | None:
         """Loads together with all ranks; see `Run.load`."""
         session = self._session
-        self.has_loaded = True
         if path is None:
             self.take_over()
         if session.reporter is not None:
@@ -220,6 +221,13 @@ class RunCheckpoints:
                 "own state starts afresh"
             )
         return None
+
+    def succeed(self) -> None:
+        """Another worker was rank 0 before. On a host that was cut off it may live a little longer,
+        and keep the folder of a file system that both hosts share."""
+        # Other ranks wait for this one meanwhile, no longer than their timeout.
+        timeout = self._session.group.timeout.total_seconds()
+        self._places.wait_for_locks(min(timeout / 2, _LOCK_SECONDS))
 
     def take_over(self) -> None:
         """*Together.* Locks this run's own folder before it looks for a checkpoint there.

@@ -13,6 +13,7 @@ from typing import Any
 
 from farandole.environment import ATTEMPT
 from farandole.errors import CheckpointError, UserError
+from farandole.train.checkpoint.automatic.elastic_saves import ElasticSaves
 from farandole.train.checkpoint.automatic.policy import Checkpoints
 from farandole.train.checkpoint.automatic.saves import AutomaticSaves, Saving
 from farandole.train.checkpoint.automatic.schedulers import has_scheduler
@@ -51,16 +52,32 @@ class RunSaving:
         self._passes = passes
         self._elastic = elastic
         self.script_state: ScriptState | None = None
+        self._has_loaded = False  # or looked for something to load
         self._checkpoints = RunCheckpoints(session, loaders, metrics, policy, fallback=fallback)
+        if elastic is not None and elastic.life:
+            self._checkpoints.succeed()
         if policy is None:
             return
-        if elastic is not None:
-            raise refuse(f"saving automatically ({policy})")
+        if elastic is not None and is_url(policy.to):
+            raise refuse(f"saving to {policy.to}, an object store,")
         passes.automatic = self._automatic(policy)
         metrics.on_log = passes.automatic.logged
 
     def _automatic(self, policy: Checkpoints) -> AutomaticSaves:
-        checkpoints = self._checkpoints
+        checkpoints, elastic = self._checkpoints, self._elastic
+        if elastic is not None:
+            return ElasticSaves(
+                self._session,
+                policy,
+                Saving(
+                    prepare=lambda: elastic.unrecorded(checkpoints.take_over),
+                    begin=lambda: elastic.unrecorded(self._save_by_itself),
+                    finish=checkpoints.wait_for_save,
+                    write_seconds=lambda: checkpoints.write_seconds,
+                ),
+                elastic,
+                has_state=lambda: self.script_state is not None,
+            )
         return AutomaticSaves(
             self._session,
             policy,
@@ -87,17 +104,25 @@ class RunSaving:
             self._checkpoints.wait_for_save()
 
             if self._elastic is not None:
-                if is_url(path):
-                    raise refuse(f"saving to {path}, an object store,")
-                # Not in the background: who comes or goes meanwhile would not have the same saves
-                # under way as the others.
-                return Path(
-                    self._elastic.as_one(lambda: self._save_through_losses(path, keep, state))
-                )
-            saved = self._checkpoints.save(path, dict(state), keep, background=background)
+                saved = self._save_elastic(self._elastic, path, keep, state)
+            else:
+                saved = self._checkpoints.save(path, dict(state), keep, background=background)
         if self._passes.automatic is not None:
             self._passes.automatic.saved()
         return saved
+
+    def _save_elastic(
+        self,
+        elastic: ElasticTraining,
+        path: str | Path | None,
+        keep: int | None,
+        state: Mapping[str, Any],
+    ) -> Path | str:
+        """Not in the background: who comes or goes meanwhile would not have the same saves under
+        way as the others."""
+        if is_url(path):
+            raise refuse(f"saving to {path}, an object store,")
+        return Path(elastic.as_one(lambda: self._save_through_losses(path, keep, state)))
 
     def _save_through_losses(
         self, path: str | Path | None, keep: int | None, state: Mapping[str, Any]
@@ -106,10 +131,16 @@ class RunSaving:
             with contextlib.suppress(RanksChangedError):
                 return str(self._checkpoints.save(path, dict(state), keep))
 
+    def _save_by_itself(self) -> str:
+        self._passes.settle()
+        self._session.models.settle_guards()
+        return self._save_through_losses(None, None, self._own_state())
+
     def wait_for_save(self) -> Path | str | None:
         return self._checkpoints.wait_for_save()
 
     def load(self, path: str | Path | None) -> dict[str, Any] | None:
+        self._has_loaded = True
         with self._session.group.trace.span("load", "checkpoint"):
             self._checkpoints.wait_for_save()
 
@@ -121,7 +152,7 @@ class RunSaving:
     def resume_by_itself(self) -> None:
         """Goes on from the newest automatic checkpoint, for a script that does not call `load`."""
         late = self._session.group.transport.joined_late  # it takes over from the others
-        has_begun = self._checkpoints.has_loaded or self._session.progress.steps
+        has_begun = self._has_loaded or self._session.progress.steps
         if self._passes.automatic is None or late or has_begun:
             return
         state = self.load(None)

@@ -7,11 +7,15 @@ is another job's. Only rank 0, which numbers and removes checkpoints, has use fo
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from farandole.errors import CheckpointError
 from farandole.train.checkpoint import checkpoint
 from farandole.train.checkpoint.folder_lock import FolderLock, lock
+
+_POLL_SECONDS = 0.1
 
 
 @dataclass
@@ -30,6 +34,7 @@ class SaveFolders:
     def __init__(self) -> None:
         self._folders: dict[Path, SaveFolder] = {}
         self.notes: list[str] = []  # to tell the user
+        self.patience_seconds = 0.0  # with another process that has a folder, and may be ending
 
     def lock(self, path: Path) -> None:
         """Makes and locks the folder `path`, unless this run has it.
@@ -45,7 +50,7 @@ class SaveFolders:
         if folder.lock is None or not folder.lock.is_valid():
             if folder.lock is not None:
                 folder.lock.release()
-            folder.lock = _locked(path)
+            folder.lock = self._locked(path)
             # Only under a lock that no other run of this process had before: else what is
             # half-written may be that run's save in the background.
             if folder.lock.first:
@@ -99,6 +104,16 @@ class SaveFolders:
 
     def _find(self, path: Path) -> SaveFolder:
         return self._folders.setdefault(path.resolve(), SaveFolder())
+
+    def _locked(self, path: Path) -> FolderLock:
+        deadline = time.monotonic() + self.patience_seconds
+        while True:
+            try:
+                return _locked(path)
+            except CheckpointError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_SECONDS)
 
 
 def _locked(path: Path) -> FolderLock:

@@ -2,16 +2,18 @@
 
 What each rank says travels in one small all-reduce, which takes the largest of each:
 
-    newcomers │ signal │ seconds of rank 0 │ seconds of rank 1 │ …
+    newcomers │ signal │ save │ seconds of rank 0 │ seconds of rank 1 │ …
 
-`newcomers`: rank 0 has heard from the launcher that new workers are ready. `signal`: one that asks
-a rank to save and leave. `seconds`: what this step has cost each rank, without waiting for others.
+`newcomers`: rank 0 has heard from the launcher that workers come or go. `signal`: one that asks a
+rank to save and leave. `save`: rank 0 finds that a checkpoint is due; not when workers come, who
+would have no part in it. `seconds`: what this step has cost each rank, without waiting for others.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -31,6 +33,10 @@ class StepMeeting:
         self.signal = 0
         """The signal that this rank has got; 0: none."""
         self.heard_signal = 0
+        self.asks_for_save: Callable[[], bool] = lambda: False
+        """On rank 0: whether a checkpoint is due."""
+        self.save_after = -1
+        """The unit of the last step whose meeting has said that all save."""
         self._group = group
         self._generations = generations
         self._changes: elastic.HostChanges | None = None
@@ -44,18 +50,22 @@ class StepMeeting:
         self._began = time.perf_counter()
         self._pace = Pace(self._group.members)
 
-    def hold(self) -> None:
-        """*Together.*"""
+    def hold(self, unit: int) -> None:
+        """*Together.* After the step that is this unit."""
         group = self._group
-        news = torch.zeros(2 + group.size, dtype=torch.float64)
-        news[0] = float(group.rank == 0 and self._are_told_of_newcomers())
+        news = torch.zeros(3 + group.size, dtype=torch.float64)
+        if group.rank == 0:
+            news[0] = are_told = self._are_told_of_newcomers()
+            news[2] = not are_told and self.asks_for_save()
         news[1] = self.signal
-        news[2 + group.rank] = time.perf_counter() - self._began
+        news[3 + group.rank] = time.perf_counter() - self._began
         heard = group.all_reduce(news, "max").tolist()
         self.has_newcomers = bool(heard[0])
         self.heard_signal = self.heard_signal or int(heard[1])
+        if heard[2]:
+            self.save_after = unit
         if group.rank == 0:
-            slow = self._pace.note(heard[2:])
+            slow = self._pace.note(heard[3:])
             if slow is not None:
                 self._tell_of(slow)
 

@@ -19,11 +19,12 @@ class Status(NamedTuple):
     dealt: int = -1  # the generation to whose workers the data are dealt
     readers: tuple[int, ...] = ()  # these workers
     signal: int = 0  # that it has heard of in a meeting, and that asks all to save and leave
+    save_after: int = -1  # the unit of a step whose meeting has said that all save
 
     @classmethod
     def read(cls, fields: Any) -> Status:
-        unit, state, dealt, readers, signal = fields
-        return cls(unit, state, dealt, tuple(readers), signal)
+        unit, state, dealt, readers, signal, save_after = fields
+        return cls(unit, state, dealt, tuple(readers), signal, save_after)
 
 
 class Verdict(NamedTuple):
@@ -33,6 +34,7 @@ class Verdict(NamedTuple):
     top: int  # the unit that the furthest survivor is in
     missed: Status | None  # one whose last dealing this survivor has not heard of
     signal: int  # that any of them has heard of, and all obey at the same step
+    save_after: int  # the last step after which any of them saves: all do
 
 
 def judge(own: Status, everyone: Sequence[Status]) -> Verdict:
@@ -48,4 +50,10 @@ def judge(own: Status, everyone: Sequence[Status]) -> Verdict:
     # the data anew already. Others must do the same before they go on from there.
     latest = max(everyone, key=lambda status: status.dealt)
     missed = latest if latest.dealt > own.dealt else None
-    return Verdict(is_over, top, missed, max(status.signal for status in everyone))
+    return Verdict(
+        is_over,
+        top,
+        missed,
+        max(status.signal for status in everyone),
+        max(status.save_after for status in everyone),
+    )

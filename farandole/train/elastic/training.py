@@ -21,6 +21,7 @@ from farandole.comm import Group
 from farandole.comm.units import Units
 from farandole.data import Loader
 from farandole.errors import CommError, JoinError, UserError
+from farandole.train.elastic.loss_watch import LossWatch
 from farandole.train.elastic.meeting import MeetingNews, StepMeeting
 from farandole.train.elastic.setup_log import SetupLog
 from farandole.train.elastic.status import Status, Verdict, judge
@@ -45,11 +46,14 @@ class ElasticTraining:
         self._log: SetupLog | None = self._new_log("before its training")
         self._units = Units(self, lambda: group.is_broken)
         self._meeting = StepMeeting(group, generations)
+        self._watch = LossWatch()
+        self._watch.follow(generations.generation, group.transport)
         self._settles_after: int | None = None  # the unit after which the data are dealt anew
         self._dealt = generations.generation  # the generation to whose workers they are dealt now
         self._is_new = joined.transport is None
         self._entries = 0  # of the log of the epoch under way, when it ended
         self._to_catch_up = 0  # of them, in a worker that joins in the middle of it
+        self._last_step = self._saved_after = -1  # units: of the last step, and before a save
         self._session: Session | None = None
         self._loaders: Iterable[Loader] = ()
         self._units.record = self._record
@@ -60,6 +64,30 @@ class ElasticTraining:
     def stop_agreement(self) -> StopAgreement:
         """How all ranks come to stop at the same step, when one is told to."""
         return MeetingNews(self._meeting)
+
+    def ask_for_saves(self, is_due: Callable[[], bool]) -> None:
+        """`is_due` is asked on rank 0 in the meeting after each step."""
+        self._meeting.asks_for_save = is_due
+
+    def is_time_to_save(self) -> bool:
+        """Whether all ranks have heard after the last step that they are to save; once."""
+        after = self._meeting.save_after
+        if after < 0 or after != self._last_step or after == self._saved_after:
+            return False
+        self._saved_after = after
+        return True
+
+    @property
+    def life(self) -> int:
+        """How often the job has begun from nothing before."""
+        return self._life
+
+    def name_before(self) -> str | None:
+        """The run's name, if an earlier life of the job has chosen one."""
+        return self._store.get("name").decode() if self._store.check(["name"]) else None
+
+    def keep_name(self, name: str) -> None:
+        self._store.set("name", name)
 
     def attach(self, session: Session, loaders: Iterable[Loader]) -> None:
         self._session, self._loaders = session, loaders
@@ -86,13 +114,17 @@ class ElasticTraining:
         """What `work` returns, which is kept for new workers in place of the collectives in it."""
         if self._units.rehearse is not None:
             return self._units.rehearse(None)  # type: ignore[no-any-return]
-        log, self._log = self._log, None
-        try:
-            result = work()
-        finally:
-            self._log = log
+        result = self.unrecorded(work)
         self._record(result)
         return result
+
+    def unrecorded(self, work: Callable[[], T]) -> T:
+        """What `work` returns. New workers do not repeat it."""
+        log, self._log = self._log, None
+        try:
+            return work()
+        finally:
+            self._log = log
 
     def end_setup(self) -> None:
         """A batch is about to be handed out: nobody joins between here and the next epoch."""
@@ -128,7 +160,7 @@ class ElasticTraining:
 
     def meet(self, *, after_step: bool) -> None:
         if after_step:
-            self._meeting.hold()
+            self._meeting.hold(self._units.number)
         else:
             self._group.barrier()
 
@@ -137,6 +169,7 @@ class ElasticTraining:
             self._deal(self._generations.generation, self._group.members)
         if is_step:
             self._contribute()
+            self._last_step = unit
             self._meeting.step_over()
 
     def recover(self, unit: int, *, is_done: bool, is_step: bool) -> bool:
@@ -144,8 +177,10 @@ class ElasticTraining:
         return self._regroup(own, elastic.BROKEN, is_step=is_step)
 
     def _own_status(self, unit: int, state: Any) -> Status:
-        heard = self._meeting.heard_signal
-        return Status(unit, state, self._dealt, self._group.readers, heard)
+        meeting = self._meeting
+        return Status(
+            unit, state, self._dealt, self._group.readers, meeting.heard_signal, meeting.save_after
+        )
 
     def _regroup(self, own: Status, kind: str, *, is_step: bool) -> bool:
         """Goes on with the survivors. Returns whether this rank's unit is over."""
@@ -168,17 +203,23 @@ class ElasticTraining:
             self._deal(verdict.missed.dealt, verdict.missed.readers)
         if verdict.is_over and is_step:
             self._contribute()
+            self._last_step = own.unit
         self._lose(joined.members, within_step=is_step and not verdict.is_over)
-        assert joined.transport is not None
-        self._group.go_on(joined.transport, joined.members)
-        self._meeting.restart()
+        self._go_on(joined)
         self._meeting.heard_signal = verdict.signal
+        self._meeting.save_after = verdict.save_after
         # The data are dealt anew after the same unit on all ranks: the one that the furthest is in,
         # and has drawn batches for that others have yet to draw.
         if verdict.is_over and own.unit == verdict.top:
             self._deal(self._generations.generation, joined.members)
         else:
             self._settles_after = verdict.top
+
+    def _go_on(self, joined: Joined) -> None:
+        assert joined.transport is not None
+        self._group.go_on(joined.transport, joined.members)
+        self._meeting.restart()
+        self._watch.follow(self._generations.generation, joined.transport)
 
     def _lose(self, alive: tuple[int, ...], *, within_step: bool) -> None:
         before, own = self._group.members, self._generations.worker
@@ -253,6 +294,8 @@ class ElasticTraining:
                 continue
             self._units.rehearse = None
             self._is_new = False
+            assert self._session is not None
+            self._session.joined_later = True
             self._generations.has_state()
             self._report(joined, 0.0)
 
@@ -267,9 +310,7 @@ class ElasticTraining:
     def _share(self, joined: Joined) -> bool:
         """*Together.* Rank 0's state for all. False: a rank was lost meanwhile."""
         assert self._session is not None
-        assert joined.transport is not None
-        self._group.go_on(joined.transport, joined.members)
-        self._meeting.restart()
+        self._go_on(joined)
         try:
             with self._units.outside():
                 entries = self._entries if self._log is None else self._log.entries

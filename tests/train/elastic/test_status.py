@@ -42,3 +42,11 @@ def test_what_cannot_be() -> None:
         over(Status(7, "working"), Status(5, "done"))
     with pytest.raises(AssertionError, match="not done here"):
         over(Status(8, "working"), Status(7, "working"))
+
+
+def test_all_save_after_the_step_after_which_one_of_them_saves() -> None:
+    """One has come out of the meeting of step 7, and is in the save that it has heard of there."""
+    ahead, behind = Status(8, "working", save_after=7), Status(7, "done", save_after=3)
+    verdicts = [judge(own, [ahead, behind]) for own in (ahead, behind)]
+    assert [verdict.is_over for verdict in verdicts] == [False, True]
+    assert [verdict.save_after for verdict in verdicts] == [7, 7]

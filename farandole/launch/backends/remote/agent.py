@@ -36,6 +36,7 @@ from farandole.system.owned_folders import OwnedFolder
 from farandole.system.watchdog import Watchdog
 
 _POLL_SECONDS = 0.05
+_LOOK_SECONDS = 0.5  # a look at all descriptors takes no longer, on a host that runs
 _SETUP_SECONDS = 300.0
 _PATIENCE_SECONDS = 5.0
 _INTRODUCTION_SECONDS = 0.5  # as long as a connection takes where nothing is wrong, and longer
@@ -50,7 +51,8 @@ class Agent:
         self._incoming: int | None = incoming
         self._outgoing = outgoing
         self._parser = FrameParser()
-        self._heard = time.monotonic()
+        self._looked = time.monotonic()
+        self._silent_seconds = 0.0
         self.is_told_to_leave = False  # by a signal
         self._is_leaving = False
         self._pending: dict[int, Order] = {}
@@ -86,10 +88,14 @@ class Agent:
 
     def _is_in_silence(self) -> bool:
         """Not only the end of a stream counts: a network that fails may end none for hours."""
-        seconds = self._setup.silence_seconds
-        if self._is_leaving or time.monotonic() - self._heard < seconds:
+        seconds, now = self._setup.silence_seconds, time.monotonic()
+        # A host that stood still, or was suspended, has not listened: that time does not count.
+        self._silent_seconds += min(now - self._looked, _LOOK_SECONDS)
+        self._looked = now
+        if self._is_leaving or self._silent_seconds < seconds:
             return False
         sys.stderr.write(f"the launcher was not heard of for {seconds:g} s: workers are stopped\n")
+        self._outgoing.give_up()  # else `close` would wait for somebody to take it
         return True
 
     def _leave(self) -> None:
@@ -140,7 +146,7 @@ class Agent:
     def _take_orders(self) -> None:
         assert self._incoming is not None
         found = os.read(self._incoming, CHUNK_BYTES)
-        self._heard = time.monotonic()
+        self._silent_seconds = 0.0
         if not found:
             self._incoming = None
             self._leave()

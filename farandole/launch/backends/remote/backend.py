@@ -45,9 +45,11 @@ from farandole.launch.probes.problems import Problem, no_answer, require
 CONNECT_SECONDS = 120.0
 """From the start of the channel to the agent's answer."""
 
+SILENCE_SECONDS = 300.0
+"""After which a host, or for its agent the launcher, counts as lost."""
+
 _AGENT = "farandole.launch.backends.remote.agent"
 _PATHS = ("PYTHONPATH", "LD_LIBRARY_PATH")  # without which Python may not even start
-_SILENCE_SECONDS = 300.0
 _CLOSE_SECONDS = 20.0
 _POLL_SECONDS = 0.01
 _NAMED_SECONDS = 10.0  # after which those that have not answered are named
@@ -66,6 +68,7 @@ class RemoteBackend:
         *,
         connect_seconds: float = CONNECT_SECONDS,
         requirements: Requirements = NOTHING_MORE,
+        silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         self._job = job
         self._directory = directory
@@ -76,6 +79,7 @@ class RemoteBackend:
         self._markers = ExitStack()  # files by which others show that they share a folder
         self._files: JobFiles | None = None
         self._here: HostFacts | None = None
+        self._silence_seconds = silence_seconds
         self._connections: dict[str, HostConnection] = {}
         self._numbers = itertools.count()
         self._retired: list[HostConnection] = []  # of hosts that were lost, and came back
@@ -181,7 +185,7 @@ class RemoteBackend:
             grace_seconds=job.grace_seconds,
             may_fork=job.fork is not False and os.environ.get(FORK) != "0",
             watches_activity=job.stall_seconds is not None,
-            silence_seconds=_SILENCE_SECONDS,
+            silence_seconds=self._silence_seconds,
         )
 
     def _needed(self) -> JobFiles:

@@ -32,8 +32,12 @@ class Outgoing:
         except BlockingIOError:
             return
         except OSError:
-            self.is_broken = True
-            self._held.clear()
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Nobody will read what is held, nor what comes."""
+        self.is_broken = True
+        self._held.clear()
 
     @property
     def is_empty(self) -> bool:

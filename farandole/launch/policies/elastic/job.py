@@ -28,10 +28,11 @@ from dataclasses import dataclass, field, replace
 
 from farandole.environment import ELASTIC_MOST
 from farandole.errors import UserError
-from farandole.launch.backends.remote.backend import CONNECT_SECONDS
+from farandole.launch.backends.remote.backend import CONNECT_SECONDS, SILENCE_SECONDS
 from farandole.launch.backends.remote.channel import Channel
 from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.job import Job
+from farandole.launch.policies.elastic.usable_hosts import Admission
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class ElasticJob:
     connect_seconds: float = CONNECT_SECONDS  # for a host to answer
     interfaces: Sequence[str] = ()  # that all hosts share, if the system shall not choose
     training: TrainingLimits | None = None  # of a script that calls `fd.init()`
+    silence_seconds: float = SILENCE_SECONDS  # after which another host counts as lost
+    admission: Admission | None = None  # looks at hosts that are added, or were lost
 
     def __post_init__(self) -> None:
         if self.min_workers < 1:
@@ -89,6 +92,8 @@ class ElasticJob:
             raise UserError(f"start_timeout_seconds={self.start_timeout_seconds} is no time.")
         if not self.answer_seconds > 0:
             raise UserError(f"answer_seconds={self.answer_seconds} is no time.")
+        if not self.silence_seconds > 0:
+            raise UserError(f"silence_seconds={self.silence_seconds} is no time.")
 
     def as_job(self) -> Job:
         """What each worker runs. The cores of a host are shared by as many as may be there."""

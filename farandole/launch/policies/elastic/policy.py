@@ -42,6 +42,8 @@ from farandole.worker.failure import Failure, first_cause
 class Elastic(Policy):
     """All workers of one job, over all its generations. `started` counts them."""
 
+    wait_option = "--elastic-timeout"
+
     def __init__(
         self,
         job: ElasticJob,
@@ -189,7 +191,7 @@ class Elastic(Policy):
             tell(f"{worker.describe(failure)}, when rank 0 was done")
             return
         self._failures.append(failure)
-        tell(f"{worker.describe(failure)}{self._blame_host(worker)}")
+        tell(f"{worker.describe(failure).rstrip('.')}{self._blame_host(worker)}")
 
     def _blame_host(self, worker: ElasticWorker) -> str:
         """Counts the failure against its host; returns what follows from it, to be told."""
@@ -238,7 +240,7 @@ class Elastic(Policy):
             f"{self._wanted()} workers are needed, and in {self._job.start_timeout_seconds:g} s "
             f"there were slots for {plan.size} (hosts: {listed(self._hosts.slots)})"
             f"{''.join(f'; {reason}' for reason in reasons if reason)}. Check the host discovery; "
-            "--elastic-timeout allows more time."
+            f"{self.wait_option} allows more time."
         )
 
     def _start(self, starting: Mapping[str, int]) -> None:

@@ -11,16 +11,20 @@ It differs from `policy`, where workers restore their last commit, in what a los
     fewer than `min_workers`  the survivors wait, until enough replacements are ready
     nobody is left            all are started again: their scripts go on from the last checkpoint
                               if they load one, or else from the beginning
+    a host is lost            all its workers are. Others are started on hosts with room, or there
+                              when it answers again
+    a host is removed         its workers leave between two steps
 
-Each start beyond the first `workers` takes one of the job's restarts. The same exception in two
-workers without progress between them ends the job: a replacement would meet it too.
+Each start beyond the first `workers`, and beyond one for each slot that is added later, takes one
+of the job's restarts. The same exception in two workers without progress between them ends the job:
+a replacement would meet it too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
+from farandole.launch.hosts import HERE
 from farandole.launch.job import Outcome
 from farandole.launch.messages import tell
 from farandole.launch.policies.elastic.discovery import Discovery
@@ -28,7 +32,6 @@ from farandole.launch.policies.elastic.generations import (
     GenerationPlan,
     Member,
     Placement,
-    plan_generation,
 )
 from farandole.launch.policies.elastic.job import ElasticJob
 from farandole.launch.policies.elastic.members import ElasticWorker
@@ -36,14 +39,21 @@ from farandole.launch.policies.elastic.policy import Elastic
 from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
 from farandole.launch.policies.elastic.repeated_exceptions import RepeatedExceptions
 from farandole.launch.policies.elastic.restarts import Restarts
+from farandole.launch.policies.elastic.stragglers import SLOW, Stragglers
+from farandole.launch.policies.elastic.training_plan import plan_training
+from farandole.launch.policies.elastic.usable_hosts import UsableHosts
 from farandole.launch.watches.exit_watch import Overdue
 from farandole.launch.worker_pool import WorkerPool
 from farandole.worker.elastic import BROKEN
 from farandole.worker.failure import first_cause, signal_obeyed_by
 
+_BLOCKED_SECONDS = 60.0  # for which a host on which workers keep failing is left out at first
+
 
 class ElasticTraining(Elastic):
     """All workers of one job, over all its generations."""
+
+    wait_option = "--elastic-wait"
 
     def __init__(
         self,
@@ -55,13 +65,16 @@ class ElasticTraining(Elastic):
         super().__init__(job, pool, rendezvous, discovery)
         assert job.training is not None
         self._limits = job.training
+        self._hosts = UsableHosts(discovery, pool.reaches, job.admission, _BLOCKED_SECONDS)
+        self._cut_off: set[int] = set()  # workers whose hosts were lost
+        self._rank0_host: str | None = None
         self._restarts = Restarts(job.training.restarts)
         self._has_begun = False  # the generation under way has, or had, the state
         self._free_starts = job.workers or job.min_workers
         self._step = 0  # that survivors were in when they last asked
         self._raised = RepeatedExceptions()
         self._stopped_by: str | None = None  # a signal that workers have obeyed
-        self._named_stragglers: set[tuple[int, int]] = set()
+        self._stragglers = Stragglers(rendezvous)
 
     def tick(self) -> None:
         """Raises `LaunchError` when the job cannot go on."""
@@ -118,12 +131,21 @@ class ElasticTraining(Elastic):
             del self._questions[number]
 
     def _plan(self) -> GenerationPlan:
-        """Workers that run on a host that is left out stay; only new ones are not started there."""
         self._hosts.refresh()
-        plan = plan_generation(self._hosts.slots, self._members(), self._job.max_workers)
-        left_out = self._hosts.left_out()
-        starting = {host: n for host, n in plan.starting.items() if host not in left_out}
-        return replace(plan, starting=starting)
+        members = self._members()
+        if added := self._hosts.take_added_slots():
+            # Workers for them replace nobody, and take no restart.
+            here = sum(member.host in self._hosts.slots for member in members)
+            most = self._job.max_workers or added + here
+            self._free_starts += max(0, min(added, most - here - self._free_starts))
+        return plan_training(
+            self._hosts.slots,
+            members,
+            left_out=self._hosts.left_out(),
+            ready={n for n in self._questions if not self._has_rank(self._workers[n])},
+            min_workers=self._job.min_workers,
+            max_workers=self._job.max_workers,
+        )
 
     def _start_allowed(self, plan: GenerationPlan) -> GenerationPlan:
         """Starts what is missing, as far as it may; returns the plan without those that may not."""
@@ -142,12 +164,12 @@ class ElasticTraining(Elastic):
 
     def _require_enough(self, plan: GenerationPlan) -> None:
         """Ends the job when there are too few workers, and no more can come."""
-        coming = min(sum(plan.starting.values()), self._restarts.left)
+        coming = min(sum(plan.starting.values()), self._free_starts + self._restarts.left)
         total = len(plan.staying) + coming
         if total >= self._job.min_workers:
             self._hosts.note_enough()
             return
-        if self._failures and not self._restarts.left:
+        if self._failures and not self._restarts.left and not self._free_starts:
             tell(
                 f"{total} worker{'s are' if total != 1 else ' is'} left, --min is "
                 f"{self._job.min_workers}, and all {self._restarts.most} restarts are used up"
@@ -155,6 +177,21 @@ class ElasticTraining(Elastic):
             self.failure = first_cause(self._failures)
             return
         self._wait_for_hosts(plan)
+
+    def _wait_for_hosts(self, plan: GenerationPlan) -> None:
+        """A host that is left out now may be there again soon."""
+        if self._hosts.seconds_too_few() < self._job.start_timeout_seconds:
+            return
+        if not self._failures:
+            super()._wait_for_hosts(plan)
+            return
+        left_out = ", ".join(self._hosts.left_out())
+        tell(
+            f"{len(plan.staying)} workers are left, --min is {self._job.min_workers}, and in "
+            f"{self._job.start_timeout_seconds:g} s ({self.wait_option}) no host took others"
+            + (f"; left out: {left_out}" if left_out else "")
+        )
+        self.failure = first_cause(self._failures)
 
     # Going on
 
@@ -168,16 +205,19 @@ class ElasticTraining(Elastic):
         seniors = [m for m in plan.staying if m.rank is not None]
         new = [m for m in plan.staying if m.rank is None and m.worker in asking]
         returned = self._seniors(asking)
-        awaited = [self._workers[m.worker] for m in seniors if m.worker not in asking]
+        leaving = [m for m in plan.leaving if m.rank is not None]
+        # Those that leave, too, must have asked: they would take part in the next generation's
+        # collectives otherwise, or ask for a rank in it.
+        awaited = [self._workers[m.worker] for m in (*seniors, *leaving) if m.worker not in asking]
         if not awaited and seniors:
             self._form_from([m for m in plan.staying if m in seniors or m in new])
             return
         late = [worker for worker in awaited if worker.held_up is None]
         locations = self._pool.locations()
         self.on_overdue(self._late.look(late, locations, someone_waits=bool(returned)))
-        if new and not returned and self._announced is None:
-            self._rendezvous.announce(self._generation, "added")
-            self._announced = "added"
+        if (new or leaving) and not returned and self._announced is None:
+            self._announced = "added" if new else "removed"
+            self._rendezvous.announce(self._generation, self._announced)
 
     def _first_size(self, plan: GenerationPlan) -> int:
         """All that were asked for; when no more can come, as many as are needed."""
@@ -196,6 +236,13 @@ class ElasticTraining(Elastic):
         are_broken = any(self._questions[member.worker].kind == BROKEN for member in seniors)
         self._form(seniors if are_broken else ready)
 
+    def _form(self, members: Sequence[Member]) -> None:
+        super()._form(members)
+        host = members[0].host
+        if host != self._rank0_host and (self._rank0_host is not None or host != HERE):
+            tell(f"rank 0 is on host {host}: what the run logs and saves from here on is there")
+        self._rank0_host = host
+
     # Those that have ended
 
     def on_exits(self, codes: Mapping[int, int]) -> None:
@@ -213,18 +260,32 @@ class ElasticTraining(Elastic):
         return super().outcome(stopped_by or self._stopped_by)
 
     def _note_failure(self, worker: ElasticWorker, code: int) -> None:
+        # All workers of a host that is lost are one failure: others need not wait long for them.
+        is_known = worker.host in self._hosts.left_out() and self._is_cut_off(worker)
         super()._note_failure(worker, code)
-        self._restarts.note_failure()
+        if not is_known:
+            self._restarts.note_failure()
         if self._failures and self._failures[-1].is_not_elastic:
             self.failure = self._failures[-1]  # of all workers alike, before the training
         if worker.rank is not None:
             self._rendezvous.tell_lost(self._generation)
 
     def _blame_host(self, worker: ElasticWorker) -> str:
+        if self._is_cut_off(worker):
+            assert self._hosts.admission is not None
+            self._cut_off.add(worker.number)
+            return self._hosts.admission.lost(worker.host)
         # Where there is no other host, restarts and their pauses are limit enough.
         if len(self._hosts.slots) == 1:
             return self._replacement()
-        return super()._blame_host(worker)
+        said = super()._blame_host(worker)
+        pause = self._hosts.blocklist.pause_seconds(worker.host)
+        if pause is not None and self._hosts.blocklist.is_left_out(worker.host):
+            return f"; {worker.host} is left out for {pause:g} s: workers keep failing there"
+        return said
+
+    def _is_cut_off(self, worker: ElasticWorker) -> bool:
+        return self._hosts.admission is not None and self._pool.is_host_lost(worker.number)
 
     def _replacement(self) -> str:
         if self._restarts.left:
@@ -236,7 +297,8 @@ class ElasticTraining(Elastic):
         """Asked when the survivors of exceptions have said which step they are in, or there are
         none."""
         for failure in self._failures:
-            if self._raised.is_repeated(failure, self._step):
+            of_script = failure.rank not in self._cut_off
+            if of_script and self._raised.is_repeated(failure, self._step):
                 tell("two workers failed in the same way without progress: others would, too")
                 self.failure = failure
                 return True
@@ -277,16 +339,12 @@ class ElasticTraining(Elastic):
     # Stragglers
 
     def _look_at_stragglers(self) -> None:
-        number = self._rendezvous.straggler(self._generation) if self._has_begun else None
-        if number is None or (self._generation, number) in self._named_stragglers:
-            return
-        self._named_stragglers.add((self._generation, number))
-        if number not in self._workers:
+        number = self._stragglers.new_one(self._generation) if self._has_begun else None
+        if number is None or number not in self._workers:
             return
         location = self._pool.locations()[number]
-        slow = "was three times slower than the median for a minute"
         if self._limits.replace_stragglers and self._restarts.left:
-            tell(f"worker {number} ({location}) {slow}, and is replaced")
-            self.on_overdue([Overdue(number, slow)])
+            tell(f"worker {number} ({location}) {SLOW}, and is replaced")
+            self.on_overdue([Overdue(number, SLOW)])
         else:
-            tell(f"worker {number} ({location}) {slow}; --replace-stragglers replaces it")
+            tell(f"worker {number} ({location}) {SLOW}; --replace-stragglers replaces it")

@@ -116,16 +116,13 @@ class AutomaticSaves:
 
     def _begin(self, steps_before: int = 0) -> OptimizerSteps:
         """In the first place: what is trained is known then. So many steps have been made."""
+        session = self._session
         if self._steps is None:
-            session = self._session
-            if not session.group.transport.joined_late:  # the others have done so before it came
+            # The others have done so before a worker came that is late.
+            if not session.group.transport.joined_late and not session.joined_later:
                 self._saving.prepare()
             self._steps = OptimizerSteps(session.optimizers)
             self._schedule.saved(time.monotonic(), session.progress.steps - steps_before)
-            if session.rank == 0:
-                self._attempts = Attempts(session.folder)
-                self._attempts.progress()
-                self._tell_interval()
             if self._only_between_epochs:
                 session.print(
                     "note: under parameter servers, automatic checkpoints are saved between two "
@@ -136,7 +133,23 @@ class AutomaticSaves:
                 and not self._has_state()
             ):
                 session.print(NOTE)
+        if session.rank == 0 and self._attempts is None:  # at first, or as another one's successor
+            self._attempts = Attempts(session.folder)
+            self._attempts.progress()
+            self._tell_interval()
         return self._steps
+
+    @property
+    def is_rank0_ready(self) -> bool:
+        """Whether this rank decides, and can."""
+        return self._session.rank == 0 and self._attempts is not None
+
+    def is_due(self, now: float) -> bool:
+        """On rank 0: whether it is time for a checkpoint."""
+        due = self._schedule.is_due(now, self._session.progress.steps, self._interval())
+        if not self._schedule.counts_steps and self._saving.write_seconds() is None:
+            due = False  # waiting for the last one would hold up training
+        return due or self._has_better
 
     def _meet(self, *, within_pass: bool = False, at_the_end: bool = False) -> bool:
         """Whether to save now, which rank 0 decides; and when to meet again."""
@@ -189,10 +202,7 @@ class AutomaticSaves:
     def _decide(self, within_pass: bool, at_the_end: bool) -> tuple[bool, int]:
         steps, now = self._session.progress.steps, time.monotonic()
         interval = self._interval()
-        due = self._schedule.is_due(now, steps, interval)
-        if not self._schedule.counts_steps and self._saving.write_seconds() is None:
-            due = False  # waiting for the last one would hold up training
-        due = due or self._has_better or (at_the_end and self._schedule.has_new(steps))
+        due = self.is_due(now) or (at_the_end and self._schedule.has_new(steps))
         wait = self._schedule.places_to_next_meeting(
             self._place,
             now,

@@ -79,6 +79,10 @@ class Places:
         folder = self._store(str(where))
         return None if folder.last is None else folder.store.url_of(folder.last)
 
+    def wait_for_locks(self, seconds: float) -> None:
+        """From now on another process that has a folder is given so much time to end."""
+        self._folders.patience_seconds = seconds
+
     def release(self) -> None:
         """Other jobs may save there now."""
         self._folders.release()

@@ -36,3 +36,16 @@ def test_a_host_that_goes_and_comes_back_gets_another_chance() -> None:
         strikes.note("a", Incident(generation))
     assert strikes.usable({"b": 1}) == {"b": 1}
     assert strikes.usable(HOSTS) == HOSTS
+
+
+def test_after_a_pause_one_failure_is_enough() -> None:
+    blocklist = HostBlocklist(60.0)
+    for generation in range(3):
+        left_out = blocklist.note("a", Incident(generation), now=100.0)
+    assert left_out
+    assert blocklist.pause_seconds("a") == 60.0
+    assert blocklist.is_left_out("a", now=159.0)
+    assert not blocklist.is_left_out("a", now=161.0)
+    assert blocklist.note("a", Incident(9), now=161.0)
+    assert blocklist.is_left_out("a", now=280.0)
+    assert blocklist.pause_seconds("a") == 120.0

@@ -18,9 +18,11 @@ Make = Callable[..., TrainingRehearsal]
 def rehearse() -> Iterator[Make]:
     made: list[TrainingRehearsal] = []
 
-    def make(workers: int = 3, **options: Any) -> TrainingRehearsal:
+    def make(
+        workers: int = 3, hosts: dict[str, int] | None = None, **options: Any
+    ) -> TrainingRehearsal:
         settings = {"workers": workers, "max_workers": workers, **options}
-        made.append(TrainingRehearsal({"localhost": workers}, **settings))
+        made.append(TrainingRehearsal(hosts or {"localhost": workers}, **settings))
         made[-1].look()
         first = made[-1].hear(made[-1].say("new", *range(workers)))
         assert first["members"] == list(range(workers))
@@ -153,3 +155,41 @@ def test_restarts_wait_longer_and_longer() -> None:
     assert restarts.take(1, 100.7) == 1
     assert restarts.take(1, 500.0) == 0
     assert restarts.left == 0
+
+
+def test_a_removed_host_loses_its_workers_between_two_steps(
+    rehearse: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With it rank 0. New slots take no restart."""
+    play = rehearse(2, max_workers=3, hosts={"a": 1, "b": 1})
+    play.discovery.hosts = {"b": 1, "c": 2}
+    play.look()
+    assert set(play.workers()) == {0, 1, 2, 3}
+    assert play.is_announced(0)
+    asked = play.say("state", 0, 1)
+    play.look_until(lambda: asked[0].done())
+    with pytest.raises(SystemExit):
+        asked[0].result()
+    assert play.hear({1: asked[1]})["members"] == [1]
+    play.end(0)
+    play.look()
+    assert set(play.workers()) == {1, 2, 3}
+    play.hear(play.say("new", 2))
+    play.hear(play.say("new", 3))
+    ready = play.say("new", 2, 3)
+    assert play.hear(ready | play.say("state", 1))["members"] == [1, 2, 3]
+    assert "rank 0 is on host b: what the run logs" in capfd.readouterr().err
+
+
+def test_a_host_on_which_workers_keep_failing_is_left_out(
+    rehearse: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
+    play = rehearse(2, restarts=9, hosts={"a": 1, "b": 1})
+    play.end(1)
+    play.look_until(lambda: 2 in play.workers())
+    play.end(2)
+    play.look_until(lambda: 3 in play.workers())
+    play.end(3)
+    play.look()
+    assert set(play.workers()) == {0}
+    assert "b is left out for 60 s: workers keep failing there" in capfd.readouterr().err

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import StepLR
 import farandole as fd
 
 WORKER = os.environ.get("FARANDOLE_ELASTIC_WORKER", "")
-DOOMED = [word.split(":") for word in sys.argv[1:]] if WORKER else []
+DOOMED = [word.split(":") for word in sys.argv[1:] if word.count(":") == 2] if WORKER else []
 LAST = 5 + max((int(step) for _, step, _ in DOOMED), default=0)
 REPLACES = "REPLACES" in os.environ
 

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from farandole.cli.elastic_options import ElasticOptions
-from farandole.cli.restart_job import run_restarting, why_all_restart
+from farandole.cli.job.restarting import run_restarting, why_all_restart
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
     from farandole.launch.job import Job, Outcome
-    from farandole.launch.placement.placement import Placement
+    from farandole.launch.placement.placement import HostOptions, Placement
     from farandole.layout import Layout
     from farandole.sync import Strategy
+    from farandole.topology import Topology
 
 
 class Options(ElasticOptions, Protocol):
@@ -28,6 +29,12 @@ class Options(ElasticOptions, Protocol):
     def checkpoint(self) -> str | None: ...
     @property
     def horovod(self) -> bool: ...
+    @property
+    def where(self) -> HostOptions: ...
+    @property
+    def module(self) -> bool: ...
+    @property
+    def script(self) -> str: ...
 
 
 def run_elastic(
@@ -37,42 +44,49 @@ def run_elastic(
     strategy: Strategy | None,
     layout: Layout | None,
     launch: Callable[[Job], Outcome],
-) -> Outcome:
-    """Runs `job` on workers of this host, which come and go. Returns how it ended.
+) -> tuple[Outcome, Topology]:
+    """Runs `job` on workers that come and go. Returns how it ended, and where its workers were.
 
-    A job that cannot go on without a lost worker is run by `launch`, and started again as a whole.
+    They change ranks and hosts: the topology has one host then, and where a worker was that failed,
+    a line has told. A job that cannot go on without a lost worker is run by `launch`, and started
+    again as a whole.
     """
     _check(options, job.workers)
     why = why_all_restart(options, strategy, layout)
-    if why is not None:
-        return run_restarting(options, job, placement.topology, why, launch)
-    _refuse_in_memory(options)
-    if placement.others:
-        raise UserError(
-            f"jobs whose workers come and go run on one host so far, and there are others: "
-            f"{', '.join(placement.others)}. Leave them out, or leave out --min and --restarts."
-        )
+    if why is None:
+        outcome = _run_in_memory(options, job, placement)
+        if not (options.restarts and outcome.failure and outcome.failure.is_not_elastic):
+            from farandole.topology import Topology
+
+            return outcome, Topology.single(job.workers)
+        why = "the script does what its error says, above"
+    return run_restarting(options, job, placement.topology, why, launch), placement.topology
+
+
+def _run_in_memory(options: Options, job: Job, placement: Placement) -> Outcome:
     from farandole.launch.hosts import HERE
-    from farandole.launch.launcher import launch_elastic
     from farandole.launch.policies.elastic.job import ElasticJob, TrainingLimits
 
     most = options.max_workers or job.workers
-    outcome = launch_elastic(
-        ElasticJob(
-            job.command,
-            min_workers=1 if options.min_workers is None else options.min_workers,
-            max_workers=most,
-            discover=lambda: {HERE: most},
-            workers=job.workers,
-            start_timeout_seconds=options.elastic_wait,
-            answer_seconds=options.elastic_wait,
-            training=TrainingLimits(job, options.restarts, options.replace_stragglers),
-        )
+    elastic = ElasticJob(
+        job.command,
+        min_workers=1 if options.min_workers is None else options.min_workers,
+        max_workers=most,
+        discover=lambda: {HERE: most},
+        workers=job.workers,
+        start_timeout_seconds=options.elastic_wait,
+        answer_seconds=options.elastic_wait,
+        training=TrainingLimits(job, options.restarts, options.replace_stragglers),
+        silence_seconds=options.host_silence,
     )
-    if options.restarts and outcome.failure is not None and outcome.failure.is_not_elastic:
-        why = "the script does what its error says, above"
-        return run_restarting(options, job, placement.topology, why, launch)
-    return outcome
+    if not placement.entries:
+        from farandole.launch.launcher import launch_elastic
+
+        return launch_elastic(elastic)
+    from farandole.launch.probes.elastic_launch import launch_elastic_placed
+
+    script = None if options.module else options.script
+    return launch_elastic_placed(elastic, placement, options.where, script=script)
 
 
 def _check(options: Options, workers: int) -> None:
@@ -92,22 +106,15 @@ def _check(options: Options, workers: int) -> None:
         raise UserError("--replace-stragglers: say with --restarts how many may be replaced.")
     if not options.elastic_wait > 0:
         raise UserError(f"--elastic-wait {options.elastic_wait:g}: give seconds above 0.")
+    if not options.host_silence > 0:
+        raise UserError(f"--host-silence {options.host_silence:g}: give seconds above 0.")
     if options.trace is not None:
-        raise _refusal("--trace")
+        raise UserError(
+            "--trace is not there for jobs whose workers come and go. Leave it out, or leave out "
+            "--min and --restarts: then a lost worker ends the job."
+        )
     if options.horovod:
         raise UserError(
             "--min and --restarts are for scripts that call fd.init(). For one that calls "
             "hvd.init() use `farandole horovodrun --min-np …`."
         )
-
-
-def _refuse_in_memory(options: Options) -> None:
-    if options.checkpoint is not None:
-        raise _refusal("--checkpoint")
-
-
-def _refusal(name: str) -> UserError:
-    return UserError(
-        f"{name} is not there for jobs whose workers come and go. Leave it out, or leave "
-        "out --min and --restarts: then a lost worker ends the job."
-    )

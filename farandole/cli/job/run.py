@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from farandole import environment
-from farandole.cli.elastic_job import run_elastic
 from farandole.cli.elastic_options import is_elastic
+from farandole.cli.job.elastic import run_elastic
+from farandole.cli.job.scheme import checked_transport, layout_text, read_scheme
+from farandole.cli.job.trace_file import merge_trace
 from farandole.cli.options import check_limits, check_script
-from farandole.cli.scheme import checked_transport, layout_text, read_scheme
-from farandole.cli.trace_file import merge_trace
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class RunOptions:
     max_workers: int | None
     replace_stragglers: bool
     elastic_wait: float
+    host_silence: float
     exit_timeout: float | None
     stall: float | None
     stall_kill: bool
@@ -102,7 +103,8 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
     from farandole.launch.probes.crowding import warn_if_crowded
     from farandole.launch.servers import plan_servers
 
-    described = place(options.where, options.workers)
+    may_grow = is_elastic(options) and options.where.hostfile is not None
+    described = place(options.where, options.workers, may_grow=may_grow)
     placement = described or Placement.here(options.workers or _gpu_count() or 1)
     strategy, layout = read_scheme(options.sync, options.layout, placement.topology.size)
     plan = plan_servers(
@@ -114,7 +116,7 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
     if described is None and options.workers is not None:
         warn_if_crowded(job.workers, "-n ")
     if is_elastic(options) and plan is None:
-        outcome = run_elastic(
+        return run_elastic(
             options,
             job,
             placement,
@@ -122,7 +124,6 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
             layout,
             lambda job: _launch(options, job, described, plan),
         )
-        return outcome, placement.topology
     if options.min_workers is not None:
         raise UserError(
             f"--min {options.min_workers} is for jobs without parameter servers. With them any "

@@ -1,0 +1,1 @@
+"""What `farandole run` does with its options, up to the end of the job."""
