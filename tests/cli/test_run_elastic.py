@@ -89,6 +89,16 @@ def test_refused_in_the_first_lines(sandbox: Any, rest: str, said: str) -> None:
     assert said in done.stderr
 
 
+def test_a_script_that_cannot_begin_uses_up_no_restarts(sandbox: Any) -> None:
+    script = sandbox.script("train.py", "import no_such_module")
+    done = sandbox.farandole("run", "-n", "2", "--restarts", "9", script)
+    assert done.returncode == 1
+    assert "two workers failed in the same way without progress" in done.stderr
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in done.stderr
+    assert "of 9 restarts" in done.stderr
+    assert "(4 of 9 restarts)" not in done.stderr
+
+
 def test_a_script_that_asks_for_more_is_restarted_as_a_whole(sandbox: Any) -> None:
     """Only its error tells that it cannot go on without a lost worker."""
     rest = """

@@ -15,9 +15,9 @@ It differs from `policy`, where workers restore their last commit, in what a los
                               when it answers again
     a host is removed         its workers leave between two steps
 
-Each start beyond the first `workers`, and beyond one for each slot that is added later, takes one
-of the job's restarts. The same exception in two workers without progress between them ends the job:
-a replacement would meet it too.
+A job begins with `workers`, and then grows to `max_workers`. Each start beyond these, and beyond
+one for each slot that is added later, takes one of the job's restarts. The same exception in two
+workers without progress between them ends the job: a replacement would meet it too.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class ElasticTraining(Elastic):
             left_out=self._hosts.left_out(),
             ready={n for n in self._questions if not self._has_rank(self._workers[n])},
             min_workers=self._job.min_workers,
-            max_workers=self._job.max_workers,
+            max_workers=self._job.workers if self._is_first_time() else self._job.max_workers,
         )
 
     def _start_allowed(self, plan: GenerationPlan) -> GenerationPlan:
@@ -187,7 +187,7 @@ class ElasticTraining(Elastic):
             return
         left_out = ", ".join(self._hosts.left_out())
         tell(
-            f"{len(plan.staying)} workers are left, --min is {self._job.min_workers}, and in "
+            f"workers left: {len(plan.staying)}, --min is {self._job.min_workers}, and in "
             f"{self._job.start_timeout_seconds:g} s ({self.wait_option}) no host took others"
             + (f"; left out: {left_out}" if left_out else "")
         )
@@ -200,6 +200,7 @@ class ElasticTraining(Elastic):
             all_ask = all(member.worker in asking for member in plan.staying)
             if plan.staying and all_ask and len(plan.staying) >= self._first_size(plan):
                 self._has_begun = True
+                self._may_grow()
                 self._form(plan.staying)
             return
         seniors = [m for m in plan.staying if m.rank is not None]
@@ -218,6 +219,11 @@ class ElasticTraining(Elastic):
         if (new or leaving) and not returned and self._announced is None:
             self._announced = "added" if new else "removed"
             self._rendezvous.announce(self._generation, self._announced)
+
+    def _may_grow(self) -> None:
+        """Workers beyond those that the job begins with replace nobody, and take no restart."""
+        if self._life == 0 and self._job.max_workers and self._job.workers:
+            self._free_starts += self._job.max_workers - self._job.workers
 
     def _first_size(self, plan: GenerationPlan) -> int:
         """All that were asked for; when no more can come, as many as are needed."""
@@ -306,8 +312,12 @@ class ElasticTraining(Elastic):
 
     def _require_state(self) -> None:
         """When nobody is left that has the state, all begin anew."""
-        has_rank = any(self._has_rank(worker) for worker in self._workers.values())
-        if self._is_over or has_rank or self._is_first_time() or self.failure is not None:
+        if self._is_over or self.failure is not None:
+            return
+        if self._is_first_time():
+            self._ends_by_repetition()  # such as a script that cannot be imported
+            return
+        if any(self._has_rank(worker) for worker in self._workers.values()):
             return
         if not self._failures:
             self._is_over = True

@@ -193,3 +193,13 @@ def test_a_host_on_which_workers_keep_failing_is_left_out(
     play.look()
     assert set(play.workers()) == {0}
     assert "b is left out for 60 s: workers keep failing there" in capfd.readouterr().err
+
+
+def test_workers_beyond_the_first_ones_come_later_and_take_no_restart(rehearse: Make) -> None:
+    play = rehearse(2, {"localhost": 4}, max_workers=4)
+    play.look_until(lambda: set(play.workers()) == {0, 1, 2, 3})
+    assert [play.hear(play.say("new", worker))["is_promise"] for worker in (2, 3)] == [True, True]
+    ready = play.say("new", 2, 3)
+    play.look()
+    assert play.is_announced(0)
+    assert play.hear(ready | play.say("state", 0, 1))["members"] == [0, 1, 2, 3]
