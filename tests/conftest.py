@@ -70,9 +70,13 @@ hypothesis.settings.load_profile("untimed")
 for absent in (torch.cuda, torch.xpu, torch.mtia):
     absent.manual_seed_all = lambda seed: None
 
-# A suite that a shell has started in the background ignores SIGINT, as would all that it starts.
+# A suite that a shell has started in the background ignores SIGINT, and one behind `nohup` ignores
+# SIGHUP, as would all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for ignored in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, signal.SIG_DFL)
 
 REPOSITORY = Path(__file__).parents[1]
 WARM_SERVER = Path(__file__).parent / "support" / "warm_server.py"
