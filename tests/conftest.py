@@ -397,7 +397,8 @@ def readme_command() -> Callable[[str], list[str]]:
     """
 
     def words(name: str) -> list[str]:
-        lines = (REPOSITORY / "README.md").read_text().splitlines()
+        text = (REPOSITORY / "README.md").read_text()
+        lines = text.split("## Try it")[1].split("\n## ")[0].splitlines()
         (line,) = (line for line in lines if line.startswith(f"farandole {name}"))
         return shlex.split(line, comments=True)[1:]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import UserError
+from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.placement.placement import HostOptions, place
 from farandole.launch.placement.roster import HostRoster
 
@@ -17,12 +18,13 @@ def test_a_change_holds_when_it_is_seen_twice(tmp_path: Path) -> None:
     options = HostOptions(hostfile=file)
     placement = place(options, None)
     assert placement is not None
-    roster = HostRoster(options, placement.entries)
+    roster = HostRoster(options, placement.entries, placement.channel)
     assert roster.slots() == {"192.0.2.1": 2}
     file.write_text('[[host]]\nname = "192.0.2.9"\nslots = 3\nport = 2222\n')
     assert roster.slots() == {"192.0.2.1": 2}
     assert roster.slots() == {"192.0.2.9": 3}
-    assert "2222" in roster.ssh.words("192.0.2.9", ["true"])
+    assert isinstance(roster.channel, Ssh)
+    assert "2222" in roster.channel.words("192.0.2.9", ["true"])
     file.write_text("[[host]]\n")
     assert roster.slots() == {"192.0.2.9": 3}
     with pytest.raises(UserError, match="has no name"):

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from tests.support.openssh import SshServers
 
 from farandole.emulate.cluster import Cluster
+from farandole.emulate.ssh_access import SshAccess
 from tests.support.elastic_replay import require_exact
 
 if TYPE_CHECKING:
@@ -31,16 +31,17 @@ UNSET = ("-u", "GLOO_SOCKET_IFNAME", "-u", "MASTER_ADDR", "-u", "MASTER_PORT")
 class ElasticJob:
     """`farandole run` on the first host, and what its workers write down."""
 
-    def __init__(
-        self, cluster: Cluster, servers: SshServers, sandbox: Sandbox, *words: str
-    ) -> None:
+    def __init__(self, cluster: Cluster, access: SshAccess, sandbox: Sandbox, *words: str) -> None:
         self.cluster, self.sandbox, self.folder = cluster, sandbox, sandbox.folder
         self.output = (self.folder / "output").open("w")
-        command = ["run", "--ssh-identity-file", servers.key, *words, SCRIPT]
+        command = ["run", *words, SCRIPT]
         self.process = cluster.start(
             0,
             ["env", *UNSET, sys.executable, "-m", "farandole", *command],
-            env={**sandbox.environment, **servers.variables},
+            env={
+                **sandbox.environment,
+                "PATH": f"{access.path_folder}:{os.environ['PATH']}",
+            },
             cwd=self.folder,
             stdout=self.output,
             stderr=subprocess.STDOUT,
@@ -122,12 +123,15 @@ def is_python(number: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, SshServers]]:
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, SshAccess]]:
+    access = SshAccess(tmp_path_factory.mktemp("ssh"))
     with Cluster(hosts=3) as cluster:
-        yield cluster, SshServers(cluster, tmp_path_factory.mktemp("ssh"))
+        for host in (1, 2):
+            access.start_server(cluster, host)
+        yield cluster, access
 
 
-def test_hosts_come_and_go(hosts: tuple[Cluster, SshServers], sandbox: Sandbox) -> None:
+def test_hosts_come_and_go(hosts: tuple[Cluster, SshAccess], sandbox: Sandbox) -> None:
     (sandbox.folder / "hosts").write_text("emulated-1\nemulated-0\n")
     words = ["--hostfile", "hosts", "--min", "1", "--max", "3", "--restarts", "9"]
     words += ["--host-silence", "12", "--name", "job", "--checkpoint", "every=10steps,keep=2"]

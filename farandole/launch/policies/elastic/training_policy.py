@@ -223,7 +223,8 @@ class ElasticTraining(Elastic):
     def _may_grow(self) -> None:
         """Workers beyond those that the job begins with replace nobody, and take no restart."""
         if self._life == 0 and self._job.max_workers and self._job.workers:
-            self._free_starts += self._job.max_workers - self._job.workers
+            most = min(self._job.max_workers, sum(self._hosts.slots.values()))
+            self._free_starts += max(0, most - self._job.workers)
 
     def _first_size(self, plan: GenerationPlan) -> int:
         """All that were asked for; when no more can come, as many as are needed."""
