@@ -41,7 +41,7 @@ class RegistrarClient:
         self._late = late
         self._job, self._workers = job, workers
         self._busy: str | None = None
-        self._mark = ""
+        self._entered: str | None = None  # the mark of the epoch that it came into late
         self._control = ControlLine(context, key, address)
         # A socket of ZeroMQ belongs to one thread. So the script's thread never touches the control
         # socket: it puts messages into a deque and wakes the other thread through this pair.
@@ -145,11 +145,9 @@ class RegistrarClient:
     def enter(self) -> str | None:
         """For one who comes late: waits until the next epoch begins, however long that takes, and
         counts from there. Returns its mark; None when the job ends before that."""
+        self._say({"enter": True})
         with self._changed:
-            # The mark that was sent at the beginning is that of an epoch under way. Only a later
-            # one has a beginning at which this worker can enter.
-            known = self._mark
-            while self._mark == known and not (
+            while self._entered is None and not (
                 self._job_is_over or self._others_are_done or self._given_up
             ):
                 self._changed.wait(BEAT_SECONDS)
@@ -158,10 +156,7 @@ class RegistrarClient:
                         f"rank {self._rank} has come late and waits for the next epoch, and the "
                         f"registrar at {self._address} is silent. Has the job ended?"
                     )
-            if self._mark == known:
-                return None
-        self._say({"enter": True})
-        return self._mark
+            return self._entered
 
     def _is_deaf(self) -> bool:
         return self.silence > _SILENCE_SECONDS
@@ -220,8 +215,8 @@ class RegistrarClient:
                 self._met[message["met"]] = given
             elif "missing" in message:
                 self._missing[message["missing"]] = message["ranks"]
-            elif "mark" in message:
-                self._mark = message["mark"]
+            elif "entered" in message:
+                self._entered = message["entered"]
             elif "busy" in message:
                 self._busy = message["busy"]
             elif "finished" in message:

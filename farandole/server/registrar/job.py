@@ -31,7 +31,6 @@ class Job:
         self._participants = participants
         self._admit = admit
         self._name = ""
-        self._mark = ""  # of the epoch that the workers are in
         self._meetings = Meetings()
         self._expected: set[int] = set(range(workers))
         self._early: dict[int, bytes] = {}  # by rank: workers who wait until all are there
@@ -48,7 +47,6 @@ class Job:
             # A guest at first: were it a member, all others would wait for its clock while it reads
             # the data that they have trained on without it.
             self._admit(Participant(peer, "late", self._registrar.add_guest(), rank))
-            self._socket.send(peer, {"mark": self._mark})
             self.tell_the_late()
         elif rank in self._expected:
             self._early[rank] = peer
@@ -69,7 +67,7 @@ class Job:
             )
             self._socket.send(peer, {"busy": why})
             return False
-        self._name, self._mark, self._meetings = job, "", Meetings()
+        self._name, self._meetings = job, Meetings()
         self._expected = set(range(int(message.get("of", 0)))) - self._dead
         return True
 
@@ -86,9 +84,8 @@ class Job:
         self._admit(Participant(peer, "worker", self._registrar.add_worker(), rank))
 
     def enter(self, late: Participant) -> None:
-        """One that came late counts from here."""
-        late.role = "worker"
-        self._registrar.admit(late.number)
+        """One that came late counts from the beginning of the next epoch."""
+        late.waits_to_enter = late.role == "late"
 
     def leave_early(self, peer: bytes) -> None:
         """One that waited for the others to come has gone."""
@@ -140,8 +137,12 @@ class Job:
         self._socket.send(worker.peer, {"missing": meeting, "ranks": ranks})
 
     def begin_epoch(self, mark: str) -> None:
-        """Another epoch has begun: those who came late can begin with it."""
-        self._mark = mark
+        """Another epoch has begun: those who came late, and are ready, begin with it."""
         self._meetings.forget_all_but(mark)
         for late in self._participants.of_role("late"):
-            self._socket.send(late.peer, {"mark": mark})
+            if late.waits_to_enter:
+                # Here, not when it answers: the others may be in the first meeting of the epoch by
+                # then, and it would end without this one.
+                late.role, late.waits_to_enter = "worker", False
+                self._registrar.admit(late.number)
+                self._socket.send(late.peer, {"entered": mark})

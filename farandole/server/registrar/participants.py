@@ -16,6 +16,7 @@ class Participant:
     role: str  # "server", "worker", "guest", or "late": a worker that does not count yet
     number: int
     rank: int = -1
+    waits_to_enter: bool = False  # it came late, and is ready for the next epoch
     mark: str = ""  # by which whoever started a server knows it again
     since: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -27,6 +28,14 @@ def count_heads(group: Group) -> float:
     return float(group.all_reduce(torch.ones(1)))
 
 
+def wait_for_wish(cluster: Cluster) -> None:
+    """Until the registrar knows that one who came late is ready for the next epoch."""
+    deadline = time.monotonic() + 150
+    while not any(each.waits_to_enter for each in cluster._service._participants):
+        assert time.monotonic() < deadline, "nobody waits to enter"
+        time.sleep(0.01)
+
+
 def test_it_enters_with_the_next_epoch():
     with Cluster(workers=2, in_threads=True) as cluster, ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda rank: join(cluster, rank), range(2))
@@ -45,6 +54,7 @@ def test_it_enters_with_the_next_epoch():
         assert again.gather_json("something else") == ["rank 0", "rank 1"]
         entering = pool.submit(again.transport.begin_epoch, 0)
         assert count_heads(first) == 1.0  # it does not count yet
+        wait_for_wish(cluster)
         assert not entering.done()
         assert first.transport.begin_epoch(2) == 2
         assert entering.result(150) == 2
