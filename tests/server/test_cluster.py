@@ -28,10 +28,20 @@ ROWS = 1 << 16  # of int64, in small blocks: something in 8 ranges
 def wait_until(condition: Callable[[], bool], what: str, cluster: Cluster | None = None) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"in {PATIENCE_SECONDS:g} s never: {what}"
+        assert time.monotonic() < deadline, (
+            f"in {PATIENCE_SECONDS:g} s never: {what}{state(cluster)}"
+        )
         if cluster is not None:
             cluster.check()
         time.sleep(0.02)
+
+
+def state(cluster: Cluster | None) -> str:
+    """For the error: what keeps it from what is waited for."""
+    if cluster is None:
+        return ""
+    held = {number: fact.get("bytes") for number, fact in cluster.facts().items()}
+    return f"; settled: {cluster.is_settled}, missing: {cluster.missing_copies()}, bytes: {held}"
 
 
 class Pusher:
