@@ -65,6 +65,13 @@ def test_weights_that_are_all_zero() -> None:
             estimator.fit(X, Y > 0, zero)
 
 
+def test_weights_below_zero() -> None:
+    below = np.r_[-1.0, np.ones(59)]
+    for estimator in (LinearRegression(), LogisticRegression(), GaussianNB(), KMeans(2)):
+        with pytest.raises(ValueError, match=r"[Nn]egative values"):
+            estimator.fit(X, Y > 0, sample_weight=below)
+
+
 def test_the_place_of_what_is_not_finite() -> None:
     rows = X.copy()
     rows[41, 1] = np.inf

@@ -51,7 +51,9 @@ class SumEstimator(BaseEstimator):
             )
         weights = None
         if sample_weight is not None:
-            weights = _check_sample_weight(sample_weight, np.empty((rows, 0)), dtype=np.float64)
+            weights = _check_sample_weight(
+                sample_weight, np.empty((rows, 0)), dtype=np.float64, ensure_non_negative=True
+            )
         source = Source(table, y, weights, self.chunk_rows)
         with as_pool(self.pool).place(source) as placed:
             yield placed

@@ -9,12 +9,13 @@ travel by their names. An executor pickles what it is given: this is between its
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from joblib.externals.loky import ProcessPoolExecutor
 
 from farandole.errors import FarandoleError
 from farandole.learn.pools.base import Placed, Pool, one_blas_thread, sum_branch
@@ -54,11 +55,11 @@ class Processes(Pool):
 
     @contextmanager
     def place(self, source: Source) -> Iterator[Placed]:
-        # Not forked from this process, which may have threads that hold locks.
-        context = get_context("forkserver")
-        context.set_forkserver_preload([__name__])  # what is imported there, no worker imports
+        # Those of the standard library run the script once more in each process, unless all of it
+        # is behind `if __name__ == "__main__"`. These do not, and are not forked from this process,
+        # which may have threads that hold locks.
         with (
-            ProcessPoolExecutor(self._workers, context) as executor,
+            ProcessPoolExecutor(self._workers) as executor,
             OnExecutor(executor, self._workers).place(source) as placed,
         ):
             yield placed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,19 +11,10 @@ from farandole.launch.backends.ssh.channel import Ssh
 from farandole.launch.host_facts import JobFiles
 from farandole.launch.probes import session
 from farandole.launch.probes.session import ProbeError, ProbeSession
+from tests.support.ssh_stub import path_with_ssh
 
 if TYPE_CHECKING:
     from conftest import Sandbox
-
-
-def path_with_ssh(sandbox: Sandbox, before: str) -> str:
-    """A PATH on which `ssh` runs its last word here, after the shell commands `before`."""
-    folder = sandbox.folder / "bin"
-    folder.mkdir()
-    run = 'exec setsid --wait sh -c "$command"'
-    (folder / "ssh").write_text(f"#!/bin/sh\nfor command; do :; done\n{before}\n{run}\n")
-    (folder / "ssh").chmod(0o755)
-    return f"{folder}:{os.environ['PATH']}"
 
 
 def test_a_race_that_cannot_read_what_rank_0_writes(sandbox: Sandbox) -> None:

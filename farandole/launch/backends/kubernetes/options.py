@@ -57,7 +57,7 @@ class KubernetesOptions:
             if not _SUBDOMAIN.fullmatch(claim) or not path.startswith("/") or ":" in path:
                 raise UserError(
                     f"--volume {text}: write CLAIM:PATH, the name of a PersistentVolumeClaim and "
-                    "where it is mounted, such as results:/work/runs"
+                    "where it is mounted, such as results:/app/runs"
                 )
         paths = [path for _, _, path in parts]
         if len(set(paths)) < len(paths) or "/dev/shm" in paths:

@@ -24,7 +24,7 @@ BASIC = ("--on", "kubernetes", "--image", "registry.example/train:1")
 FULL = (
     *BASIC,
     *("--nodes", "3", "--per-node", "2", "--cpus", "4", "--gpus", "2", "--memory", "16Gi"),
-    *("--shm", "2Gi", "--volume", "results:/work/runs", "--volume", "data:/data"),
+    *("--shm", "2Gi", "--volume", "results:/app/runs", "--volume", "data:/data"),
     *("--namespace", "team", "--sync", "local:every=4", "--seed", "7", "--grace", "90"),
     *("--name", "resnet-50", "--restarts", "2", "--trace", "trace.json"),
 )
@@ -104,7 +104,7 @@ def test_what_was_asked_for_is_in_it() -> None:
         "limits": {"memory": "16Gi", "nvidia.com/gpu": "2"},
     }
     assert {each["mountPath"] for each in container["volumeMounts"]} == {
-        *("/dev/shm", "/work/runs", "/data")
+        *("/dev/shm", "/app/runs", "/data")
     }
 
 

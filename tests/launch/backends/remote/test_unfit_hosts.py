@@ -6,8 +6,9 @@ in `tests/cli/test_several_hosts.py`.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
+
+from tests.support.ssh_stub import path_with_ssh
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -23,16 +24,6 @@ def refuse(self, where):
 
 socket.socket.connect = refuse
 """
-
-
-def path_with_ssh(sandbox: Sandbox, before: str) -> str:
-    """A PATH on which `ssh` runs its last word here, after the shell commands `before`."""
-    folder = sandbox.folder / "bin"
-    folder.mkdir()
-    run = 'exec setsid --wait sh -c "$command"'
-    (folder / "ssh").write_text(f"#!/bin/sh\nfor command; do :; done\n{before}\n{run}\n")
-    (folder / "ssh").chmod(0o755)
-    return f"{folder}:{os.environ['PATH']}"
 
 
 def another_module_path(sandbox: Sandbox) -> str:
