@@ -47,6 +47,20 @@ def run_world(
     results: dict[int, T] = {}
     failures: list[BaseException] = []
 
+    def note(rank: int, error: BaseException) -> None:
+        if error not in failures:
+            failures.append(error)
+            exchange.fail(rank, f"failed: {type(error).__name__}: {error}")
+
+    def call(rank: int, run: Run) -> T:
+        # Noted before the run is closed: closing it may take what the others wait for, and their
+        # complaint would come first.
+        try:
+            return body(run)
+        except BaseException as error:
+            note(rank, error)
+            raise
+
     def work(rank: int) -> None:
         try:
             where = topology or Topology.single(size)
@@ -60,10 +74,9 @@ def run_world(
                 checkpoints=checkpoints,
             )
             with run, current_in_thread(run):
-                results[rank] = body(run)
+                results[rank] = call(rank, run)
         except BaseException as error:
-            failures.append(error)
-            exchange.fail(rank, f"failed: {type(error).__name__}: {error}")
+            note(rank, error)
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from joblib.externals.loky import ProcessPoolExecutor
+from loky import ProcessPoolExecutor
 
 from farandole.errors import FarandoleError
 from farandole.learn.pools.base import Placed, Pool, one_blas_thread, sum_branch
