@@ -23,6 +23,7 @@ from farandole.launch.job import Job, Outcome
 from farandole.launch.messages import tell
 from farandole.launch.outcome_text import name_of_worker
 from farandole.launch.policies.elastic.restarts import Restarts
+from farandole.launch.probes.problems import UnfitHostsError
 from farandole.topology import Topology
 from farandole.worker.failure import Failure, Kind
 from farandole.worker.run_report import RunReport
@@ -32,11 +33,23 @@ _RECENT_SECONDS = 60.0  # workers take seconds to start: several quick failures 
 _POLL_SECONDS = 0.05
 _WISHES = ("SIGINT", "SIGUSR1")  # of a user, and of a scheduler that is about to end the job
 
-Launch = Callable[[Job], Outcome]
+Launch = Callable[[Job, frozenset[str]], Outcome]
+"""Runs a job on all hosts but these."""
+Fewer = Callable[[frozenset[str]], int | None]
+"""How many workers a job can go on with on all hosts but these; None: not with so few."""
 
 
-def launch_with_restarts(launch: Launch, job: Job, topology: Topology, most: int) -> Outcome:
+def launch_with_restarts(
+    launch: Launch,
+    job: Job,
+    topology: Topology,
+    most: int,
+    fewer: Fewer = lambda lost: None,
+) -> Outcome:
     """Runs `job` by `launch`, and again when it fails, up to `most` times.
+
+    Where hosts do not answer at a restart, the others go on without them, if there are enough
+    (`fewer`). The next restart looks for them again.
 
     Returns how the last attempt ended. Not started again is a job that was stopped by a signal,
     whose script was called wrongly, or that has failed in the same way twice without a newer
@@ -44,11 +57,11 @@ def launch_with_restarts(launch: Launch, job: Job, topology: Topology, most: int
     the end of all restarts. A tolerant job is left to start its workers again one by one.
     """
     if not most or job.tolerant:
-        return launch(job)
+        return launch(job, frozenset())
     attempts = _Attempts(job, topology, most)
     while True:
         try:
-            outcome = launch(attempts.next_job())
+            outcome = attempts.launch(launch, fewer)
         except LaunchError as error:
             if not attempts.survive(error):
                 raise
@@ -71,7 +84,22 @@ class _Attempts:
         self._run: RunReport | None = None
         self._last_words: tuple[int, str] | None = None
 
-    def next_job(self) -> Job:
+    def launch(self, launch: Launch, fewer: Fewer) -> Outcome:
+        """The next attempt."""
+        job, lost = self._next_job(), frozenset[str]()
+        while True:
+            try:
+                return launch(job, lost)
+            except UnfitHostsError as error:
+                lost |= error.hosts
+                workers = fewer(lost) if self._begun > 1 else None
+                if workers is None:
+                    raise
+                tell(f"{error}")
+                tell(f"{workers} workers start without {', '.join(sorted(lost))} (--min)")
+                job = replace(job, workers=workers)
+
+    def _next_job(self) -> Job:
         variables = {**self._job.environment, ATTEMPT: str(self._begun)}
         if self._run is not None:
             variables[NAME] = self._run.name
@@ -143,6 +171,8 @@ class _Attempts:
         run = self._run
         if run is None:
             return "from the beginning: no worker had come through fd.init()"
+        if run.checkpoint is None and run.leaves_state:
+            return "from what the survivors have left, or else from the beginning"
         if run.checkpoint is None:
             saves = CHECKPOINT in self._job.environment
             hint = "" if saves else ". `--checkpoint every=10min` saves them"
@@ -153,6 +183,8 @@ class _Attempts:
                 "has not looked for checkpoints there (run.load(), or --checkpoint and run.epochs)"
             )
         place = f"from {run.checkpoint}"
+        if run.leaves_state:
+            place = f"from what the survivors have left, or else {place}"
         if not run.checkpoint_steps:
             return place
         place += f" (step {run.checkpoint_steps}, epoch {run.checkpoint_epoch})"

@@ -9,6 +9,8 @@ break may have come from an error on this rank alone. It is ended when the ranks
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from farandole.data import BatchInfo, Loader
 from farandole.train.checkpoint.automatic.saves import AutomaticSaves
 from farandole.train.elastic.support import refuse, require_elastic_loader
@@ -49,7 +51,11 @@ class Passes:
             self.elastic.between_steps()
             self._leading = loader
         if self.preemption is not None or self.automatic is not None:
-            self.end_step(within_pass=within)
+            survivors = self._session.survivors
+            if survivors is not None:
+                survivors.between_steps()
+            with nullcontext() if survivors is None else survivors.left_on_loss():
+                self.end_step(within_pass=within)
             self._leading = loader
 
     def end_step(self, *, within_pass: bool = True) -> None:

@@ -32,6 +32,16 @@ def random_state(device: torch.device) -> dict[str, Any]:
     return state
 
 
+def random_state_from(seed: int, device: torch.device) -> dict[str, Any]:
+    """As `seed_everything` makes it. Leaves that of this process as it is."""
+    own = random_state(device)
+    try:
+        seed_everything(seed)
+        return random_state(device)
+    finally:
+        restore_random_state(own, device)
+
+
 def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])

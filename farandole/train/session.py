@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.optim import Optimizer
@@ -23,6 +24,9 @@ from farandole.train.progress import EpochProgress
 from farandole.train.settings import Settings
 from farandole.train.spans import Watch
 from farandole.worker.run_reporter import RunReporter
+
+if TYPE_CHECKING:
+    from farandole.train.checkpoint.survivors.leaving import SurvivorSaves
 
 
 @dataclass
@@ -47,6 +51,7 @@ class Session:
     most_workers: int | None = None  # of an elastic job; None: it is none
     is_successor: bool = False  # another worker was rank 0 before this one
     reporter: RunReporter | None = None  # on rank 0, where the launcher may start the job again
+    survivors: SurvivorSaves | None = None  # where all start again when one is lost
     joined_later: bool = False  # the others had begun when this one came, in an elastic job
 
     @property

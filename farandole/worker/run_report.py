@@ -25,6 +25,7 @@ class RunReport:
     checkpoint_steps: int = 0
     checkpoint_epoch: int = 0
     resumes: bool = False  # it looks for checkpoints in the place that it saves them to
+    leaves_state: bool = False  # ranks write what they hold when another one is lost
 
     def after(self, earlier: RunReport | None) -> RunReport:
         """This one, of a later start of the same run. What it has not come to yet holds."""
@@ -61,5 +62,6 @@ def read_report(text: bytes | None) -> RunReport | None:
             checkpoint_steps=int(found["checkpoint_steps"]),
             checkpoint_epoch=int(found["checkpoint_epoch"]),
             resumes=found["resumes"] is True,
+            leaves_state=found["leaves_state"] is True,
         )
     return None

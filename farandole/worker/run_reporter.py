@@ -54,6 +54,10 @@ class RunReporter:
             resumes=place in self._looked_in,
         )
 
+    def leaves_state(self) -> None:
+        """Ranks will write what they hold when another one is lost, and need time for it."""
+        self._update(leaves_state=True)
+
     def _update(self, **changes: Any) -> None:
         with self._lock, contextlib.suppress(RuntimeError, OSError, dist.DistError):
             self._report = replace(self._report, **changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from farandole.environment import ATTEMPT, NAME
 from farandole.errors import LaunchError
 from farandole.launch.job import Job, Outcome
 from farandole.launch.policies.elastic import restarts
+from farandole.launch.probes.problems import UnfitHostsError
 from farandole.launch.restarting import launch_with_restarts
 from farandole.topology import Topology
 from farandole.worker.failure import Failure, Kind
@@ -62,7 +64,9 @@ def test_killed_workers_cost_the_steps_since_the_last_checkpoint(
     assert why in done.stderr
     assert "rank 1 was killed by SIGKILL" in done.stderr
     assert "rank 0 was killed by SIGKILL" in done.stderr
-    assert "workers start again (2 of 3 restarts), from runs/restarted-" in done.stderr
+    assert re.search(
+        r"workers start again \(2 of 3 restarts\), .*from runs/restarted-", done.stderr
+    )
     assert "from the beginning" not in done.stderr
 
     (run,) = (sandbox.folder / "runs").glob("restarted-*")
@@ -148,9 +152,11 @@ class Attempts:
     def __init__(self, *ends: Outcome | Exception | Callable[[], Outcome]) -> None:
         self._ends = list(ends)
         self.jobs: list[Job] = []
+        self.lost: list[frozenset[str]] = []
 
-    def __call__(self, job: Job) -> Outcome:
+    def __call__(self, job: Job, lost: frozenset[str]) -> Outcome:
         self.jobs.append(job)
+        self.lost.append(lost)
         end = self._ends.pop(0)
         if isinstance(end, Exception):
             raise end
@@ -252,6 +258,27 @@ def test_workers_that_cannot_be_started_are_tried_again_but_not_at_first() -> No
     assert run(9, launch) == DONE
     with pytest.raises(LaunchError, match="node2"):
         run(1, Attempts(KILLED, gone))
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_hosts_that_stay_away_are_gone_on_without_if_enough_are_left() -> None:
+    gone = UnfitHostsError("host node2 does not answer.", frozenset({"node2"}))
+    too = UnfitHostsError("host node3 does not answer.", frozenset({"node3"}))
+    launch = Attempts(KILLED, gone, too, KILLED, DONE)
+    job = Job(6, ["train.py"])
+    topology = Topology.from_names(["node1", "node1", "node2", "node2", "node3", "node3"])
+    ended = launch_with_restarts(launch, job, topology, 9, lambda lost: 6 - 2 * len(lost))
+    assert ended == DONE
+    assert [job.workers for job in launch.jobs] == [6, 6, 4, 2, 6]  # then all are asked again
+    assert launch.lost[3] == {"node2", "node3"}
+    with pytest.raises(LaunchError, match="node3"):
+        launch_with_restarts(
+            Attempts(KILLED, gone, too),
+            job,
+            topology,
+            1,
+            lambda lost: 4 if len(lost) == 1 else None,
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

@@ -43,13 +43,13 @@ def run_elastic(
     placement: Placement,
     strategy: Strategy | None,
     layout: Layout | None,
-    launch: Callable[[Job], Outcome],
+    launch: Callable[[Job, frozenset[str]], Outcome],
 ) -> tuple[Outcome, Topology]:
     """Runs `job` on workers that come and go. Returns how it ended, and where its workers were.
 
     They change ranks and hosts: the topology has one host then, and where a worker was that failed,
     a line has told. A job that cannot go on without a lost worker is run by `launch`, and started
-    again as a whole.
+    again as a whole, perhaps without hosts that are lost.
     """
     _check(options, job.workers)
     why = why_all_restart(options, strategy, layout)
@@ -60,7 +60,8 @@ def run_elastic(
 
             return outcome, Topology.single(job.workers)
         why = "the script does what its error says, above"
-    return run_restarting(options, job, placement.topology, why, launch), placement.topology
+    ended = run_restarting(options, job, placement, layout, why, launch)
+    return ended, placement.topology
 
 
 def _run_in_memory(options: Options, job: Job, placement: Placement) -> Outcome:

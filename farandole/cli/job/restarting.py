@@ -10,9 +10,9 @@ from farandole.errors import UserError
 
 if TYPE_CHECKING:
     from farandole.launch.job import Job, Outcome
+    from farandole.launch.placement.placement import Placement
     from farandole.layout import Layout
     from farandole.sync import Strategy
-    from farandole.topology import Topology
 
 
 class Options(ElasticOptions, Protocol):
@@ -45,19 +45,37 @@ def why_all_restart(
 def run_restarting(
     options: Options,
     job: Job,
-    topology: Topology,
+    placement: Placement,
+    layout: Layout | None,
     why: str,
-    launch: Callable[[Job], Outcome],
+    launch: Callable[[Job, frozenset[str]], Outcome],
 ) -> Outcome:
     """Runs `job` by `launch`, and again when it fails. Returns how its last attempt ended."""
     from farandole.launch.restarting import launch_with_restarts
 
-    announce_restarting(options, why)
-    return launch_with_restarts(launch, job, topology, options.restarts)
+    ranks = _ranks_of_replica(layout)
+    may_shrink = options.min_workers is not None and ranks is not None and bool(placement.others)
+
+    def fewer(lost: frozenset[str]) -> int | None:
+        """As many whole replicas as the other hosts have room for."""
+        if not may_shrink or ranks is None:
+            return None
+        workers = min(job.workers, placement.slots_without(lost)) // ranks * ranks
+        return workers if workers >= max(options.min_workers or 1, 1) else None
+
+    announce_restarting(options, why, may_shrink=may_shrink)
+    return launch_with_restarts(launch, job, placement.topology, options.restarts, fewer)
 
 
-def announce_restarting(options: Options, why: str) -> None:
-    """Says what the loss of a worker means.
+def _ranks_of_replica(layout: Layout | None) -> int | None:
+    """None: it is found out when the job has begun."""
+    if layout is None:
+        return 1
+    return None if layout.stages == "auto" else layout.ranks
+
+
+def announce_restarting(options: Options, why: str, *, may_shrink: bool = False) -> None:
+    """Says what the loss of a worker means. `may_shrink`: fewer go on where a host stays away.
 
     Raises `UserError` for what only jobs can do that go on without a lost worker.
     """
@@ -67,7 +85,9 @@ def announce_restarting(options: Options, why: str) -> None:
     said = f"if a worker is lost, all workers start again from the last checkpoint: {why}"
     if options.checkpoint is None:
         said += ". Without --checkpoint, only a script that saves and loads by itself has one"
-    if options.min_workers is not None:
+    if may_shrink:
+        said += f", on the hosts that answer then, if they take {options.min_workers} workers"
+    elif options.min_workers is not None:
         said += f". --min {options.min_workers} changes nothing"
     tell(said)
 

@@ -122,7 +122,7 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
             placement,
             strategy,
             layout,
-            lambda job: _launch(options, job, described, plan),
+            lambda job, lost: _launch(options, job, _without(described, lost, job), plan),
         )
     if options.min_workers is not None:
         raise UserError(
@@ -162,6 +162,12 @@ def _launch(
         files=[str(plan.key_file)] if isinstance(plan, OthersServers) else [],
         shared_folders=[options.trace.parent] if options.trace is not None else [],
     )
+
+
+def _without(placement: Placement | None, lost: frozenset[str], job: Job) -> Placement | None:
+    if placement is None or not lost:
+        return placement
+    return placement.without(lost, job.workers)
 
 
 def _check_other_hosts(

@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from farandole.errors import UserError
@@ -89,6 +89,15 @@ class Placement:
     @property
     def rank0_is_here(self) -> bool:
         return self.topology.host(0).name == HERE
+
+    def slots_without(self, hosts: Collection[str]) -> int:
+        """How many workers the others have room for."""
+        return sum(entry.slots for name, entry in self.entries.items() if name not in hosts)
+
+    def without(self, hosts: Collection[str], workers: int) -> Placement:
+        """So many workers on the others."""
+        slots = {name: each.slots for name, each in self.entries.items() if name not in hosts}
+        return replace(self, topology=place_workers(slots, workers))
 
 
 def place(

@@ -1,7 +1,8 @@
 """The policy of most jobs: all workers start together, and when one fails all are stopped.
 
 The job ends when all workers have exited with 0, when one fails, or when one holds up the others
-for too long. Then the policy looks for the cause among all that have ended badly.
+for too long. Then the policy looks for the cause among all that have ended badly. Only where the
+others write what they hold for the next attempt are they given the time to end by themselves.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class StopAll(Policy):
         self._topology = topology
         self._codes: dict[int, int] = {}  # of those that have ended
         self._held_up: dict[int, str] = {}  # who did so to the others, and how
+        self._grace_seconds = job.grace_seconds
+        self._wait_until: float | None = None  # for the others, once one has failed
 
     def start(self) -> None:
         for host in self._topology.hosts:
@@ -40,14 +43,31 @@ class StopAll(Policy):
                 self._pool.start(rank, host.name, len(host.ranks), variables)
 
     def is_finished(self) -> bool:
-        return not self._pool.running or any(self._codes.values()) or bool(self._held_up)
+        if not self._pool.running:
+            return True
+        return self._wait_until is not None and time.monotonic() >= self._wait_until
 
     def on_exits(self, codes: Mapping[int, int]) -> None:
         self._codes.update(codes)
         self.done = min((rank for rank, code in self._codes.items() if code == 0), default=None)
+        if any(self._codes.values()):
+            self._begin_end()
 
     def on_overdue(self, workers: Sequence[Overdue]) -> None:
         self._held_up.update(workers)
+        self._begin_end()
+
+    def _begin_end(self) -> None:
+        """Others that hold a lost worker's state too need time to write it, and then end."""
+        if self._wait_until is not None:
+            return
+        report = self._pool.report()
+        leaves = report is not None and report.leaves_state
+        self._wait_until = time.monotonic() + (self._grace_seconds if leaves else 0.0)
+        if leaves:
+            self._note_suspended()
+            for rank in self._held_up.keys() & self._pool.running.keys():
+                self._pool.kill(rank)  # the others wait for it
 
     def settle(self) -> None:
         """Looks among those that still run for the one that the others failed because of.

@@ -29,6 +29,14 @@ class Problem:
         return f"host {self.host}: {self.text} {self.advice}".rstrip()
 
 
+class UnfitHostsError(LaunchError):
+    """These hosts cannot take part."""
+
+    def __init__(self, message: str, hosts: frozenset[str]) -> None:
+        super().__init__(message)
+        self.hosts = hosts
+
+
 def errors_among(problems: Iterable[Problem]) -> list[Problem]:
     return [problem for problem in problems if problem.severity == "error"]
 
@@ -40,10 +48,11 @@ def tell_warnings(problems: Iterable[Problem]) -> None:
 
 
 def require(problems: Iterable[Problem]) -> None:
-    """Raises `LaunchError` with all errors among `problems`."""
+    """Raises `UnfitHostsError` with all errors among `problems`."""
     errors = errors_among(problems)
     if errors:
-        raise LaunchError("\n".join(["the job was not started.", *map(str, errors)]))
+        text = "\n".join(["the job was not started.", *map(str, errors)])
+        raise UnfitHostsError(text, frozenset(problem.host for problem in errors))
 
 
 def no_answer(

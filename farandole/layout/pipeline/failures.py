@@ -45,6 +45,10 @@ class Failures:
             # Messages of the failed step may still be under way, and would be taken for those of a
             # new one. So a broken pipeline stays broken.
             raise StageError(f"the pipeline was broken by an earlier failure: {self._mail.failure}")
+        return self.telling(work)
+
+    def telling(self, work: Callable[[], T]) -> T:
+        """As `guarded`, also in a pipeline that is broken. For what waits for nobody."""
         try:
             return work()
         except Exception as error:

@@ -64,6 +64,9 @@ class Pipelined:
         self._scale = scale
         self.runner = ScheduleRunner(layout, pipe, stages, mail, update, seed=seed, name=name)
         self._failures = self.runner.failures
+        self.gradients_ready: Callable[[], None] = _nothing
+        """Called by a synchronous scheme, when the gradients are ready and before the weights
+        change."""
 
     def connect(self, exchange: Callable[[], None] | None, optimizer: Optimizer) -> None:
         """`exchange` takes the gradients through the gradient bridge and a strategy, if there is
@@ -82,6 +85,9 @@ class Pipelined:
             loss = self.runner.step(micros, self.steps, scale)
             self._compare_means()
             loss = self._loss_of_all(loss)
+            self.gradients_ready()
+            with self.pipe.trace.span("weights", "stage"):
+                self.runner.apply()
             self.runner.end_step()
         self.steps += 1
         return loss
@@ -214,3 +220,7 @@ class Pipelined:
     def _takes_turns(self) -> bool:
         """Whether this rank shares its stage's micro-batches with other ranks."""
         return max(self.layout.replicas, default=1) > 1
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

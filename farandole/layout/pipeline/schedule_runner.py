@@ -61,7 +61,8 @@ class ScheduleRunner:
         self.failures = Failures(name, mail, stages, self._interpreter)
 
     def step(self, micros: Sequence[Micro], step: int, loss_scale: float) -> torch.Tensor:
-        """All actions of one step of a synchronous scheme; returns this rank's part of the loss."""
+        """All actions of one step of a synchronous scheme, up to the weights, which `apply`
+        changes; returns this rank's part of the loss."""
         # A small last batch makes fewer micro-batches, and so another schedule. All ranks cut the
         # same batch, so all of them find the same one.
         pipeline = self._pipeline(len(micros))
@@ -70,6 +71,10 @@ class ScheduleRunner:
         self._feed(micros, 0, step)
         self.failures.guarded(lambda: self._perform(pipeline.actions[self._place]))
         return self._loss_of_done()
+
+    def apply(self) -> None:
+        """The weights change. Also where others have failed meanwhile, in what comes after."""
+        self.failures.telling(self._update.apply)
 
     def end_step(self) -> None:
         """Forgets the batch. What is compared across ranks at the end of a step comes before."""
@@ -152,7 +157,7 @@ class ScheduleRunner:
         done = set(self._interpreter.done)
         whole_batches = len(done) // self._layout.microbatches
         if self._stream is None:
-            self._update()
+            self._update.prepare()  # the pipeline applies it, when the whole step has gone well
             return
         # A strategy weighs uneven batches by the samples in them. In a stream, the batches of an
         # update are not those of the step that is being made, so they are named.

@@ -6,10 +6,11 @@
 4. unscaling
 5. hooks that the user has set on weights           see `weight_hooks`
 6. the norm over all stages, and clipping
-7. the optimizer
+7. the optimizer; running statistics move
 
-A weight that no micro-batch has used has no gradient, as in the plain model: momentum and decay
-leave it alone. Ranks that add up tell each other, beside the gradients, which weights have one.
+All but the last is `prepare`, which needs other ranks and changes no weight. A weight that no
+micro-batch has used has no gradient, as in the plain model: momentum and decay leave it alone.
+Ranks that add up tell each other, beside the gradients, which weights have one.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Update:
         self._scale = scale
         self._exchange: Callable[[], None] | None = None
         self._optimizer: Optimizer | None = None
+        self._goes_on = False  # the gradients that are prepared are finite
 
     def connect(self, exchange: Callable[[], None] | None, optimizer: Optimizer) -> None:
         """`exchange` takes the gradients through the gradient bridge and a strategy, if there is
@@ -79,6 +81,11 @@ class Update:
 
     def __call__(self, batches_here: int = 1) -> None:
         """Makes a new version of the weights, from what was added up since the last."""
+        self.prepare(batches_here)
+        self.apply()
+
+    def prepare(self, batches_here: int = 1) -> None:
+        """All that needs other ranks. Leaves weights and running statistics as they are."""
         trained = self._bridge.trained()
         self.hooks.refuse_new()
         self._add_up(trained, batches_here)
@@ -92,12 +99,16 @@ class Update:
         gradients = _gradients(trained)
         if goes_on and self._clip is not None:
             self._clip_to(self._clip, gradients)
-        if goes_on and self._optimizer is not None:
-            self._optimizer.step()
-        for weight in trained:
-            weight.grad = None
         if self._groups.holders is not None:
             share_statistics(self._bridge, self._groups.holders)
+        self._goes_on = goes_on
+
+    def apply(self) -> None:
+        """After `prepare`. Waits for nobody."""
+        if self._goes_on and self._optimizer is not None:
+            self._optimizer.step()
+        for weight in self._bridge.trained():
+            weight.grad = None
         commit_statistics(self._bridge)
 
     def add_up(self) -> None:

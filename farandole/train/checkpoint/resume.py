@@ -16,6 +16,7 @@ from farandole.train.checkpoint.places.urls import is_url
 from farandole.train.checkpoint.same_optimizer import OtherOptimizer
 from farandole.train.checkpoint.saver import State, count_models, merged_parts
 from farandole.train.checkpoint.saving import load_together, save_together, take_together
+from farandole.train.checkpoint.survivors.joining import join_together
 from farandole.train.loaders import RunLoaders
 from farandole.train.randomness import random_state, restore_random_state
 from farandole.train.run_metrics import RunMetrics
@@ -62,6 +63,11 @@ class RunCheckpoints:
         """How long the last save in the background took; None: it is under way."""
         return self._background.write_seconds
 
+    @property
+    def folder(self) -> Path | None:
+        """The run's own; None: an object store."""
+        return self._places.own_folder
+
     def newest(self, path: str | Path | None) -> Path | str | None:
         """As far as it is known without asking others: the process may be about to end."""
         return self._places.newest(path)
@@ -86,24 +92,7 @@ class RunCheckpoints:
         background = background and not session.group.transport.may_join_late
         if not session.models.synchronizers:
             session.print("note: this checkpoint holds no model: none was given to run.distribute")
-        shared: dict[str, Any] = {
-            "run": {
-                "samples": session.progress.samples,
-                "steps": session.progress.steps,
-                "seconds": session.progress.seconds,
-                "next_epoch": session.progress.next_epoch(
-                    loaders=len(self._loaders),
-                    under_way=any(loader.done_samples for loader in self._loaders),
-                ),
-                "loaders": [loader.state_dict() for loader in self._loaders],
-                "size": session.size,
-                "sync": str(session.strategy),
-                "layout": str(session.layout),
-                "waited_seconds": session.group.meter.waited_seconds,
-                "bytes_sent": session.group.meter.bytes_sent,
-            },
-            "state": user_state,
-        }
+        shared: dict[str, Any] = {"run": self.run_part(), "state": user_state}
         own: dict[str, Any] = {"random": random_state(session.device), "sync": []}
         parts: dict[str, Any] = {}
         # On every rank, also on those that write nothing: finding the one model that replicas stand
@@ -133,6 +122,25 @@ class RunCheckpoints:
         finally:
             self._tell_notes()
 
+    def run_part(self) -> dict[str, Any]:
+        """How far the run has come."""
+        session = self._session
+        return {
+            "samples": session.progress.samples,
+            "steps": session.progress.steps,
+            "seconds": session.progress.seconds,
+            "next_epoch": session.progress.next_epoch(
+                loaders=len(self._loaders),
+                under_way=any(loader.done_samples for loader in self._loaders),
+            ),
+            "loaders": [loader.state_dict() for loader in self._loaders],
+            "size": session.size,
+            "sync": str(session.strategy),
+            "layout": str(session.layout),
+            "waited_seconds": session.group.meter.waited_seconds,
+            "bytes_sent": session.group.meter.bytes_sent,
+        }
+
     def _report(self, path: str | Path | None, checkpoint: Path | str, saved: Any) -> None:
         """Tells the launcher of a checkpoint, with this state of the run in it."""
         if self._session.reporter is not None:
@@ -151,6 +159,8 @@ class RunCheckpoints:
         session = self._session
         if path is None:
             self.take_over()
+            if session.survivors is not None:
+                join_together(session, self._places.destination(None), session.survivors.attempt)
         if session.reporter is not None:
             session.reporter.looked(str(path or ""))
         source = self._places.source(path)

@@ -20,6 +20,7 @@ from farandole.train.checkpoint.automatic.schedulers import has_scheduler
 from farandole.train.checkpoint.places.urls import is_url
 from farandole.train.checkpoint.resume import RunCheckpoints
 from farandole.train.checkpoint.saving import RanksChangedError
+from farandole.train.checkpoint.survivors.leaving import SurvivorSaves
 from farandole.train.elastic.support import refuse
 from farandole.train.elastic.training import ElasticTraining
 from farandole.train.loaders import RunLoaders
@@ -61,6 +62,7 @@ class RunSaving:
         if elastic is not None and is_url(policy.to):
             raise refuse(f"saving to {policy.to}, an object store,")
         passes.automatic = self._automatic(policy)
+        session.survivors = self._survivors()
         metrics.on_log = passes.automatic.logged
 
     def _automatic(self, policy: Checkpoints) -> AutomaticSaves:
@@ -88,6 +90,19 @@ class RunSaving:
                 write_seconds=lambda: checkpoints.write_seconds,
             ),
             has_state=lambda: self.script_state is not None,
+        )
+
+    def _survivors(self) -> SurvivorSaves | None:
+        """Where all workers start again when one is lost."""
+        attempt, folder = os.environ.get(ATTEMPT), self._checkpoints.folder
+        if not attempt or folder is None or self._elastic is not None:
+            return None
+        return SurvivorSaves(
+            self._session,
+            folder,
+            int(attempt),
+            self._checkpoints.run_part,
+            self._own_state,
         )
 
     def save(

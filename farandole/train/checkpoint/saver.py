@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -94,7 +95,8 @@ class PartSaver(Saver):
     """The stages that a rank of a pipeline holds.
 
     `names`: for the tensors that this rank holds, by their name here, the name in the whole model.
-    `aliases`: further names of tied weights there. `owned`: what this rank writes.
+    `aliases`: further names of tied weights there. `owned`: what is written by ranks in this place
+    of a replica. `writes`: whether this rank is the one that does.
     """
 
     optimizer: Optimizer
@@ -107,26 +109,45 @@ class PartSaver(Saver):
         names: Mapping[str, str],
         aliases: Mapping[str, str],
         owned: set[str],
+        *,
+        writes: bool,
     ) -> None:
-        self.suffix = f".{pipelined.pipe.rank}"
+        self.place, self.places = pipelined.pipe.rank, pipelined.pipe.size
+        self.suffix = f".{self.place}"
         self._synchronizer = synchronizer
         self.optimizer = optimizer
         self._pipelined = pipelined
         self._names = names
         self._aliases = aliases
         self._owned = owned
+        self._writes = writes
 
     def state(self) -> State | None:
         # Nothing may be in the pipeline: a stage that has applied an update and one that has not
         # would be saved as parts of one model.
         self._pipelined.runner.drain()
         here = self._synchronizer.whole_model()
+        return self._part(here) if self._writes and self._owned else None
+
+    def held(self, changed: Mapping[str, Any]) -> State:
+        """What ranks in this place write, with some tensors `changed`, by their names here. Waits
+        for nobody, where replicas hold the same."""
+        return self._part({**self._synchronizer.model.state_dict(), **changed})
+
+    def copied_buffers(self) -> dict[str, torch.Tensor]:
+        """Those that are saved, by their names here."""
+        state = self._synchronizer.model.state_dict(keep_vars=True)
+        return {
+            name: value.detach().clone()
+            for name, value in state.items()
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+        }
+
+    def _part(self, here: Mapping[str, Any]) -> State:
         model = {self._names[name]: value for name, value in here.items() if name in self._names}
         for alias, name in self._aliases.items():
             if name in model:
                 model[alias] = model[name]
-        if not self._owned:
-            return None
         first = {name: self._aliases.get(name, name) for name in model}
         model = {name: value for name, value in model.items() if first[name] in self._owned}
         optimizer = state_by_name(self.optimizer, self._parameter_names())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -42,7 +43,12 @@ from farandole.topology import Topology
 from farandole.train.checkpoint.saver import PartSaver
 from farandole.train.engines.engine import Engine
 from farandole.train.engines.pipelined_synchronizer import PipelinedSynchronizer
-from farandole.train.engines.preparation import agreed_blocks, check_combination, find_blocks
+from farandole.train.engines.preparation import (
+    agreed_blocks,
+    can_outlive,
+    check_combination,
+    find_blocks,
+)
 from farandole.train.engines.recipe import Recipe
 from farandole.train.session import Session
 
@@ -117,11 +123,20 @@ class PipelinedEngine(Engine):
         self.model = synchronizer.model
         # 4. What the session must know to count, to save and to end.
         session.strategy, session.layout, session.replicas = strategy, layout, replicas
-        owned = assembled.owned if session.rank == pipe.rank else set()
         saver = PartSaver(
-            synchronizer, self.optimizer, self._pipelined, assembled.names, aliases, owned
+            synchronizer,
+            self.optimizer,
+            self._pipelined,
+            assembled.names,
+            aliases,
+            assembled.owned,
+            writes=session.rank == pipe.rank,
         )
         session.models.add(synchronizer, saver)
+        self._survivors = session.survivors
+        if self._survivors is not None and can_outlive(strategy, layout, recipe, replicas):
+            self._survivors.protect(saver)
+            self._pipelined.gradients_ready = self._survivors.meet
         self._predicted = choice.activation_bytes and [
             peak
             for peak, members in zip(choice.activation_bytes, layout.group_sizes, strict=True)
@@ -201,7 +216,8 @@ class PipelinedEngine(Engine):
         self._check_arguments(self._objective.arguments(inputs, targets))
         self._check_recording(modes=True)
         self._check_layout(inputs, targets)
-        loss = self._pipelined.step(inputs, targets)
+        with nullcontext() if self._survivors is None else self._survivors.step():
+            loss = self._pipelined.step(inputs, targets)
         self._steps_to_measure -= 1
         self._tell_memory()
         if not self._pipelined.layout.streams or not loss.isnan():

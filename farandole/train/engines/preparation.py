@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from farandole.comm import Group
 from farandole.errors import UserError
 from farandole.layout import Layout
 from farandole.layout.arguments import Arguments
@@ -81,3 +82,18 @@ def check_combination(session: Session, layout: Layout, strategy: Strategy, reci
             f"clip={recipe.clip:g} needs the gradients of all stages at once, and "
             f"{layout.schedule} updates stage by stage. Leave it out, or take schedule=1f1b."
         )
+
+
+def can_outlive(strategy: Strategy, layout: Layout, recipe: Recipe, replicas: Group) -> bool:
+    """Whether the state before a step is still there, in a survivor of each part of the model, when
+    a rank is lost within it.
+
+    Not with one replica; nor where ranks change more than their gradients in a step before all of
+    them agree: batches under way in a stream, the scale of float16, what a codec keeps back.
+    """
+    return (
+        replicas.size > 1
+        and not layout.streams
+        and recipe.precision is not torch.float16
+        and strategy.why_not_elastic is None
+    )

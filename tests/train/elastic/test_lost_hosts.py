@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,16 +25,24 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.needs("sshd"), pytest.mark.usefixtures("root")]
 
 SCRIPT = Path(__file__).parent / "scripts" / "hosts.py"
+PIPELINE = Path(__file__).parents[2] / "launch" / "scripts" / "restarted.py"
 UNSET = ("-u", "GLOO_SOCKET_IFNAME", "-u", "MASTER_ADDR", "-u", "MASTER_PORT")
 
 
 class ElasticJob:
     """`farandole run` on the first host, and what its workers write down."""
 
-    def __init__(self, cluster: Cluster, access: SshAccess, sandbox: Sandbox, *words: str) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        access: SshAccess,
+        sandbox: Sandbox,
+        *words: str,
+        script: Sequence[str | Path] = (SCRIPT,),
+    ) -> None:
         self.cluster, self.sandbox, self.folder = cluster, sandbox, sandbox.folder
         self.output = (self.folder / "output").open("w")
-        command = ["run", *words, SCRIPT]
+        command = ["run", *words, *script]
         self.process = cluster.start(
             0,
             ["env", *UNSET, sys.executable, "-m", "farandole", *command],
@@ -181,3 +189,36 @@ def test_hosts_come_and_go(hosts: tuple[Cluster, SshAccess], sandbox: Sandbox) -
     require_exact(sandbox.folder, {"3", "5"})
     assert said.count("The job goes on with the hosts that it knows.") == 1
     assert "another takes its place (3 of 9 restarts)" in said  # added hosts take none
+
+
+def stop_server(access: SshAccess, name: str) -> None:
+    """From now on it takes no new connection; those that it has stay."""
+    settings = str(access.folder / f"server-{name}")
+    for process in psutil.process_iter(["cmdline"]):
+        if settings in (process.info["cmdline"] or ()):
+            process.kill()
+
+
+def test_a_layout_goes_on_with_the_replicas_of_the_hosts_that_are_left(
+    hosts: tuple[Cluster, SshAccess], sandbox: Sandbox
+) -> None:
+    """A replica of two stages on each of two hosts, one of which goes for good. No step is lost."""
+    words = ["-H", "emulated-0:2,emulated-2:2", "--layout", "stages=2,microbatches=2,balance=2+2"]
+    words += ["--min", "2", "--restarts", "3", "--name", "job", "--checkpoint", "every=1000steps"]
+    script = [PIPELINE, "3:9:hang:0"]
+    job = ElasticJob(*hosts, sandbox, *words, script=script)
+    hangs = sandbox.folder / "hangs"
+    sandbox.wait_until(
+        lambda: job.process.poll() is not None or (hangs.exists() and hangs.read_text() != ""),
+        "rank 3 is in its ninth step",
+    )
+    assert hangs.exists(), job.said()
+    stop_server(hosts[1], "emulated-2")
+    os.kill(int(hangs.read_text()), signal.SIGKILL)
+    said = job.finish()
+    assert "host emulated-2: it cannot be reached by ssh" in said
+    assert "2 workers start without emulated-2" in said
+    made = [line.split() for line in (sandbox.folder / "steps-job").read_text().splitlines()]
+    steps = [int(step) for rank, attempt, step in made if (rank, attempt) == ("0", "1")]
+    # Of the second epoch's 48 samples, 16 were used before. The rest are 8 steps of one replica.
+    assert steps == list(range(9, 9 + 8 + 12))

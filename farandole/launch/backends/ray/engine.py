@@ -119,7 +119,7 @@ def _run(ray: Any, request: EngineRequest, namespace: str, actors: Mapping[str, 
     def launch(job: Job) -> Outcome:
         return launch_on_hosts(job, topology, channel, request.interfaces, address=address)
 
-    outcome = launch_with_restarts(launch, job, topology, request.restarts)
+    outcome = launch_with_restarts(lambda job, _: launch(job), job, topology, request.restarts)
     print_outcome(outcome, topology.size, topology=topology)
     return outcome.exit_code
 

@@ -41,6 +41,6 @@ def _run(request: EngineRequest, allocation: SlurmAllocation) -> int:
     def launch(job: Job) -> Outcome:
         return launch_on_hosts(job, topology, Srun(), request.interfaces)
 
-    outcome = launch_with_restarts(launch, job, topology, request.restarts)
+    outcome = launch_with_restarts(lambda job, _: launch(job), job, topology, request.restarts)
     print_outcome(outcome, topology.size, topology=topology)
     return outcome.exit_code

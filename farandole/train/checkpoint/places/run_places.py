@@ -41,6 +41,12 @@ class Places:
         own = self._own(None)
         return is_url(own) or not Path(own).exists() or os.access(own, os.W_OK)
 
+    @property
+    def own_folder(self) -> Path | None:
+        """The run's own place; None: it is in an object store."""
+        own = self._own(None)
+        return None if is_url(own) else Path(own)
+
     def destination(self, place: str | Path | None, keep: int | None = None) -> Destination:
         policy, where = self._policy, self._own(place)
         keep = policy.keep if keep is None else keep
