@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch.optim import Optimizer
@@ -18,15 +17,13 @@ from farandole.data import Shares
 from farandole.layout import Layout
 from farandole.sync import Strategy
 from farandole.topology import Topology
+from farandole.train.checkpoint.survivors.base import Survivors
 from farandole.train.counters import TrainingProgress
 from farandole.train.distributed_models import DistributedModels
 from farandole.train.progress import EpochProgress
 from farandole.train.settings import Settings
 from farandole.train.spans import Watch
 from farandole.worker.run_reporter import RunReporter
-
-if TYPE_CHECKING:
-    from farandole.train.checkpoint.survivors.leaving import SurvivorSaves
 
 
 @dataclass
@@ -51,7 +48,7 @@ class Session:
     most_workers: int | None = None  # of an elastic job; None: it is none
     is_successor: bool = False  # another worker was rank 0 before this one
     reporter: RunReporter | None = None  # on rank 0, where the launcher may start the job again
-    survivors: SurvivorSaves | None = None  # where all start again when one is lost
+    survivors: Survivors | None = None  # where all start again when one is lost
     joined_later: bool = False  # the others had begun when this one came, in an elastic job
 
     @property

@@ -32,6 +32,7 @@ from safetensors import SafetensorError
 from farandole.errors import CheckpointError, CommError, StageError
 from farandole.train.checkpoint import checkpoint
 from farandole.train.checkpoint.saver import PartSaver
+from farandole.train.checkpoint.survivors.base import Survivors
 from farandole.train.randomness import random_state
 from farandole.train.session import Session
 
@@ -40,8 +41,8 @@ PLACE: Final = "survivor"
 """The part that says which place of a replica the rank has, and how many there are."""
 
 
-class SurvivorSaves:
-    """One rank's. Does nothing before `protect`."""
+class SurvivorSaves(Survivors):
+    """Does nothing before `protect`."""
 
     def __init__(
         self,
@@ -63,13 +64,11 @@ class SurvivorSaves:
         self._left: int | None = None  # the number of steps whose state was written last
 
     def protect(self, saver: PartSaver) -> None:
-        """From now on, what `saver` writes is left when a rank is lost."""
         self._saver = saver
         if self._session.reporter is not None:
             self._session.reporter.leaves_state()
 
     def between_steps(self) -> None:
-        """All steps so far are over, and the next batch has not been drawn."""
         if self._saver is None:
             return
         self._at = self._run_part(), random_state(self._session.device)
@@ -79,7 +78,6 @@ class SurvivorSaves:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around a step."""
         saver = self._saver
         # A forward pass may change them, other than the statistics of BatchNorm, which wait for the
         # end of the step.
@@ -90,7 +88,6 @@ class SurvivorSaves:
 
     @contextmanager
     def left_on_loss(self) -> Iterator[None]:
-        """Around what needs the other ranks, in a step or between two."""
         try:
             yield
         except (CommError, StageError):
@@ -98,7 +95,6 @@ class SurvivorSaves:
             raise
 
     def meet(self) -> None:
-        """*Together.* The gradients are ready. On return the weights are to be changed."""
         if self._saver is None:
             return
         try:
