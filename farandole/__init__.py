@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from farandole import server
+    from farandole import data, server
     from farandole.comm import Group
     from farandole.data.tile_source import TileSource
     from farandole.errors import (
@@ -122,14 +122,15 @@ __all__ = [
     "Trainer",
     "UserError",
     "current",
+    "data",
     "init",
     "server",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "server":
-        return importlib.import_module("farandole.server")
+    if name in ("data", "server"):
+        return importlib.import_module(f"farandole.{name}")
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
     else:  # a strategy that nobody has listed above: its registry knows it

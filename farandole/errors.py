@@ -65,6 +65,10 @@ class NotSerializableError(CheckpointError, UserError):
         self.place, self.kind, self.advice = place, kind, advice
 
 
+class DataError(FarandoleError):
+    """A sample cannot be read; the message names the file, the sample in it, and why."""
+
+
 class DamagedError(FarandoleError):
     """Bytes that arrived are not what was sent."""
 

@@ -91,11 +91,14 @@ FOREIGN = re.compile(
 )
 PACKAGES = {  # that only some tests need: the module, and how to get it
     "expecttest": "pip install expecttest",
+    "h5py": "pip install h5py",
     "jsonschema": "pip install jsonschema",
     "mkdocs": "pip install mkdocs-material",
     "mpi4py": "pip install mpi4py",
+    "pyarrow": "pip install pyarrow",
     "ray": "pip install ray",
     "sklearn": "pip install scikit-learn",
+    "zarr": "pip install zarr",
 }
 PROGRAMS = {  # the same, on the PATH or in root's folders
     "mpirun": "Debian: apt install openmpi-bin",

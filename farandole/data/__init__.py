@@ -1,5 +1,6 @@
 """Sharded, resumable input."""
 
+from farandole.data.chunks.open import array, shards
 from farandole.data.loader import BatchInfo, Loader
 from farandole.data.options import LoaderOptions
 from farandole.data.registry import Loaders, Request
@@ -12,4 +13,6 @@ __all__ = [
     "Loaders",
     "Request",
     "Shares",
+    "array",
+    "shards",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sized
+from array import array
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,6 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from farandole.comm import Group
+from farandole.data.chunks.dataset import ChunkedDataset
+from farandole.data.chunks.lanes import Readers
 from farandole.data.dealing import Dealings
 from farandole.data.mirror import DataLoaderMirror
 from farandole.data.options import LoaderOptions, resolve
@@ -126,7 +129,7 @@ class Loader(DataLoaderMirror):
         done, position.resume_at = position.resume_at, 0
         position.done_samples = done
         if done == 0:
-            position.returned = []
+            position.returned, position.readers = [], None
         self._seeder.manual_seed(mixed(self.options.seed, self.epoch, self._group.rank))
         self._on_begin(done == 0)
         finished = False
@@ -224,8 +227,10 @@ class Loader(DataLoaderMirror):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.position.load_state_dict(state)
 
-    def _order(self, epoch: int, count: int) -> list[int] | range:
+    def _order(self, epoch: int, count: int) -> Sequence[int]:
         sampler = self._resolved.sampler
+        if sampler is None and isinstance(self._resolved.dataset, ChunkedDataset):
+            return self._order_of_chunks(self._resolved.dataset, epoch)
         if sampler is None:
             shuffle = self.options.shuffle is not False
             return shuffled(count, self.options.seed, epoch) if shuffle else range(count)
@@ -238,6 +243,22 @@ class Loader(DataLoaderMirror):
                 f"its length is {count}. They must be the same."
             )
         return drawn
+
+    def _order_of_chunks(self, dataset: ChunkedDataset, epoch: int) -> Sequence[int]:
+        """An epoch that goes on with other ranks keeps the order that it began with."""
+        position, options = self.position, self.options
+        if position.readers is None:
+            ranks = len(self._group.readers)
+            position.readers = Readers(
+                ranks,
+                options.global_batch(ranks),
+                max(1, self._inner.num_workers),
+                options.drop_last,
+                not options.is_training,
+            )
+        shuffle = options.shuffle is not False
+        order = dataset.order(position.readers, mixed(options.seed, epoch) if shuffle else None)
+        return array("q", order.tobytes())  # indices that are Python's own numbers
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -1,9 +1,10 @@
 """How far the reading of a dataset has come. Loaders that follow one another on it share this.
 
 A position counts samples of the epoch's order, over all ranks. The order depends on the seed and
-the epoch only, so a position means the same on any number of ranks and with any batch size: what
-comes before it is used, what comes after it is not. Samples that a lost worker had read in vain lie
-before it, and are to be read again (`dealing`): they are listed beside it.
+the epoch only, and for data that are read in chunks on who read them when the epoch began, which is
+kept. So a position means the same on any number of ranks and with any batch size: what comes before
+it is used, what comes after it is not. Samples that a lost worker had read in vain lie before it,
+and are to be read again (`dealing`): they are listed beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from farandole.data.chunks.lanes import Readers
 
 
 @dataclass
@@ -24,6 +27,7 @@ class Position:
     resume_at: int = 0  # the samples of this epoch that a run which is resumed has used already
     returned: list[int] = field(default_factory=list)  # places before `done_samples`, not used
     drawn: list[int] = field(default_factory=list)  # this epoch's, by the user's own sampler
+    readers: Readers | None = None  # of this epoch when it began, if its order depends on them
     read_whole: bool = False  # the last epoch that was begun was read to its end
     reader: object | None = None  # the loader whose pass is under way
 
@@ -33,6 +37,8 @@ class Position:
             state["drawn"] = torch.tensor(self.drawn)
         if self.returned:
             state["returned"] = torch.tensor(self.returned)
+        if self.readers is not None:
+            state["readers"] = list(self.readers)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -42,6 +48,7 @@ class Position:
         self.done_samples = self.resume_at = state["done_samples"]
         self.drawn = state["drawn"].tolist() if "drawn" in state else []
         self.returned = state["returned"].tolist() if "returned" in state else []
+        self.readers = Readers(*state["readers"]) if "readers" in state else None
 
     def use(self, samples: int) -> None:
         """The next samples are handed out: those that were returned come first."""
@@ -52,6 +59,6 @@ class Position:
     def end_epoch(self, *, whole: bool) -> None:
         self.epoch += 1
         self.done_samples = 0
-        self.drawn, self.returned = [], []
+        self.drawn, self.returned, self.readers = [], [], None
         self.read_whole = whole
         self.reader = None

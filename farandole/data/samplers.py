@@ -22,7 +22,7 @@ class RankBatches(Sampler[list[int]]):
         self,
         count: int,
         group: Group,
-        order: Callable[[int, int], list[int] | range],
+        order: Callable[[int, int], Sequence[int]],
         options: LoaderOptions,
     ) -> None:
         self._count = count

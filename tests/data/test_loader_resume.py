@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from farandole.data import Loader
+from farandole.data.chunks.dataset import ChunkedDataset
+from farandole.data.chunks.source import ChunkSource
 from farandole.testing import run_world
 from farandole.train import Run
 
@@ -29,11 +31,22 @@ class Stream(IterableDataset[int]):
         return iter(range(self.count))
 
 
+class NumberChunks(ChunkSource):
+    def __init__(self, count: int) -> None:
+        self.name = "numbers"
+        self.sizes = [*([3] * (count // 3)), count % 3]
+
+    def read(self, chunk: int) -> list[int]:
+        return list(range(3 * chunk, 3 * chunk + self.sizes[chunk]))
+
+
 def make_loader(run: Run, kind: str, count: int, **batch: Any) -> Loader:
     if kind == "stream":
         return run.loader(Stream(count), **batch)
     if kind == "dataset":
         return run.loader(TensorDataset(torch.arange(count)), **batch)
+    if kind == "chunks":
+        return run.loader(ChunkedDataset([NumberChunks(count)], window=2), **batch)
     generator = torch.Generator().manual_seed(run.rank)  # each draw differs from the last
     sampler = WeightedRandomSampler([1.0] * count, count, generator=generator)
     given_loader = DataLoader(TensorDataset(torch.arange(count)), sampler=sampler)
@@ -93,7 +106,7 @@ def together(by_rank: list[Batches]) -> Batches:
     return [flat(shares) for shares in zip(*by_rank, strict=True)]
 
 
-@pytest.mark.parametrize("kind", ["dataset", "sampler", "stream"])
+@pytest.mark.parametrize("kind", ["dataset", "sampler", "stream", "chunks"])
 @pytest.mark.parametrize("steps", [1, 3, 4])
 def test_exactly_the_remaining_batches_follow(tmp_path: Path, kind: str, steps: int) -> None:
     before, after, state = interrupted(tmp_path, kind, 25, 3, steps, batch_size=2)
@@ -113,7 +126,7 @@ def test_saved_at_the_last_batch_nothing_is_left_of_the_epoch(tmp_path: Path) ->
 
 @settings(max_examples=25, deadline=None)
 @given(
-    kind=st.sampled_from(["dataset", "sampler", "stream"]),
+    kind=st.sampled_from(["dataset", "sampler", "stream", "chunks"]),
     count=st.integers(8, 40),
     sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     batch=st.integers(1, 4),
@@ -153,7 +166,7 @@ def test_the_state_between_epochs_needs_no_drawn_order(tmp_path: Path) -> None:
     assert between == {"epoch", "done_samples"}
 
 
-@pytest.mark.parametrize("kind", ["dataset", "stream"])
+@pytest.mark.parametrize("kind", ["dataset", "stream", "chunks"])
 def test_dropping_the_tail_still_means_the_tail_after_resuming(tmp_path: Path, kind: str) -> None:
     options = {"batch_size": 3, "drop_last": True, "shuffle": False}
     _, after, state = interrupted(tmp_path, kind, 23, 2, 2, **options)

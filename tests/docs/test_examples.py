@@ -36,6 +36,7 @@ def test_every_example_is_tested():
         "downpour.py",
         "fashion_mnist.py",
         "gpt.py",
+        "large_array.py",
         "large_images.py",
         "learn.py",
         "matrix_factorisation.py",
@@ -186,3 +187,16 @@ def test_learn_has_the_same_bits_on_ranks_as_alone(sandbox):
     assert alone.returncode == ranks.returncode == 0, alone.stderr + ranks.stderr
     assert ranks.stdout == f"[0] {alone.stdout}"
     assert float(alone.stdout.split()[1].rstrip(",")) > 0.9
+
+
+@pytest.mark.needs("h5py")
+def test_an_array_larger_than_what_is_read_at_once(sandbox):
+    done = run(sandbox, str(EXAMPLES / "large_array.py"))
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"read (\d+) of (\d+) chunks with (\d+) at hand", done.stdout)
+    assert found is not None, done.stdout
+    read, there, at_hand = map(int, found.groups())
+    assert there / 2 <= read <= there / 2 + 1  # one half of them, on one of two ranks
+    assert at_hand < there / 2
+    losses = [record["metrics"]["loss"] for record in records(sandbox, "log")]
+    assert losses[-1] < losses[0] / 2

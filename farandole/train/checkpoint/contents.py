@@ -40,7 +40,11 @@ def _is_position(value: Any) -> bool:
     """Of a loader."""
     if not _is_named(value) or not _is_count(value.get("epoch")):
         return False
-    drawn = value.get("drawn")
+    drawn, readers = value.get("drawn"), value.get("readers", [])
+    if not isinstance(readers, list) or len(readers) not in (0, 5):
+        return False
+    if not all(type(each) is int and each > 0 for each in readers[:3]):
+        return False
     is_order = isinstance(drawn, torch.Tensor) and drawn.dim() == 1 and drawn.dtype == torch.int64
     return _is_count(value.get("done_samples")) and (drawn is None or is_order)
 

@@ -1,0 +1,91 @@
+"""A dataset over chunks: as long as all of them together, with as many at hand as its window has.
+
+It is an ordinary dataset, so that all of `run.loader` holds for it: every sample once, resuming in
+the middle of an epoch on other ranks, workers that come and go, DataLoader's processes. What is its
+own is the order in which it wants to be read (`lanes`).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+from torch.utils.data import Dataset
+
+from farandole.data.chunks.lanes import Indices, Readers, lane_order
+from farandole.data.chunks.source import ChunkSource
+from farandole.errors import DataError, FarandoleError, UserError
+
+WINDOW: Final = 16
+
+Transform = Callable[[Any], Any]
+
+
+class ChunkedDataset(Dataset[Any]):
+    """Samples of several sources, each through `transform`."""
+
+    def __init__(
+        self,
+        sources: Sequence[ChunkSource],
+        transform: Transform | None = None,
+        window: int = WINDOW,
+    ) -> None:
+        if window < 1:
+            raise UserError(f"window={window}: at least 1 chunk is read at a time.")
+        self.sources = list(sources)
+        self.window = window
+        self._transform = transform
+        self._where = [
+            (source, chunk) for source in self.sources for chunk in range(len(source.sizes))
+        ]
+        self.chunk_sizes = [source.sizes[chunk] for source, chunk in self._where]
+        self._ends = list(accumulate(self.chunk_sizes))
+        self._at_hand: OrderedDict[int, Sequence[Any]] = OrderedDict()
+        self.chunks_read = 0  # by this process
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def order(self, readers: Readers, seed: int | None) -> Indices:
+        """Of an epoch that begins with these readers; `seed` None: as the samples lie."""
+        return lane_order(self.chunk_sizes, readers.lanes(len(self)), self.window, seed)
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        number = bisect.bisect_right(self._ends, index)
+        row = index - (self._ends[number] - self.chunk_sizes[number])
+        source, chunk = self._where[number]
+        try:
+            sample = self._chunk(number)[row]
+            return sample if self._transform is None else self._transform(sample)
+        except Exception as error:
+            before = sum(source.sizes[:chunk])
+            said = (
+                str(error)
+                if isinstance(error, FarandoleError)
+                else f"{type(error).__name__}: {error}"
+            )
+            raise DataError(
+                f"sample {before + row} of {source.name} (sample {index} of the dataset): {said}"
+            ) from error
+
+    def _chunk(self, number: int) -> Sequence[Any]:
+        """Reads it, unless it is at hand. The one that was not needed for longest goes."""
+        at_hand = self._at_hand
+        if number in at_hand:
+            at_hand.move_to_end(number)
+            return at_hand[number]
+        while len(at_hand) >= self.window:
+            at_hand.popitem(last=False)
+        source, chunk = self._where[number]
+        at_hand[number] = source.read(chunk)
+        self.chunks_read += 1
+        return at_hand[number]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that reads its own."""
+        return {**self.__dict__, "_at_hand": OrderedDict(), "chunks_read": 0}

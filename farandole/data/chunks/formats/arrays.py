@@ -1,0 +1,213 @@
+"""Arrays, larger than memory perhaps: NumPy and safetensors files, HDF5, Zarr.
+
+A sample is a row, that is, what the first axis counts. Several arrays of one file that are as long
+as each other are read side by side: a sample is then a tuple, or a dictionary by their names.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from farandole.data.chunks.source import ChunkSource
+from farandole.errors import DataError, UserError
+
+
+class Described(NamedTuple):
+    """An array, as its file describes it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    row_bytes: int
+    stored_rows: int = 1  # that the file keeps, and so reads, together
+
+
+class ArraySource(ChunkSource):
+    """`names` None: all that the file has. With one name, `single` samples are its rows."""
+
+    def __init__(
+        self,
+        path: Path,
+        names: Sequence[str] | None,
+        chunk_bytes: int,
+        *,
+        as_dict: bool,
+        single: bool = False,
+    ) -> None:
+        self.name = str(path)
+        self.path = path
+        self._as_dict = as_dict
+        self._single = single
+        with self._named(), self._opened() as arrays:
+            found = self._chosen(arrays, names)
+            self.described = {name: self.describe(arrays[name]) for name in found}
+        self._names = list(self.described)
+        self.sizes = self._cut(chunk_bytes)
+
+    @abstractmethod
+    def _opened(self) -> Any:
+        """A context manager of a mapping from names to arrays that can be sliced."""
+
+    def describe(self, array: Any) -> Described:
+        shape = tuple(array.shape)
+        chunks = getattr(array, "chunks", None)
+        size = np.dtype(array.dtype).itemsize * math.prod(shape[1:])
+        return Described(shape, str(array.dtype), size, chunks[0] if chunks else 1)
+
+    def take(self, array: Any, begin: int, end: int) -> Any:
+        return np.asarray(array[begin:end])
+
+    def read(self, chunk: int) -> Sequence[Any]:
+        begin = sum(self.sizes[:chunk])
+        with self._named(), self._opened() as arrays:
+            taken = {
+                name: self.take(arrays[name], begin, begin + self.sizes[chunk])
+                for name in self._names
+            }
+        for name, rows in taken.items():
+            if (
+                len(rows) != self.sizes[chunk]
+                or str(rows.dtype).removeprefix("torch.") != self.described[name].dtype
+            ):
+                raise DataError(f"{self.path}, {name!r}: it has changed since the job began.")
+        return _RowsOfArrays(taken, as_dict=self._as_dict, single=self._single)
+
+    def _chosen(self, arrays: Mapping[str, Any], names: Sequence[str] | None) -> list[str]:
+        there = sorted(arrays)
+        for name in names or ():
+            if name not in there:
+                raise UserError(f"{self.path} has no array {name!r}. It has {', '.join(there)}.")
+        if not there:
+            raise UserError(f"{self.path} has no arrays.")
+        return list(names or there)
+
+    def _cut(self, chunk_bytes: int) -> list[int]:
+        lengths = {
+            name: each.shape[0] if each.shape else None for name, each in self.described.items()
+        }
+        first = next(iter(lengths.values()))
+        for name, length in lengths.items():
+            if length is None:
+                raise UserError(f"{self.path}, {name!r} is a single number, and has no rows.")
+            if length != first:
+                raise UserError(
+                    f"{self.path}: the arrays are not as long as each other: {lengths}. Choose "
+                    "those that belong together."
+                )
+        assert first is not None
+        kinds = self.described.values()
+        row_bytes = max(1, sum(each.row_bytes for each in kinds))
+        # Whole chunks of the file, so that none of them is read or unpacked twice.
+        stored = math.lcm(*(max(1, each.stored_rows) for each in kinds))
+        stored = (
+            stored
+            if stored * row_bytes <= 8 * chunk_bytes
+            else max(each.stored_rows for each in kinds)
+        )
+        rows = max(1, chunk_bytes // (row_bytes * stored)) * stored
+        return [min(rows, first - begin) for begin in range(0, first, rows)]
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, KeyError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise DataError(f"{self.path} cannot be read: {error}") from error
+
+
+class _RowsOfArrays(Sequence[Any]):
+    def __init__(self, arrays: Mapping[str, Any], *, as_dict: bool, single: bool) -> None:
+        self._arrays = arrays
+        self._as_dict = as_dict
+        self._single = single
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def __getitem__(self, row: Any) -> Any:
+        if self._as_dict:
+            return {name: array[row] for name, array in self._arrays.items()}
+        rows = tuple(array[row] for array in self._arrays.values())
+        return rows[0] if self._single else rows
+
+
+class NumpyFile(ArraySource):
+    """A .npy file: one array, which is called `array`."""
+
+    @contextmanager
+    def _opened(self) -> Iterator[Mapping[str, Any]]:
+        yield {"array": np.load(self.path, mmap_mode="r", allow_pickle=False)}
+
+    def take(self, array: Any, begin: int, end: int) -> Any:
+        return np.array(array[begin:end])  # a copy: the map is not kept
+
+
+class SafetensorsFile(ArraySource):
+    @contextmanager
+    def _opened(self) -> Iterator[Mapping[str, Any]]:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.path, "pt") as file:
+                names: list[str] = file.keys()
+                yield {name: file.get_slice(name) for name in names}
+        except SafetensorError as error:
+            raise DataError(f"{self.path} cannot be read: {error}") from error
+
+    def describe(self, array: Any) -> Described:
+        shape = tuple(array.get_shape())
+        one = array[:1]
+        return Described(
+            shape, str(one.dtype).removeprefix("torch."), one.element_size() * math.prod(shape[1:])
+        )
+
+    def take(self, array: Any, begin: int, end: int) -> Any:
+        return array[begin:end]
+
+
+class Hdf5File(ArraySource):
+    @contextmanager
+    def _opened(self) -> Iterator[Mapping[str, Any]]:
+        h5py = _imported("h5py", "HDF5")
+        with h5py.File(self.path, "r") as file:
+            found: dict[str, Any] = {}
+            file.visititems(
+                lambda name, item: (
+                    found.update({name: item}) if isinstance(item, h5py.Dataset) else None
+                )
+            )
+            yield found
+
+
+class ZarrArrays(ArraySource):
+    @contextmanager
+    def _opened(self) -> Iterator[Mapping[str, Any]]:
+        zarr = _imported("zarr", "Zarr")
+        opened = zarr.open(str(self.path), mode="r")
+        if isinstance(opened, zarr.Array):
+            yield {"array": opened}
+        else:
+            yield {
+                name: item
+                for name, item in opened.members(max_depth=None)
+                if isinstance(item, zarr.Array)
+            }
+
+
+def _imported(package: str, what: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise UserError(
+            f"{what} needs {package}, which is not installed: pip install 'farandole[data]'."
+        ) from None

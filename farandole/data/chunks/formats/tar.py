@@ -1,0 +1,128 @@
+"""WebDataset's shards: tar files, in which files of the same name up to the first dot are a sample.
+
+    000017.jpg  000017.cls  000017.json      ──▶  {"__key__": "000017", "jpg": b"…", "cls": 3, …}
+
+Headers are read once, to find out where samples are; then runs of whole samples are read at once.
+Numbers, texts, JSON and arrays are decoded; everything else stays bytes, for the transform. Nothing
+is unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from farandole.data.chunks.source import ChunkSource, FileStamp, runs
+from farandole.errors import DataError, UserError
+
+
+class Member(NamedTuple):
+    """A file of a sample, and where its bytes are."""
+
+    field: str
+    start: int
+    stop: int
+
+
+class TarSample(NamedTuple):
+    key: str
+    members: tuple[Member, ...]
+
+
+def _array(data: bytes) -> Any:
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
+DECODERS: Mapping[str, Callable[[bytes], Any]] = {
+    "cls": int,
+    "index": int,
+    "txt": bytes.decode,
+    "text": bytes.decode,
+    "json": json.loads,
+    "npy": _array,
+}
+
+
+class TarShard(ChunkSource):
+    """One of them, all of whose headers are read when it is made."""
+
+    def __init__(self, path: Path, chunk_bytes: int) -> None:
+        if path.suffix != ".tar":
+            raise UserError(
+                f"{path} is compressed, and cannot be read from the middle. Unpack it to a .tar "
+                "first; what is inside may well be compressed."
+            )
+        self.name = str(path)
+        self._stamp = FileStamp.of(path)
+        self._samples = _index(path)
+        self.sizes = runs([sample.members[-1].stop for sample in self._samples], chunk_bytes)
+        self._begins = [0, *accumulate(self.sizes)]  # of each chunk, its first sample
+
+    def read(self, chunk: int) -> Sequence[Any]:
+        begin = self._begins[chunk]
+        samples = self._samples[begin : begin + self.sizes[chunk]]
+        start = min(member.start for member in samples[0].members)
+        stop = max(member.stop for sample in samples for member in sample.members)
+        return _Run(samples, start, self._stamp.read(start, stop))
+
+
+class _Run(Sequence[Any]):
+    def __init__(self, samples: Sequence[TarSample], start: int, data: bytes) -> None:
+        self._samples = samples
+        self._start = start
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, row: Any) -> Any:
+        key, members = self._samples[row]
+        sample: dict[str, Any] = {"__key__": key}
+        for field, start, stop in members:
+            data = self._data[start - self._start : stop - self._start]
+            decode = DECODERS.get(field.rpartition(".")[2])
+            try:
+                sample[field] = data if decode is None else decode(data)
+            except ValueError as error:
+                raise DataError(f"{key}.{field} cannot be decoded: {error}") from error
+        return sample
+
+
+def _index(path: Path) -> list[TarSample]:
+    """Raises `DataError` for what is no tar file, or ends in the middle of one."""
+    found: list[TarSample] = []
+    try:
+        with tarfile.open(path, "r:") as file:
+            for info in file:
+                if info.isfile():
+                    _add(found, info, path)
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise DataError(f"shard {path} is no whole tar file: {error}.") from error
+    end = max((member.stop for sample in found for member in sample.members), default=0)
+    if end > path.stat().st_size:
+        raise DataError(
+            f"shard {path} is cut short: its last file ends after the end of the shard."
+        )
+    return found
+
+
+def _add(found: list[TarSample], info: tarfile.TarInfo, path: Path) -> None:
+    folder, slash, name = info.name.rpartition("/")
+    base, dot, field = name.partition(".")
+    if not dot or not base or name.startswith("."):
+        return  # no sample of WebDataset's, such as a note of the one who packed it
+    key = f"{folder}{slash}{base}"
+    member = Member(field.lower(), info.offset_data, info.offset_data + info.size)
+    if found and found[-1].key == key:
+        if any(other.field == member.field for other in found[-1].members):
+            raise DataError(f"shard {path} has {key}.{field} twice.")
+        found[-1] = TarSample(key, (*found[-1].members, member))
+    else:
+        found.append(TarSample(key, (member,)))
