@@ -12,9 +12,11 @@ READY  := $(VENV)/.ready
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
 
-race: setup  ## one script, three ways to train: which reaches the target first?
-	$(BIN)/farandole race -n 2 --sync allreduce --sync allreduce:bucket_mib=0.05 --serial \
-	  --target accuracy=0.95 examples/digits.py
+race: setup  ## one script, ten ways to train over a simulated link: which reaches the target first?
+	$(BIN)/farandole race -n 2 --pretend-hosts 2 --link 200mbit,1ms --serial \
+	  --lane allreduce --lane allreduce:codec=int8 --lane local:every=8 --lane postlocal:at=0.3 \
+	  --lane adacomm:start=16,steps=22 --lane daso --lane lagged --lane server:staleness=2 \
+	  --lane stages=2,microbatches=2 --stop-at-target --target accuracy=0.95 examples/link_race.py
 
 test: setup lint  ## ruff, mypy and every test; mypy runs beside the tests
 	$(MAKE) --no-print-directory -j 2 types tests

@@ -105,6 +105,12 @@ ELASTIC_MOST: Final = _internal(
 FORKS: Final = _internal(
     "FORKS", "The fork server of a launcher that was forked itself: a descriptor and a process id."
 )
+SIMULATED_LINK: Final = _internal(
+    "SIMULATED_LINK", "The link between pretended hosts, in the form that `--link` takes."
+)
+SIMULATED_LINK_FILE: Final = _internal(
+    "SIMULATED_LINK_FILE", "The file in which the workers record when each simulated link is free."
+)
 RESERVED: Final = _internal("RESERVED", "Space for the variables of a forked process.")
 EMULATED_HOST: Final = _internal("EMULATED_HOST", "The number of this emulated host.")
 EMULATED_HOSTS: Final = _internal("EMULATED_HOSTS", "The number of emulated hosts.")

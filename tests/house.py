@@ -14,6 +14,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {
         "options": "the text form of strategies and layouts",
         "topology": "which rank is on which host",
+        "network_link": "the rate and the delay of a link between hosts",
         "registry": "names under which strategies, schedules and transports are found",
         "files": "files that are written whole or not at all",
         "serialization": "trees of tensors and plain values as bytes, without pickle",

@@ -14,6 +14,7 @@ from farandole.cli.doctor import doctor
 from farandole.cli.emulate import emulate
 from farandole.cli.encoding import print_any_character
 from farandole.cli.race import race
+from farandole.cli.report import report
 from farandole.cli.run import run
 from farandole.cli.schedule import schedule
 from farandole.cli.server import server
@@ -28,7 +29,7 @@ def commands() -> None:
     first."""
 
 
-for _command in (run, race, horovodrun, schedule, server, bench, doctor, emulate):
+for _command in (run, race, report, horovodrun, schedule, server, bench, doctor, emulate):
     commands.add_command(_command)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from farandole.errors import UserError
+from farandole.network_link import NetworkLink
 from farandole.sync.registry import STRATEGIES
 
 PASS_ON = {"allow_interspersed_args": False}
@@ -75,11 +76,34 @@ def pretend_hosts_option() -> Callable[[Any], Any]:
     )
 
 
-def seed_option(default: int | None = None) -> Callable[[Any], Any]:
+def link_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--link",
+        metavar="RATE[,DELAY]",
+        help="Simulate a link of this rate and delay between the hosts of --pretend-hosts, such as "
+        "200mbit,1ms. Needs no root. It is marked as simulated in every result. [no limit]",
+    )
+
+
+def check_link(link: str | None, pretend_hosts: str | None) -> None:
+    """Raises `UserError` for what is no link, and where there is nothing to link."""
+    if link is None:
+        return
+    try:
+        NetworkLink.read(link)
+    except UserError as error:
+        raise UserError(f"--link {link}: {error}") from None
+    if pretend_hosts is None:
+        raise UserError(
+            f"--link {link} is between pretended hosts of this machine: give --pretend-hosts 2, "
+            "say. (For real TCP between emulated hosts see `farandole emulate`, which needs root.)"
+        )
+
+
+def seed_option() -> Callable[[Any], Any]:
     return click.option(
         "--seed",
         type=int,
-        default=default,
         help="Random seed. It overrides fd.init(seed=…). [0]",
     )
 

@@ -17,6 +17,7 @@ from farandole.cli.options import (
     checkpoint_option,
     grace_option,
     layout_option,
+    link_option,
     pretend_hosts_option,
     seed_option,
     stall_option,
@@ -29,7 +30,8 @@ from farandole.launch.outcome_text import print_outcome
 SECTIONS = {
     "Workers": ("--workers", "-m", "--horovod", "--no-fork"),
     "Training": (
-        *("--sync", "--layout", "--seed", "--transport", "--pretend-hosts", "--no-check-finite"),
+        *("--sync", "--layout", "--seed", "--transport", "--pretend-hosts", "--link"),
+        "--no-check-finite",
     ),
     "Files": ("--name", "--runs", "--checkpoint", "--fallback", "--trace"),
     "Other hosts": (
@@ -81,6 +83,7 @@ SECTIONS = {
     help="Transport that carries the bytes: auto, shm (shared memory) or c10d (gloo, NCCL). [auto]",
 )
 @pretend_hosts_option()
+@link_option()
 @click.option(
     "--no-check-finite",
     is_flag=True,
@@ -164,6 +167,7 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 4 --layout stages=4,microbatches=8 train.py
       farandole run -H node1:4,node2:4 --sync daso train.py
       farandole run -n 4 --pretend-hosts 2 --sync daso train.py
+      farandole run -n 4 --pretend-hosts 2 --link 200mbit,1ms --sync daso train.py
       farandole run -n 4 --name digits --checkpoint every=10min,keep=3,best=accuracy train.py
       farandole run -n 4 --trace out.json train.py
       farandole run -n 4 --sync server --servers 3 --restarts 1 train.py

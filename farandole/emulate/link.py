@@ -1,50 +1,17 @@
-"""The link of an emulated host: how fast, how far, and how to tell the kernel so.
-
-Rates are written as `tc` writes them: 1gbit is 10⁹ bits per second of Ethernet frames, of which
-TCP's payload is 1448 in 1514 bytes: 95.6 %.
-"""
+"""The link of an emulated host: how to tell the kernel how fast it is, and how far."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Final
 
 from farandole.emulate.namespaces import call
 from farandole.errors import LaunchError, UserError
-
-_RATE_UNITS: Final = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
-_DELAY_UNITS: Final = {"us": 1, "ms": 10**3, "s": 10**6}
-_MIN_BITS, _MAX_BITS = 10**5, 10**11
-_MAX_DELAY_MICROSECONDS = 10**7
-_FRAME_BYTES = 1514
+from farandole.network_link import FRAME_BYTES, NetworkLink
 
 
 @dataclass(frozen=True)
-class Link:
-    """A rate in either direction, and a delay from this host to any other."""
-
-    bits_per_second: int
-    delay_microseconds: int = 0
-
-    @classmethod
-    def parse(cls, rate: str, delay: str | None = None) -> Link:
-        """From "1gbit" and "1ms". Raises `UserError` for what is neither or out of bounds."""
-        bits = _read(rate, _RATE_UNITS)
-        if bits is None or not _MIN_BITS <= bits <= _MAX_BITS:
-            raise UserError(
-                f"rate {rate!r}: write a number and a unit (kbit, mbit, gbit: bits per second), "
-                "from 100kbit to 100gbit, such as 1gbit."
-            )
-        if delay is None:
-            return cls(bits)
-        microseconds = _read(delay, _DELAY_UNITS)
-        if microseconds is None or not 1 <= microseconds <= _MAX_DELAY_MICROSECONDS:
-            raise UserError(
-                f"delay {delay!r}: write a number and a unit (us, ms, s), from 1us to 10s, such as "
-                "1ms; leave it out for none."
-            )
-        return cls(bits, microseconds)
+class Link(NetworkLink):
+    """Shapes the interfaces of an emulated host."""
 
     @property
     def burst_bytes(self) -> int:
@@ -53,7 +20,7 @@ class Link:
         Less, and at 1 Gbit/s the bucket overflows while the kernel is busy elsewhere: bandwidth
         that is lost. More, and short messages pass faster than the rate.
         """
-        return max(self._bytes_in(1_000), 4 * _FRAME_BYTES)
+        return max(self._bytes_in(1_000), 4 * FRAME_BYTES)
 
     @property
     def queue_bytes(self) -> int:
@@ -65,7 +32,7 @@ class Link:
         """The same while delayed, for then all that is under way waits too. Counted in packets,
         some of which are short."""
         waiting = self.queue_bytes + self._bytes_in(self.delay_microseconds)
-        return max(1000, 2 * waiting // _FRAME_BYTES)
+        return max(1000, 2 * waiting // FRAME_BYTES)
 
     def shape(self, namespace: str, interface: str, *, with_delay: bool) -> None:
         """Caps what leaves through `interface`, and delays it if asked to.
@@ -89,10 +56,3 @@ class Link:
 
     def _bytes_in(self, microseconds: int) -> int:
         return self.bits_per_second * microseconds // 8_000_000
-
-
-def _read(text: str, units: dict[str, int]) -> int | None:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", text.strip().lower())
-    if found is None or found[2] not in units:
-        return None
-    return round(float(found[1]) * units[found[2]])

@@ -17,7 +17,7 @@ from typing import TextIO
 
 import psutil
 
-from farandole.environment import GRACE, LAUNCHER
+from farandole.environment import GRACE, LAUNCHER, SIMULATED_LINK_FILE
 from farandole.errors import LaunchError
 from farandole.launch.forks import FEWEST_ON_EACH_HOST, FEWEST_ON_ONE_HOST, Forks
 from farandole.launch.job import Job
@@ -101,6 +101,7 @@ class JobDirectory:
             GRACE: f"{self._job.grace_seconds:g}",
             LAUNCHER: str(os.getpid()),
             IDENTITY: self.identity,
+            SIMULATED_LINK_FILE: str(self.folder / "link"),
             "TORCHELASTIC_ERROR_FILE": str(self.error_file(rank)),
         }
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import click
 from rich.console import Console
 from rich.live import Live
 
 from farandole.race import runner
+from farandole.race.plan import PlannedRun
 from farandole.race.runner import Entry, RaceConfig
 from farandole.report.lane import Lane
 from farandole.report.notice import TargetNotice
@@ -19,31 +22,36 @@ from farandole.worker.signals import Stopped
 
 
 def run_all(
-    config: RaceConfig, entries: list[Entry], target: Target | None
+    config: RaceConfig,
+    runs: Sequence[PlannedRun],
+    target: Target | None,
+    on_end: Callable[[PlannedRun, Lane], None],
 ) -> tuple[list[Lane], str | None]:
-    """All lanes in turn; the second value is the signal that stopped the race, if one did."""
+    """All runs in turn; the second value is the signal that stopped the race, if one did.
+
+    `on_end` hears of each run that is over, before the next one starts.
+    """
     notice = TargetNotice(target)
-    lanes = [config.lane(entry) for entry in entries]
+    lanes = [config_of(config, run).lane(run.entry) for run in runs]
     console = Console()
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     at = 0
     try:
-        begin = time.perf_counter()
-        counts = {entry: config.workers_here(entry) for entry in entries}
-        alone = all(count == entry.workers for entry, count in counts.items())
-        if config.warm.prepare(set(counts.values()), alone=alone):
-            click.echo(f"torch is imported once for all lanes: {time.perf_counter() - begin:.1f} s")
+        _prepare(config, {run.entry for run in runs})
         if live:
             live.start()
-        for at, entry in enumerate(entries):
+        for at, run in enumerate(runs):
             if not live:
-                click.echo(f"{lanes[at].name} on {entry.workers} worker(s) …")
-            for lane in runner.run_lane(config, entry, at + 1):
+                seed = f", seed {run.seed}" if len({run.seed for run in runs}) > 1 else ""
+                click.echo(f"{lanes[at].name} on {run.entry.workers} worker(s){seed} …")
+            for lane in runner.run_lane(config_of(config, run), run.entry, run.number):
                 lanes[at] = lane
                 if (line := notice.look(lane.history)) is not None:
                     console.print(line, style="yellow", markup=False, highlight=False)
                 if live:
-                    live.update(table(lanes, target, ranked=False), refresh=True)
+                    same = [lanes[i] for i, r in enumerate(runs) if r.seed == run.seed]
+                    live.update(table(same, target, ranked=False), refresh=True)
+            on_end(run, lanes[at])
             if not live:
                 _tell(lanes[at], target)
             if target is not None and lanes[at].outcome == "ok":
@@ -58,8 +66,22 @@ def run_all(
     return lanes, None
 
 
+def config_of(config: RaceConfig, run: PlannedRun) -> RaceConfig:
+    """What one run starts with. The runs of the race's own seed have the plain folders."""
+    suffix = "" if run.seed == config.seed else f"-seed-{run.seed}"
+    return replace(config, seed=run.seed, budget_seconds=run.budget_seconds, folder_suffix=suffix)
+
+
+def _prepare(config: RaceConfig, entries: Collection[Entry]) -> None:
+    begin = time.perf_counter()
+    counts = {entry: config.workers_here(entry) for entry in entries}
+    alone = all(count == entry.workers for entry, count in counts.items())
+    if config.warm.prepare(set(counts.values()), alone=alone):
+        click.echo(f"torch is imported once for all lanes: {time.perf_counter() - begin:.1f} s")
+
+
 def _tell(lane: Lane, target: Target | None) -> None:
-    if lane.outcome != "ok":
+    if lane.outcome not in ("ok", "stopped"):
         click.echo(f"  {lane.outcome}: {lane.problem}")
         return
     reached = target.reached(lane.history) if target else None
@@ -68,4 +90,5 @@ def _tell(lane: Lane, target: Target | None) -> None:
         target_text = f", {target} after {reached:.1f} s"
     startup = lane.startup_seconds
     before = "" if startup is None else f", after {startup:.1f} s until fd.init() was done"
-    click.echo(f"  {lane.total_seconds:.1f} s in all{target_text}{before}")
+    ended = f", {lane.problem}" if lane.outcome == "stopped" else ""
+    click.echo(f"  {lane.total_seconds:.1f} s in all{target_text}{before}{ended}")

@@ -16,105 +16,143 @@ from rich.console import Console
 import farandole
 from farandole.errors import UserError
 from farandole.launch.host_facts import JobFiles
-from farandole.launch.placement.placement import HostOptions, Placement, place
+from farandole.launch.placement.placement import Placement, place
 from farandole.launch.probes.crowding import warn_if_crowded
 from farandole.launch.probes.preflight import check_hosts
-from farandole.launch.servers import needs_servers
 from farandole.race.checks import check_entries, check_servers, checked_policy
-from farandole.race.progress import run_all
-from farandole.race.runner import Entry, RaceConfig, output_of
+from farandole.race.course import Course
+from farandole.race.lanes import all_entries, read_lane
+from farandole.race.options import RaceOptions
+from farandole.race.plan import read_seeds
+from farandole.race.record import RaceRecord, locked, read_record
+from farandole.race.results import show
+from farandole.race.runner import Entry, RaceConfig
 from farandole.race.shared_folder import check_shared
 from farandole.report.lane import Lane, labels
 from farandole.report.page import write_report
-from farandole.report.standing import Results
-from farandole.report.summary import headline, plain, table
 from farandole.report.target import Target
-from farandole.sync import parse
 from farandole.train.claim import claim
 from farandole.train.settings import default_name
-from farandole.worker.grace import DEFAULT_SECONDS
 from farandole.worker.signals import exit_code_of, signals_raised
 
 
-def run_race(
-    command: tuple[str, ...],
-    *,
-    layouts: Sequence[str],
-    syncs: Sequence[str],
-    workers: int | None,
-    serial: bool,
-    target: str | None,
-    runs: Path,
-    seed: int,
-    where: HostOptions,
-    pretend_hosts: str | None,
-    servers: int | None,
-    replicas: int | None,
-    checkpoint: str | None = None,
-    stall: float | None = None,
-    grace: float = DEFAULT_SECONDS,
-) -> int:
+def run_race(options: RaceOptions) -> int:
     """Runs every lane, writes the report, and returns the exit code.
 
-    `command` is the script and its arguments. Raises `UserError` before the first lane starts.
+    Raises `UserError` before the first lane starts.
     """
-    goal = Target.parse(target) if target else None
-    policy = checked_policy(checkpoint, os.environ)
-    placement = place(where, workers)
-    entries = all_entries(layouts, syncs, _count(workers, placement))
-    check_servers(entries, servers, replicas)
-    if serial:
-        entries.insert(0, Entry(None, 1))  # the speed-up of the others is relative to this one
+    old = None if options.resume is None else read_record(options.resume)
+    if old is not None:
+        options = options.resumed(old)
+    goal = Target.parse(options.target) if options.target else None
+    _check_limits(options, goal)
+    policy = checked_policy(options.checkpoint, os.environ)
+    placement = place(options.where, options.workers)
+    entries = _entries(options, old, _count(options.workers, placement))
+    seeds = _seeds(options, old)
+    device = "cuda" if torch.cuda.device_count() else "cpu"
+    check_entries(entries, options.pretend_hosts, device, os.environ, options.where)
+    if placement is None:
+        warn_if_crowded(max(entry.workers for entry in entries), "-n ")
+    else:
+        check_hosts(placement, JobFiles(str(Path.cwd()), options.command[0]))
+    folder = _folder(options, placement)
+    config = RaceConfig(
+        options.command,
+        folder,
+        options.seed or 0,
+        options.pretend_hosts,
+        options.servers,
+        options.replicas,
+        link=options.link,
+        where=options.where,
+        checkpoint=policy,
+        stall_seconds=options.stall,
+        grace_seconds=options.grace,
+        stop_at=goal if options.stop_at_target else None,
+    )
+    record = RaceRecord(
+        options.command,
+        tuple(entries),
+        seeds,
+        options.target,
+        settings=options.settings(),
+        facts=_facts(placement),
+        runs=() if old is None else old.runs,
+    )
+    with locked(folder):
+        return _race(config, record, goal, options, placement)
+
+
+def _race(
+    config: RaceConfig,
+    record: RaceRecord,
+    goal: Target | None,
+    options: RaceOptions,
+    placement: Placement | None,
+) -> int:
+    course = Course(config, record, goal)
+    with signals_raised():
+        try:
+            if options.halve:
+                assert options.budget is not None
+                stopped_by = course.halve(options.budget)
+            else:
+                stopped_by = course.run(options.budget)
+        finally:
+            config.warm.close()
+    lanes = course.lanes()
+    finish(config, lanes, goal, placement, course.outputs())
+    if stopped_by is not None:
+        click.echo(f"to go on: farandole race --resume {shlex.quote(str(config.folder))}")
+        return exit_code_of(stopped_by)
+    return 0 if all(lane.outcome in ("ok", "stopped") for lane in lanes) else 1
+
+
+def _check_limits(options: RaceOptions, goal: Target | None) -> None:
+    if options.stop_at_target and goal is None:
+        raise UserError("--stop-at-target: say what the target is, such as --target accuracy=0.95.")
+    if options.budget is not None and not 0 < options.budget < float("inf"):
+        raise UserError(f"--budget {options.budget:g}: give the seconds of a lane, above 0.")
+    if options.halve and options.budget is None:
+        raise UserError("--halve: say with --budget SECONDS how long the last lanes may run.")
+
+
+def _entries(options: RaceOptions, old: RaceRecord | None, workers: int) -> list[Entry]:
+    """All lanes: those of the race that is resumed first, in their places."""
+    before = [] if old is None else list(old.entries)
+    given = all_entries(options.layouts, options.syncs, workers)
+    given += [read_lane(text, workers) for text in options.lanes]
+    entries = before + [entry for entry in given if old is None or entry not in before]
+    check_servers(entries, options.servers, options.replicas)
+    if options.serial and not any(entry.serial for entry in entries):
+        # The speed-up of the others is over the first one. Lanes that have run keep their places.
+        entries.insert(len(before), Entry(None, 1))
     if not entries:
         raise UserError(
             "a race needs lanes: give --sync once for each strategy, --layout once for each "
             "layout, or --serial."
         )
-    device = "cuda" if torch.cuda.device_count() else "cpu"
-    check_entries(entries, pretend_hosts, device, os.environ, where)
-    if placement is None:
-        warn_if_crowded(max(entry.workers for entry in entries), "-n ")
-    else:
-        check_hosts(placement, JobFiles(str(Path.cwd()), command[0]))
-    folder = claim(runs, f"race-{default_name(command[0])}")
+    return entries
+
+
+def _seeds(options: RaceOptions, old: RaceRecord | None) -> tuple[int, ...]:
+    if old is None:
+        return read_seeds(options.seeds, options.seed or 0)
+    if options.seeds is None:
+        return old.seeds
+    return tuple(dict.fromkeys((*old.seeds, *read_seeds(options.seeds, options.seed or 0))))
+
+
+def _folder(options: RaceOptions, placement: Placement | None) -> Path:
+    if options.resume is not None:
+        return options.resume
+    folder = claim(options.runs, f"race-{default_name(options.command[0])}")
     if placement is not None:
         check_shared(placement, folder)
-    config = RaceConfig(
-        command,
-        folder.parent / folder.name,
-        seed,
-        pretend_hosts,
-        servers,
-        replicas,
-        where=where,
-        checkpoint=policy,
-        stall_seconds=stall,
-        grace_seconds=grace,
-    )
-    with signals_raised():
-        try:
-            lanes, stopped_by = run_all(config, entries, goal)
-        finally:
-            config.warm.close()
-    finish(config, lanes, goal, placement)
-    if stopped_by is not None:
-        return exit_code_of(stopped_by)
-    return 0 if all(lane.outcome == "ok" for lane in lanes) else 1
-
-
-def all_entries(layouts: Sequence[str], syncs: Sequence[str], workers: int) -> list[Entry]:
-    """Every layout with every strategy, as typed. What is not given is left to the script."""
-    if not layouts and not syncs:
-        return []
-    strategies: list[tuple[str | None, bool]] = [
-        (text.strip(), needs_servers(parse(text))) for text in syncs
-    ]
-    places: list[str | None] = [text.strip() for text in layouts]
-    return [
-        Entry(sync, workers, needs, layout)
-        for layout in places or [None]
-        for sync, needs in strategies or [(None, False)]
-    ]
+    made = folder.parent / folder.name
+    made.mkdir(parents=True, exist_ok=True)
+    return made
 
 
 def _count(workers: int | None, placement: Placement | None) -> int:
@@ -125,25 +163,27 @@ def _count(workers: int | None, placement: Placement | None) -> int:
     return workers
 
 
+def _facts(placement: Placement | None) -> dict[str, str]:
+    return {
+        "command": shlex.join(["farandole", *sys.argv[1:]]),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        **({} if placement is None else {"hosts": str(placement.topology)}),
+        "farandole": farandole.__version__,
+    }
+
+
 def finish(
     config: RaceConfig,
     lanes: list[Lane],
     target: Target | None,
     placement: Placement | None = None,
+    outputs: Sequence[Path] = (),
 ) -> None:
     """Shows the results and writes the report."""
-    facts = {
-        "command": shlex.join(["farandole", *sys.argv[1:]]),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
-        **({} if placement is None else {"hosts": str(placement.topology)}),
-        "farandole": farandole.__version__,
-        "seed": str(config.seed),
-    }
-    console = Console()
-    console.print(table(lanes, target))
-    for number, (label, lane) in enumerate(zip(labels(lanes), lanes, strict=True), start=1):
+    facts = {**_facts(placement), "seed": str(config.seed)}
+    for label, lane, output in zip(labels(lanes), lanes, outputs, strict=True):
         if lane.outcome in ("failed", "unfinished"):
-            click.secho(f"{label}: {lane.problem}  ({output_of(config, number)})", fg="red")
+            click.secho(f"{label}: {lane.problem}  ({output})", fg="red")
     report = write_report(config.folder, lanes, target, facts)
-    click.secho(plain(headline(Results(tuple(lanes), target))), bold=True)
+    show(lanes, target, Console())
     click.echo(f"report: {report}")

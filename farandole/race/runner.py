@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from farandole.launch.placement.placement import HostOptions, place
 from farandole.report.history import Follower, History
 from farandole.report.lane import Lane, outcome_of
 from farandole.report.metrics import FILE_NAME
+from farandole.report.target import Target
 from farandole.system.orphans import tied_to_this_process
 from farandole.worker.grace import DEFAULT_SECONDS
 
@@ -74,10 +76,14 @@ class RaceConfig:
     pretend_hosts: str | None = None  # as the workers are said to sit
     servers: int | None = None  # for the entries that need them
     replicas: int | None = None
+    link: str | None = None  # simulated, between the pretended hosts
     where: HostOptions = field(default_factory=HostOptions)
     checkpoint: str | None = None  # when each lane saves, in its own folder
     stall_seconds: float | None = None
     grace_seconds: float = DEFAULT_SECONDS
+    stop_at: Target | None = None  # a lane that has reached it is stopped
+    budget_seconds: float | None = None  # of each lane, with its start
+    folder_suffix: str = ""  # tells the runs of one lane apart
     warm: WarmProcesses = field(default_factory=lambda: WarmProcesses(), compare=False)
 
     def arguments(self, entry: Entry) -> list[str]:
@@ -89,6 +95,7 @@ class RaceConfig:
         layout = ["--layout", entry.place] if entry.place else []
         pretended = self.pretend_hosts if not entry.serial else None
         hosts = ["--pretend-hosts", pretended] if pretended else []
+        hosts += ["--link", self.link] if pretended and self.link else []
         servers: list[str] = []
         if entry.needs_servers:
             given = {"--servers": self.servers, "--replicas": self.replicas}
@@ -120,7 +127,16 @@ class RaceConfig:
             History(),
             command=text,
             layout=entry.layout or "",
+            seed=self.seed,
         )
+
+    def enough(self, history: History, seconds: float) -> str:
+        """Why a lane need not go on after so many seconds; empty: it must."""
+        if self.stop_at is not None and self.stop_at.reached(history) is not None:
+            return f"stopped at the target, {self.stop_at}"
+        if self.budget_seconds is not None and seconds > self.budget_seconds:
+            return f"stopped after its budget of {self.budget_seconds:g} s"
+        return ""
 
 
 class WarmProcesses:
@@ -138,7 +154,7 @@ class WarmProcesses:
 
         `alone`: no lane has workers on other hosts.
         """
-        for count in filter(None, workers):
+        for count in set(filter(None, workers)) - set(self._servers):
             server = Forks.begin({**os.environ, **worker_defaults(count, alone=alone)})
             if server is not None:
                 self._servers[count] = server
@@ -178,8 +194,9 @@ def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
     Closing the iterator early, or an exception in the loop that consumes it, stops the workers.
     """
     lane = config.lane(entry)
-    name = folder_name(number, lane)
+    name = folder_name(number, lane) + config.folder_suffix
     place = config.folder / name
+    shutil.rmtree(place, ignore_errors=True)  # what an interrupted race has left
     place.mkdir(parents=True, exist_ok=True)
     output = place / "output.log"
     _, *rest = config.arguments(entry)
@@ -189,6 +206,7 @@ def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
     follower = Follower(place / FILE_NAME)
     with output.open("wb") as sink:
         process = config.warm.start(command, config.workers_here(entry), sink)
+    began = time.monotonic()
     try:
         while True:
             try:
@@ -199,6 +217,10 @@ def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
             lane = replace(lane, history=history, outcome=outcome_of(history, code))
             if code is not None:
                 break
+            if enough := config.enough(history, time.monotonic() - began):
+                _stop(process, config.grace_seconds + _PATIENCE_SECONDS)
+                yield replace(lane, history=follower.poll(), outcome="stopped", problem=enough)
+                return
             yield lane
         problem = "" if lane.outcome == "ok" else _problem(output, code, read_outcome(ended))
         yield replace(lane, problem=problem)
@@ -216,11 +238,6 @@ def folder_name(number: int, lane: Lane) -> str:
 def interrupted(lane: Lane) -> Lane:
     """A lane that was running when the race was stopped."""
     return replace(lane, outcome="unfinished", problem="stopped before its end")
-
-
-def output_of(config: RaceConfig, number: int) -> Path | None:
-    """Where the lane with this number wrote its output."""
-    return next(config.folder.glob(f"{number}-*/output.log"), None)
 
 
 def _stop(process: LaneProcess, seconds: float) -> None:

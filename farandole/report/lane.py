@@ -10,7 +10,8 @@ from typing import Literal
 from farandole.report import units
 from farandole.report.history import History
 
-Outcome = Literal["ok", "failed", "unfinished", "running", "waiting"]
+Outcome = Literal["ok", "failed", "unfinished", "stopped", "running", "waiting"]
+"""`stopped`: by the race, which had seen enough. `unfinished`: by something else."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Lane:
 
     `sync` is the text the user gave, or `serial`, and `layout` likewise; what is empty was left to
     the script. `workers` is the number of processes. `command` is what one types to run this lane
-    alone, `problem` one line on why it failed. A lane that never logged has an empty `History()`.
+    alone, `problem` one line on why it failed or was stopped. A lane that never logged has an empty
+    `History()`.
     """
 
     sync: str
@@ -45,6 +47,7 @@ class Lane:
     command: str = ""
     problem: str = ""
     layout: str = ""
+    seed: int | None = None
 
     @property
     def name(self) -> str:
@@ -74,6 +77,11 @@ class Lane:
         age = said.get("age_seconds")
         age_seconds = float(age) if isinstance(age, int | float) else 0.0
         return Link(float(seconds), float(rate), age_seconds)
+
+    @property
+    def simulated_link(self) -> str:
+        """The link in software between its pretended hosts; empty: there was none."""
+        return str(self.history.start.get("simulated_link") or "")
 
     @property
     def samples_per_second(self) -> float | None:
@@ -106,12 +114,16 @@ def outcome_of(history: History, exit_code: int | None) -> Outcome:
 
 
 def labels(lanes: Sequence[Lane]) -> list[str]:
-    """A distinct label for each lane: its name, numbered when the same is run twice."""
+    """A distinct label for each lane: its name, and its seed or a number when it is run twice."""
     count = Counter(lane.name for lane in lanes)
+    seeds = Counter((lane.name, lane.seed) for lane in lanes)
     seen: Counter[str] = Counter()
     distinct = []
     for lane in lanes:
         seen[lane.name] += 1
-        again = f" ({seen[lane.name]})" if count[lane.name] > 1 else ""
+        again = ""
+        if count[lane.name] > 1:
+            alone = lane.seed is not None and seeds[lane.name, lane.seed] == 1
+            again = f" (seed {lane.seed})" if alone else f" ({seen[lane.name]})"
         distinct.append(lane.name + again)
     return distinct

@@ -20,8 +20,10 @@ from farandole.report.lane import Lane, labels
 from farandole.report.plots import curves as plots
 from farandole.report.plots import render
 from farandole.report.plots.drawing import drawable
+from farandole.report.repeats import placed
+from farandole.report.repeats_text import TITLES, repeats_headline, rows
 from farandole.report.standing import Results, require_metric
-from farandole.report.summary import Name, columns, headline
+from farandole.report.summary import Name, columns, headline, simulation
 from farandole.report.templating import fill
 
 Section = Callable[[Results], str]
@@ -63,11 +65,20 @@ class _Numbers:
 def title(results: Results) -> str:
     starts = [lane.history.start for lane in results.lanes]
     scripts = dict.fromkeys(str(start["script"]) for start in starts if "script" in start)
-    about = [f"{len(results.lanes)} run{'' if len(results.lanes) == 1 else 's'}", *scripts]
+    count = len(results.runs or results.lanes)
+    about = [f"{count} run{'' if count == 1 else 's'}", *scripts]
     if results.target is not None:
         about.append(f"target: {results.target}")
-    sentence = [(part, isinstance(part, Name)) for part in headline(results)]
-    return fill("title.html", sentence=sentence, about=about)
+    if results.simulated_links:
+        about.append(simulation(results))
+    parts = [(part, isinstance(part, Name)) for part in sentence(results)]
+    return fill("title.html", sentence=parts, about=about)
+
+
+def sentence(results: Results) -> tuple[str, ...]:
+    """The result, of several seeds if there are several."""
+    repeated = repeats_headline(placed(results.runs, results.target), results.target)
+    return repeated or headline(results)
 
 
 def warnings(results: Results) -> str:
@@ -78,7 +89,8 @@ def warnings(results: Results) -> str:
             require_metric(results.target, [lane.history for lane in results.lanes])
         except UserError as error:
             lines.append(_Warning(str(error)))
-    for name, lane in zip(labels(results.lanes), results.lanes, strict=True):
+    shown = results.runs or results.lanes
+    for name, lane in zip(labels(shown), shown, strict=True):
         if lane.outcome == "failed":
             why = f": {lane.problem}" if lane.problem else "."
             text = f" failed after {units.seconds(lane.total_seconds)}{why}"
@@ -103,7 +115,16 @@ def race_table(results: Results) -> str:
         speed_up_in="time to target" if results.target else "samples/s",
         baseline=labels(results.lanes)[0],
         link=results.link,
+        simulation=simulation(results) if results.simulated_links else "",
     )
+
+
+def repeats(results: Results) -> str:
+    """All seeds of each lane; the other tables and the plots have the typical run of each."""
+    if not results.runs:
+        return ""
+    cells = rows(placed(results.runs, results.target))
+    return fill("repeats.html", heads=TITLES, rows=cells, runs=len(results.runs))
 
 
 def goal_curves(results: Results) -> str:
@@ -155,6 +176,7 @@ def raw_numbers(results: Results) -> str:
 SECTIONS: tuple[Section, ...] = (
     title,
     warnings,
+    repeats,
     race_table,
     goal_curves,
     costs,
@@ -190,6 +212,8 @@ def _run_facts(lane: Lane) -> dict[str, str]:
             facts[key] = str(start[key])
     if lane.link is not None:
         facts["link between hosts"] = str(lane.link)
+    if lane.simulated_link:
+        facts["simulated link between hosts"] = lane.simulated_link
     versions = start.get("versions")
     if isinstance(versions, dict):
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -53,11 +53,16 @@ class Standing:
 
 @dataclass(frozen=True)
 class Results:
-    """A race as the report sees it; everything else follows from these three."""
+    """A race as the report sees it; everything else follows from these.
+
+    `runs` are all runs, where lanes were run with several seeds: then `lanes` has the typical run
+    of each.
+    """
 
     lanes: tuple[Lane, ...]
     target: Target | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+    runs: tuple[Lane, ...] = ()
 
     @cached_property
     def goal(self) -> Goal | None:
@@ -72,6 +77,11 @@ class Results:
     def link(self) -> Link | None:
         """Between the hosts, as the last lane that used it has measured it; None on one host."""
         return next((lane.link for lane in reversed(self.lanes) if lane.link is not None), None)
+
+    @cached_property
+    def simulated_links(self) -> tuple[str, ...]:
+        """Links in software between pretended hosts, of any lane: there is one, or none."""
+        return tuple(dict.fromkeys(filter(None, (lane.simulated_link for lane in self.lanes))))
 
     @cached_property
     def metric_names(self) -> tuple[str, ...]:

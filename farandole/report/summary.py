@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from farandole.report import units
 from farandole.report.history import Note
 from farandole.report.lane import Lane, Outcome, labels
+from farandole.report.repeats import TOO_CLOSE
 from farandole.report.standing import Results, Standing
 from farandole.report.target import Target
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Closer than this, one run of each cannot tell two strategies apart.
-TOO_CLOSE = 1.05
-
 MOST_NOTES = 1000  # of a lane, in the page and in `summary.json`; metrics.jsonl has them all
 
 OUTCOME_STYLES: Mapping[Outcome, str] = {  # `ok` goes without saying
     "failed": "bold red",
     "unfinished": "yellow",
+    "stopped": "dim",
     "running": "cyan",
     "waiting": "dim",
 }
@@ -183,14 +182,21 @@ def _caption(results: Results, rows: Sequence[Standing]) -> str:
         told.append(f"speed-up: over {labels(results.lanes)[0]}")
     if results.link is not None:
         told.append(f"link between hosts: {results.link}")
+    if results.simulated_links:
+        told.append(simulation(results))
     if any(row.lane.startup_seconds is not None for row in rows):
         seconds = (units.seconds(row.lane.startup_seconds) for row in rows)
         told.append(f"start-up before, until fd.init() was done: {', '.join(seconds)}")
     return "; ".join(told)
 
 
-def summary_json(results: Results) -> str:
-    """`summary.json`: the same numbers for programs, unrounded, best lane first."""
+def simulation(results: Results) -> str:
+    """That a link is not real, in the words that the table and the page share."""
+    return f"SIMULATED link between pretended hosts: {'; '.join(results.simulated_links)}"
+
+
+def summary_json(results: Results, more: Mapping[str, Any] | None = None) -> str:
+    """`summary.json`: the same numbers for programs, unrounded, best lane first, and `more`."""
     target, goal = results.target, results.goal
     summary = {
         "format": 1,
@@ -202,9 +208,11 @@ def summary_json(results: Results) -> str:
             "value": target.value,
             "higher_is_better": target.higher_is_better,
         },
+        "simulated": bool(results.simulated_links),
         "ranked_by": None if goal is None else goal.metric,
         "lanes": [_lane_record(row) for row in results.standings],
         "facts": dict(results.facts),
+        **(more or {}),
     }
     return json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -219,6 +227,8 @@ def _lane_record(row: Standing) -> dict[str, Any]:
         "layout": lane.layout or None,
         "workers": lane.workers,
         "link": None if lane.link is None else asdict(lane.link),
+        "simulated_link": lane.simulated_link or None,
+        "seed": lane.seed,
         "outcome": lane.outcome,
         "problem": lane.problem,
         "command": lane.command,

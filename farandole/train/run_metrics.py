@@ -112,10 +112,14 @@ class RunMetrics:
             self._log = MetricsLog(session.folder, start, resumed=goes_on)
         return self._log
 
-    def _link(self) -> dict[str, dict[str, float]]:
-        """What was measured between the hosts; nothing where nothing was, or they are pretended."""
+    def _link(self) -> dict[str, object]:
+        """What was measured between the hosts; nothing where nothing was, or they are pretended.
+        Links that are simulated are said to be."""
         session = self._session
         link = session.group.transport.link
+        simulated = session.settings.simulated_link
+        if simulated is not None and len(session.topology.hosts) > 1:
+            return {"simulated_link": str(simulated)}
         pretended = session.settings.pretend_hosts is not None
         if len(session.topology.hosts) == 1 or pretended or link == TYPICAL_LINK:
             return {}

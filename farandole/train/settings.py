@@ -20,6 +20,8 @@ from farandole.environment import (
     RUNS,
     SCRIPT,
     SEED,
+    SIMULATED_LINK,
+    SIMULATED_LINK_FILE,
     SYNC,
     TRACE,
     TRACE_PARTS,
@@ -27,6 +29,7 @@ from farandole.environment import (
 )
 from farandole.errors import FarandoleError, UserError
 from farandole.layout.layout import Layout, parse_layout
+from farandole.network_link import NetworkLink
 from farandole.schedule import piece
 from farandole.sync import Strategy, parse
 from farandole.topology import Topology
@@ -49,6 +52,8 @@ class Settings:
     fallback: bool = False
     transport: str | None = None
     pretend_hosts: str | None = None
+    simulated_link: NetworkLink | None = None  # between the pretended hosts
+    simulated_link_file: Path | None = None
     check_finite: bool | None = None
     checkpoints: Checkpoints | None = None
     trace: Path | None = None
@@ -71,6 +76,12 @@ class Settings:
             fallback=environ.get(FALLBACK, "") not in ("", "0"),
             transport=check_transport(environ[TRANSPORT]) if environ.get(TRANSPORT) else None,
             pretend_hosts=environ.get(PRETEND_HOSTS) or None,
+            simulated_link=(
+                NetworkLink.read(environ[SIMULATED_LINK]) if environ.get(SIMULATED_LINK) else None
+            ),
+            simulated_link_file=(
+                Path(environ[SIMULATED_LINK_FILE]) if environ.get(SIMULATED_LINK_FILE) else None
+            ),
             check_finite=_read_switch(CHECK_FINITE, environ),
             checkpoints=parse_checkpoints(environ[CHECKPOINT]) if environ.get(CHECKPOINT) else None,
             trace=Path(environ[TRACE]) if environ.get(TRACE) else None,

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from farandole.comm import Group, check_transport
+from farandole.comm.transports.simulated.transport import SimulatedLinks
 from farandole.errors import UserError
 from farandole.system.activity import show_activity
 from farandole.system.orphans import end_with_launcher
@@ -124,12 +125,27 @@ def _join_job(
     device, shared_gpu = pick_device(assignment)
     activity = show_activity(os.environ)
     activity.begin_wait()
-    group = join(assignment, device, shared_gpu=shared_gpu, timeout=limit, transport=transport)
+    group = join(
+        assignment,
+        device,
+        shared_gpu=shared_gpu,
+        timeout=limit,
+        transport=transport,
+        links=_simulated_links(settings, assignment.size),
+    )
     activity.end_wait()
     group.meter.activity = activity
     if settings.pretend_hosts is not None:
         group.transport.topology = pretended_hosts(settings.pretend_hosts, group.size)
     return group, device
+
+
+def _simulated_links(settings: Settings, workers: int) -> SimulatedLinks | None:
+    """Between pretended hosts, where `farandole run --link` asks for them."""
+    link, file = settings.simulated_link, settings.simulated_link_file
+    if link is None or file is None or settings.pretend_hosts is None:
+        return None
+    return SimulatedLinks(pretended_hosts(settings.pretend_hosts, workers), link, file)
 
 
 def _register_exit(run: Run, group: Group, tracing: Tracing | None) -> None:

@@ -22,11 +22,13 @@ from farandole.comm import (
     Exchange,
     Group,
     InProcess,
+    SharedMemory,
     Transport,
     over_hosts,
 )
 from farandole.comm.calibration import calibrate
 from farandole.comm.transports.messages import PeerLost
+from farandole.comm.transports.simulated.transport import Simulated, SimulatedLinks
 from farandole.environment import SERVER_KEY, SERVERS
 from farandole.errors import JoinError, UserError
 from farandole.topology import Topology
@@ -48,15 +50,18 @@ def join(
     shared_gpu: bool,
     timeout: timedelta,
     transport: str = "auto",
+    links: SimulatedLinks | None = None,
 ) -> Group:
-    """This rank's end of the world group.
+    """This rank's end of the world group. With `links` between pretended hosts, if any are given.
 
     Raises `JoinError` naming the ranks that did not arrive within `timeout`.
     """
     if os.environ.get(SERVERS):
-        return _join_servers(assignment, os.environ[SERVERS], timeout)
+        return _join_servers(assignment, os.environ[SERVERS], timeout, links)
     if assignment.size == 1:
         return Group(InProcess(Exchange(1, timeout), 0))
+    if links is not None:
+        _check_links(links, device, transport)
     if transport == "mpi":
         return _join_mpi(assignment, device, timeout)
     nccl = device.type == "cuda" and not shared_gpu and dist.is_nccl_available()
@@ -66,6 +71,8 @@ def join(
         _form(assignment, device if nccl else None, timeout)
     world = c10d_world(timeout)
     try:
+        if links is not None:
+            return Group(simulated_transport(world, transport, links))
         return Group(choose_transport(world, device, transport))
     except PeerLost as waited_for:
         lost = world.blame(waited_for)
@@ -74,8 +81,11 @@ def join(
         ) from lost
 
 
-def _join_servers(assignment: RankAssignment, address: str, timeout: timedelta) -> Group:
+def _join_servers(
+    assignment: RankAssignment, address: str, timeout: timedelta, links: SimulatedLinks | None
+) -> Group:
     """By way of the parameter servers' registrar, which knows who lives: a dead rank is missed."""
+    from farandole.server.client.simulated_link import link_to_servers
     from farandole.server.client.store import Store as Servers
     from farandole.server.registrar.transport import RegistrarTransport  # few jobs need pyzmq
 
@@ -92,6 +102,7 @@ def _join_servers(assignment: RankAssignment, address: str, timeout: timedelta) 
         late=late,
         job=assignment.job,
         workers=assignment.size,
+        link=None if links is None else link_to_servers(links, assignment.rank),
     )
     transport = RegistrarTransport(store, assignment.rank, assignment.size, timeout, late=late)
     transport.topology = Topology.from_names(transport.share(platform.node() or "localhost"))
@@ -120,6 +131,48 @@ def choose_transport(world: C10d, device: torch.device, transport: str) -> Trans
     if device.type != "cpu" and found is not world:
         return ByDevice(found, world)
     return found
+
+
+def simulated_transport(world: C10d, transport: str, links: SimulatedLinks) -> Transport:
+    """As `choose_transport`, as if the ranks were on the pretended hosts, with links between them.
+
+    Raises `UserError` where they are on several real ones.
+    """
+    real = Topology.from_names(world.share(platform.node() or "localhost"))
+    if len(real.hosts) > 1:
+        raise UserError(
+            f"--link {links.link}: simulated links are for pretended hosts of one machine, and the "
+            f"ranks are on real ones ({real}). Leave --link out."
+        )
+    carrier: Transport = world
+    if transport == "shm":
+        try:
+            carrier = SharedMemory.connect(world)
+        except OSError as error:
+            raise UserError(
+                f"transport='shm' was asked for, and the ranks cannot share memory: {error}"
+            ) from None
+    hosts = [links.topology.host_index(rank) for rank in range(world.size)]
+    between = Simulated(carrier, hosts, links.clock())
+    # As between real hosts: if "c10d" was asked for also inside a host.
+    found = between if transport == "c10d" else over_hosts(between, links.topology)
+    found.topology = links.topology
+    if len(links.topology.hosts) > 1:
+        calibrate(found, keep=False)
+    return found
+
+
+def _check_links(links: SimulatedLinks, device: torch.device, transport: str) -> None:
+    if device.type != "cpu":
+        raise UserError(
+            f"--link {links.link}: simulated links carry tensors of CPUs, and the workers compute "
+            f"on {device.type}. Leave --link out, or hide the GPUs: CUDA_VISIBLE_DEVICES= ."
+        )
+    if transport not in ("auto", "shm", "c10d"):
+        raise UserError(
+            f"--link {links.link}: no link can be simulated for the transport {transport!r}. "
+            "Take auto, shm or c10d, or leave --link out."
+        )
 
 
 def _join_mpi(assignment: RankAssignment, device: torch.device, timeout: timedelta) -> Group:

@@ -28,7 +28,7 @@ def accuracies(sandbox: Any) -> list[float]:
 
 
 def test_every_example_is_tested():
-    """The digits in test_readme.py: they are what the README starts with."""
+    """The digits and the race in test_readme.py: they are what the README starts with."""
     found = {path.name for path in EXAMPLES.glob("*.py")}
     assert found == {
         "collectives.py",
@@ -39,6 +39,7 @@ def test_every_example_is_tested():
         "large_array.py",
         "large_images.py",
         "learn.py",
+        "link_race.py",
         "matrix_factorisation.py",
         "pipeline.py",
         "sparse_logistic.py",

@@ -69,9 +69,13 @@ def test_make_race(tmp_path):
     (command,) = re.findall(r"^race:.*?\n((?:\t.*\n)+)", makefile, re.MULTILINE)
     arguments = shlex.split(command.replace("$(BIN)/", "").replace("\\\n", " "))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    printed = run(arguments, tmp_path)
-    assert "reached accuracy ≥ 0.95 first" in printed or "too close to call" in printed
+    printed = run([*arguments, "--epochs", "1", "--width", "32"], tmp_path)  # as it is: minutes
+    assert "SIMULATED link" in printed
     (folder,) = tmp_path.glob("runs/race-*")
     assert (folder / "report.html").stat().st_size > 10_000
-    lanes = json.loads((folder / "summary.json").read_text())["lanes"]
-    assert {lane["outcome"] for lane in lanes} == {"ok"}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert len(summary["lanes"]) == 10
+    assert summary["simulated"]
+    assert {lane["outcome"] for lane in summary["lanes"]} <= {"ok", "stopped"}
+    simulated = {lane["label"] for lane in summary["lanes"] if lane["simulated_link"]}
+    assert simulated == {lane["label"] for lane in summary["lanes"]} - {"serial"}

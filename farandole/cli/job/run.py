@@ -14,7 +14,7 @@ from farandole.cli.elastic_options import is_elastic
 from farandole.cli.job.elastic import run_elastic
 from farandole.cli.job.scheme import checked_transport, layout_text, read_scheme
 from farandole.cli.job.trace_file import merge_trace
-from farandole.cli.options import check_limits, check_script
+from farandole.cli.options import check_limits, check_link, check_script
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class RunOptions:
     seed: int | None
     transport: str | None
     pretend_hosts: str | None
+    link: str | None
     no_check_finite: bool
     trace: Path | None
     servers: str | None
@@ -74,6 +75,12 @@ def check(options: RunOptions, *, script_here: bool = True, mpi: bool = False) -
     if options.workers is not None and options.workers < 1:
         raise UserError(f"-n {options.workers}: a job needs at least 1 worker.")
     _check_times(options)
+    check_link(options.link, options.pretend_hosts)
+    if options.link is not None and options.transport == "mpi":
+        raise UserError(
+            f"--link {options.link}: no link can be simulated for --transport mpi. Leave one of "
+            "the two out."
+        )
     if not options.module and script_here:
         check_script(options.script)
     if options.transport == "mpi" and not mpi:
@@ -113,6 +120,10 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
     if placement.others:
         _check_other_hosts(options, placement, plan)
     job = _job(options, placement, strategy, layout, plan)
+    if options.link is not None:
+        from farandole.launch.messages import tell
+
+        tell(f"the link between the pretended hosts is simulated: {options.link}")
     if described is None and options.workers is not None:
         warn_if_crowded(job.workers, "-n ")
     if is_elastic(options) and plan is None:
@@ -214,6 +225,11 @@ def _scheme_elsewhere(
 ) -> tuple[Strategy | None, Layout | None, OthersServers | None]:
     from farandole.launch.servers import OwnServers, plan_servers
 
+    if options.link is not None:
+        raise UserError(
+            f"--link {options.link} simulates a link on this machine, between workers that our own "
+            "launcher starts here. Leave out --link or --on."
+        )
     strategy, layout = read_scheme(options.sync, options.layout, workers)
     plan = plan_servers(
         strategy, options.servers, options.replicas, options.functions, options.key_file
@@ -261,6 +277,11 @@ def _job(
 
         strategy.check_place(topology, "cuda" if torch.cuda.device_count() else "cpu")
     if isinstance(plan, OthersServers):
+        if options.link is not None:
+            raise UserError(
+                f"--link {options.link} is between the hosts of this job, and the servers at "
+                f"{plan.address} are on none of them. Let the job start its own: --servers 1."
+            )
         variables[environment.SERVERS] = plan.address
         variables[environment.SERVER_KEY] = str(plan.key_file)
     job = Job(
@@ -299,6 +320,7 @@ def _variables(
         ),
         environment.CHECK_FINITE: "0" if options.no_check_finite else None,
         environment.PRETEND_HOSTS: options.pretend_hosts,
+        environment.SIMULATED_LINK: options.link,
     }
     if options.trace is not None:
         from farandole.trace import merge as tracing
@@ -324,7 +346,8 @@ def _checked_policy(text: str) -> str:
 
 
 def _refuse_settings_of_our_own(options: RunOptions) -> None:
-    for name in ("sync", "layout", "servers", "name", "runs", "checkpoint", "fallback", "seed"):
+    ours = ("sync", "layout", "servers", "name", "runs", "checkpoint", "fallback", "seed", "link")
+    for name in ours:
         if getattr(options, name) not in (None, False):
             raise UserError(
                 f"--{name} is for scripts that call fd.init(); with --horovod the script calls "

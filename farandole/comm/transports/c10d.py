@@ -10,16 +10,17 @@ import contextlib
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from farandole.comm.arithmetic import Op, divide_
 from farandole.comm.failure_evidence import StoreBoard, who_is_missing
-from farandole.comm.transports.base import Transport
 from farandole.comm.transports.messages import Message, PeerLost
+from farandole.comm.transports.network import Network
 from farandole.topology import Topology
 
 _LEAVING = 1 << 20  # a tag that nobody sends to
@@ -41,7 +42,7 @@ _GLOO_REDUCES = {
 Underway = tuple[int, dist.Work, torch.Tensor]  # with a peer, and what it holds on to
 
 
-class C10d(Transport):
+class C10d(Network):
     """A transport over a `ProcessGroup`.
 
     In `store`, which its ranks have to themselves, subgroups find each other, and ranks that fail
@@ -85,7 +86,7 @@ class C10d(Transport):
         if not self._nccl and any(data.is_cuda for _, data in [*sends, *receives]):
             # Gloo sends from the memory of the host alone.
             landing = [(peer, into.cpu()) for peer, into in receives]
-            self.finish(self.begin([(peer, data.cpu()) for peer, data in sends], landing))
+            self.begin([(peer, data.cpu()) for peer, data in sends], landing)()
             for (_, into), (_, arrived) in zip(receives, landing, strict=True):
                 into.copy_(arrived)
             return
@@ -97,10 +98,9 @@ class C10d(Transport):
             self.begin(sends, receives)
             self._process_group._end_coalescing(device).wait()
             return
-        self.finish(self.begin(sends, receives))
+        self.begin(sends, receives)()
 
-    def begin(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Underway]:
-        """The first half of `exchange`: returns at once."""
+    def begin(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         group = self._process_group
         under_way: list[Underway] = []
         for messages, start in ((receives, group.recv), (sends, group.send)):
@@ -111,10 +111,9 @@ class C10d(Transport):
                     under_way.append((peer, start([raw], peer, self._tag), raw))
                 except RuntimeError as error:
                     raise self._lost([peer], error) from error
-        return under_way
+        return partial(self._finish, under_way)
 
-    def finish(self, under_way: Sequence[Underway]) -> None:
-        """The second half: waits until everything is through."""
+    def _finish(self, under_way: Sequence[Underway]) -> None:
         for peer, work, raw in under_way:
             try:
                 work.wait(self.timeout)
@@ -151,7 +150,6 @@ class C10d(Transport):
             raise self._lost([source], error) from error
 
     def beside(self) -> C10d:
-        """Another transport over the same connections, for another thread."""
         return C10d(
             self._process_group,
             rank=self.rank,

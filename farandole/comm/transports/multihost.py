@@ -28,7 +28,6 @@ from farandole.comm.choice import cheapest
 from farandole.comm.meter import Meter
 from farandole.comm.queue import Queue
 from farandole.comm.transports.base import NATIVE, Transport
-from farandole.comm.transports.c10d import C10d
 from farandole.comm.transports.claims import (
     CLAIM_BYTES,
     decode_claim,
@@ -36,6 +35,7 @@ from farandole.comm.transports.claims import (
     require_agreement,
 )
 from farandole.comm.transports.messages import Message, PeerLost, numbered
+from farandole.comm.transports.network import Network
 from farandole.comm.transports.shm.transport import SharedMemory
 from farandole.comm.transports.subset import Subset
 from farandole.schedule import Link, piece, piece_bounds
@@ -57,7 +57,7 @@ class Hosts(Transport):
     name = "hosts"
     native_is_fastest = True
 
-    def __init__(self, world: C10d, local: Transport, topology: Topology) -> None:
+    def __init__(self, world: Network, local: Transport, topology: Topology) -> None:
         super().__init__(world.rank, world.size, world.timeout, topology)
         self._world = world
         self._local = local
@@ -73,7 +73,7 @@ class Hosts(Transport):
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         # The messages to other hosts are started first and awaited last, so that the network works
         # while this thread copies through shared memory.
-        away = self._world.begin(
+        finish = self._world.begin(
             [message for message in sends if message[0] not in self._here],
             [message for message in receives if message[0] not in self._here],
         )
@@ -82,7 +82,7 @@ class Hosts(Transport):
                 [(self._here.index(peer), t) for peer, t in sends if peer in self._here],
                 [(self._here.index(peer), t) for peer, t in receives if peer in self._here],
             )
-        self._world.finish(away)
+        finish()
 
     def all_reduce(self, flat: torch.Tensor, op: Op, algorithm: str, claim: str | None) -> None:
         super().all_reduce(flat, op, NATIVE if algorithm == "two_level" else algorithm, claim)
@@ -154,12 +154,12 @@ class Hosts(Transport):
                 # host. So to hear this rank's counterparts is to hear all ranks.
                 heard.setdefault(peer, torch.empty(count, dtype=torch.uint8))
         others = [peer for peer in heard if peer != self.rank]
-        under_way = self._world.begin(
+        finish = self._world.begin(
             [(peer, mine) for peer in others], [(peer, heard[peer]) for peer in others]
         )
 
         def claims() -> list[str]:
-            self._world.finish(under_way)
+            finish()
             by_rank: dict[int, str] = {}
             for peer, everything in heard.items():
                 rows = everything.view(-1, CLAIM_BYTES)
@@ -206,7 +206,7 @@ class Hosts(Transport):
         self._world.close()
 
 
-def over_hosts(world: C10d, topology: Topology) -> Transport:
+def over_hosts(world: Network, topology: Topology) -> Transport:
     """The fastest transport for ranks that sit like this. All of them must call it.
 
     Warns once, and goes on without shared memory, where a host does not allow it.
@@ -239,7 +239,7 @@ def over_hosts(world: C10d, topology: Topology) -> Transport:
     return Hosts(world, local, topology)
 
 
-def _lanes(world: C10d, topology: Topology) -> dict[int, Subset]:
+def _lanes(world: Network, topology: Topology) -> dict[int, Subset]:
     """The pieces in this rank's charge, and for each the ranks that have charge of it, by host.
 
     The vector has as many pieces as the largest host has ranks; in smaller hosts some ranks have

@@ -102,7 +102,8 @@ def draw_curve(axes: Axes, results: Results, metric: str, axis: Axis) -> None:
     axes.set_xlim(left=0)  # starting up is part of the race
     axes.set_ylabel(label_text(metric), color=INK.light, parse_math=False)
     if axis == "time":
-        axes.set_xlabel(f"time ({unit})", color=INK.light)
+        simulated = "".join(f", simulated link: {link}" for link in results.simulated_links)
+        axes.set_xlabel(f"time ({unit}){simulated}", color=INK.light)
     else:
         axes.set_xlabel("samples, over all workers", color=INK.light)
         axes.xaxis.set_major_formatter(EngFormatter(sep=" "))

@@ -17,6 +17,7 @@ from farandole.errors import CommError
 from farandole.server.channels import Line
 from farandole.server.client.pending import Answer, PendingRequests
 from farandole.server.client.registrar_client import RegistrarClient
+from farandole.server.client.simulated_link import LinkToServers
 from farandole.server.protocol.arena import Arena
 from farandole.server.protocol.messages import Command, Message, Read
 from farandole.server.protocol.process import keep_freed_memory
@@ -37,8 +38,10 @@ class Connections:
         number: int,
         arena: Arena | None,
         timeout: float,
+        link: LinkToServers | None = None,
     ) -> None:
         self.timeout = timeout
+        self._link = link
         self.bytes_sent = 0
         self.bytes_received = 0
         self.waited_seconds = 0.0
@@ -102,15 +105,18 @@ class Connections:
         self._take_view()
         if self._lines:
             # One poll for all lines; what has come is then taken from each without waiting.
-            self._poller.poll(int(seconds * 1000))
+            self._poller.poll(int(self._patience(seconds) * 1000))
         else:
             time.sleep(seconds)
         for number, line in list(self._lines.items()):
             before = line.sessions
             messages = line.receive()
             for message in messages:
-                self._pending.receive(number, message)
                 self.bytes_received += _nbytes(message)
+                if self._link is None:
+                    self._pending.receive(number, message)
+                else:
+                    self._link.hold(number, message, _nbytes(message))
             if messages:
                 self._heard = time.monotonic()
             if line.sessions > before and line.unshared:
@@ -120,6 +126,9 @@ class Connections:
             # was under way.
             if line.sessions > max(before, 1):
                 self._pending.send_again(number)
+        if self._link is not None:
+            for number, message in self._link.due():
+                self._pending.receive(number, message)
         now = time.monotonic()
         # A message can get lost without a new session: a server that dies takes what it has read
         # with it. To send everything again is always safe, because a server drops a command that it
@@ -149,7 +158,19 @@ class Connections:
             batches[server].append(message)
             self.bytes_sent += _nbytes(message)
         for server, batch in batches.items():
+            if self._link is not None:
+                for message in batch:
+                    self._link.send(message, _nbytes(message))
             self._line(server).send(batch)
+
+    def _patience(self, seconds: float) -> float:
+        """How long to wait for messages: no longer than until the next held one is due."""
+        held = None if self._link is None else self._link.seconds_left()
+        if held is None or held >= seconds:
+            return seconds
+        if held < 0.001:  # a poll counts whole milliseconds
+            time.sleep(held)
+        return held
 
     def _line(self, server: int) -> Line:
         line = self._lines.get(server)

@@ -12,6 +12,7 @@ from farandole.server.client.calls import Calls
 from farandole.server.client.connections import Connections
 from farandole.server.client.registrar_client import RegistrarClient
 from farandole.server.client.requests import Requests
+from farandole.server.client.simulated_link import LinkToServers
 from farandole.server.protocol.seal import read_key
 from farandole.system.activity import Activity
 
@@ -30,6 +31,7 @@ class Session:
         late: bool = False,
         job: str = "",
         workers: int = 0,
+        link: LinkToServers | None = None,
     ) -> None:
         key = read_key(Path(key_file))
         self._context: zmq.Context[Any] = zmq.Context()
@@ -39,10 +41,17 @@ class Session:
         )
         self.job = job
         self._closed = False
+        self._link = link
         try:
             number = self._registrar_client.join(timeout)
             self._connections = Connections(
-                self._context, key, self._registrar_client, number, self._requests.arena, timeout
+                self._context,
+                key,
+                self._registrar_client,
+                number,
+                self._requests.arena,
+                timeout,
+                link,
             )
         # The context cannot be terminated while it has open sockets, so the registrar's client goes
         # first.
@@ -60,7 +69,12 @@ class Session:
 
     def meet(self, name: str, payload: bytes) -> dict[int, bytes]:
         """Waits for all living workers; returns what each gave, by rank."""
-        return self._registrar_client.meet(name, payload, self._connections.timeout)
+        if self._link is None:
+            return self._registrar_client.meet(name, payload, self._connections.timeout)
+        arrived = self._link.meet(len(payload))
+        given = self._registrar_client.meet(name, payload, self._connections.timeout)
+        self._link.wait_for_meeting(arrived, sum(map(len, given.values())))
+        return given
 
     @property
     def members(self) -> int:

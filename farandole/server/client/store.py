@@ -14,6 +14,7 @@ from farandole.errors import UserError
 from farandole.server.client.calls import Pending
 from farandole.server.client.known_tables import KnownTables
 from farandole.server.client.session import Session
+from farandole.server.client.simulated_link import LinkToServers
 from farandole.server.client.worker_clock import WorkerClock
 from farandole.server.filters import Coding
 from farandole.server.protocol.messages import Kind
@@ -25,8 +26,8 @@ class Store(Session):
 
     `address` is the registrar's, `key_file` the job's. A worker has a `rank`, and its clock counts;
     without one it is a guest, for whom nobody waits. `late`: it was started again.
-    The `workers` of a `job` begin when all of them are there. Every wait ends after `timeout`
-    seconds with an error that names the servers.
+    The `workers` of a `job` begin when all of them are there. With a `link` answers take as long as
+    over that. Every wait ends after `timeout` seconds with an error that names the servers.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Store(Session):
         late: bool = False,
         job: str = "",
         workers: int = 0,
+        link: LinkToServers | None = None,
     ) -> None:
         super().__init__(
             address,
@@ -50,6 +52,7 @@ class Store(Session):
             late=late,
             job=job,
             workers=workers,
+            link=link,
         )
         self._tables = KnownTables(self._calls)
         self._clock = WorkerClock(self._calls, self._tables)

@@ -7,16 +7,21 @@ takes long. Like the launcher, the process that forks the ranks serves their sto
 from __future__ import annotations
 
 import os
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from farandole.comm import ByDevice, C10d, Group, SharedMemory, Transport, over_hosts
 from farandole.comm.transports.mpi_world import mpi_world
+from farandole.comm.transports.simulated.transport import SimulatedLinks
+from farandole.network_link import NetworkLink
 from farandole.topology import Topology
+from farandole.worker.join import simulated_transport
 from farandole.worker.loopback import serve_tcp_store, stay_on_loopback
 from farandole.worker.store.address import LOOPBACK
 
@@ -101,6 +106,14 @@ def _connect(transport: str, rank: int, size: int, timeout: timedelta, port: int
         )
     if transport == "hosts":
         return Group(over_hosts(world, Topology.from_names(HOST_NAMES[:size])))
+    if transport.startswith("simulated-"):
+        # Rank i finds the same file as the others: all are children of one process.
+        links = SimulatedLinks(
+            Topology.from_names(HOST_NAMES[:size]),
+            NetworkLink.read("100gbit"),
+            Path(tempfile.gettempdir()) / f"farandole-links-{os.getppid()}",
+        )
+        return Group(simulated_transport(world, transport.removeprefix("simulated-"), links))
     return Group(world)
 
 

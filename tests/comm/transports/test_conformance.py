@@ -30,7 +30,10 @@ def test_threads(on_ranks: Any, size: int, check: Check) -> None:
 
 
 def test_processes(sandbox: Sandbox) -> None:
-    worlds = [("c10d", 3), ("shm", 2), ("shm", 5), ("hosts", 4), ("staged", 3), ("direct", 3)]
+    worlds = [
+        *(("c10d", 3), ("shm", 2), ("shm", 5), ("hosts", 4), ("staged", 3), ("direct", 3)),
+        *(("simulated-c10d", 2), ("simulated-shm", 3)),
+    ]
     done = sandbox.fork(CONFORM, *(f"{transport}:{size}" for transport, size in worlds))
     assert done.returncode == 0, done.stdout + done.stderr
     passed = f"{len(CHECKS)} checks passed"

@@ -1,0 +1,1 @@
+"""A link in software between the pretended hosts of one machine."""
