@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from sklearn.pipeline import make_pipeline
 
 import farandole as fd
-from farandole.learn import PCA, KMeans, LogisticRegression
+from farandole.learn import PCA, DecisionTreeClassifier, KMeans, LogisticRegression, describe
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--processes", type=int, help="instead of threads")
@@ -29,5 +29,9 @@ model = make_pipeline(
 )
 accuracy = model.fit(X[:1200], y[:1200]).score(X[1200:], y[1200:])
 clusters = KMeans(10, random_state=0, pool=pool, chunk_rows=100).fit(X)
+tree = DecisionTreeClassifier(max_depth=8, pool=pool, chunk_rows=100).fit(X[:1200], y[:1200])
+columns = describe(X, pool=pool, chunk_rows=100)
 if run.rank == 0:
     print(f"accuracy {accuracy:.4f}, inertia {clusters.inertia_!r}")
+    print(f"tree: accuracy {tree.score(X[1200:], y[1200:]):.4f} with {tree.get_n_leaves()} leaves")
+    print(f"column 20: median {columns.median[20]:g}, {columns.unique[20]} distinct values")

@@ -9,18 +9,40 @@ from __future__ import annotations
 
 from farandole.learn.bayes.naive import GaussianNB, MultinomialNB
 from farandole.learn.cluster.kmeans import KMeans
+from farandole.learn.cluster.spectral import SpectralClustering
+from farandole.learn.decomposition.ica import FastICA
 from farandole.learn.decomposition.pca import PCA
+from farandole.learn.decomposition.truncated_svd import TruncatedSVD
+from farandole.learn.describe.description import describe
+from farandole.learn.linear.local import LocallyWeightedRegression
 from farandole.learn.linear.logistic import LogisticRegression
 from farandole.learn.linear.regression import ElasticNet, Lasso, LinearRegression, Ridge
+from farandole.learn.linear.svm import LinearSVC
+from farandole.learn.mixture.gaussian import GaussianMixture
+from farandole.learn.neural.perceptron import MLPClassifier, MLPRegressor
+from farandole.learn.topics.allocation import LatentDirichletAllocation
+from farandole.learn.tree.decision_tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 __all__ = [
     "PCA",
+    "DecisionTreeClassifier",
+    "DecisionTreeRegressor",
     "ElasticNet",
+    "FastICA",
+    "GaussianMixture",
     "GaussianNB",
     "KMeans",
     "Lasso",
+    "LatentDirichletAllocation",
     "LinearRegression",
+    "LinearSVC",
+    "LocallyWeightedRegression",
     "LogisticRegression",
+    "MLPClassifier",
+    "MLPRegressor",
     "MultinomialNB",
     "Ridge",
+    "SpectralClustering",
+    "TruncatedSVD",
+    "describe",
 ]

@@ -186,8 +186,11 @@ def test_learn_has_the_same_bits_on_ranks_as_alone(sandbox):
     alone = sandbox.python(EXAMPLES / "learn.py")
     ranks = sandbox.farandole("run", "-n", "2", EXAMPLES / "learn.py")
     assert alone.returncode == ranks.returncode == 0, alone.stderr + ranks.stderr
-    assert ranks.stdout == f"[0] {alone.stdout}"
+    assert ranks.stdout == "".join(f"[0] {line}" for line in alone.stdout.splitlines(True))
     assert float(alone.stdout.split()[1].rstrip(",")) > 0.9
+    (accuracy,) = numbers(r"tree: accuracy ([\d.]+)", alone.stdout)
+    assert accuracy > 0.7
+    assert "column 20: median" in alone.stdout
 
 
 @pytest.mark.needs("h5py")

@@ -7,12 +7,12 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
 from scipy.special import logsumexp
 from sklearn.base import ClassifierMixin
 
 from farandole.learn.estimators.base import SumEstimator
 from farandole.learn.estimators.classes import encoded
+from farandole.learn.estimators.counts import require_counts
 from farandole.learn.linear.moments import Array
 from farandole.learn.sources.chunk import Chunk
 from farandole.learn.sums.sum import Statistics, Sum, as_statistics
@@ -212,9 +212,7 @@ class MultinomialNB(_NaiveBayes):
 
     def _table(self, X: Any, *, reset: bool, least_rows: int = 1) -> Any:
         table = super()._table(X, reset=reset, least_rows=least_rows)
-        values = table.data if scipy.sparse.issparse(table) else table
-        if isinstance(values, np.ndarray) and values.size and np.nanmin(values) < 0:
-            raise ValueError("Negative values in data passed to MultinomialNB (input X)")
+        require_counts(table, "MultinomialNB")
         return table
 
     def _learn(self, statistics: Statistics) -> None:

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import ClusterMixin, TransformerMixin
-from sklearn.cluster import KMeans as SklearnKMeans
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 
-from farandole.learn.cluster.lloyd import (
-    CostSum,
-    LloydSum,
-    OneRowSum,
-    OversampleSum,
-    squared_distances,
-)
+from farandole.learn.cluster.iterations import drawn_centres, iterate
+from farandole.learn.cluster.lloyd import CostSum, squared_distances
+from farandole.learn.describe.columns import ColumnSum
 from farandole.learn.estimators.base import SumEstimator
-from farandole.learn.linear.moments import Array, MomentSum
+from farandole.learn.linear.moments import Array
 from farandole.learn.pools.base import Placed
-
-_TURNS = 5  # of k-means‖; more make little difference
-_OVERSAMPLING = 2.0  # rows to draw in each turn, in numbers of clusters
-
-
-class _Clustering(NamedTuple):
-    centres: Array
-    inertia: float
-    iterations: int
-    converged: bool
+from farandole.learn.sums.seed import SeedSum
+from farandole.learn.sums.together import Together
 
 
 class KMeans(TransformerMixin, ClusterMixin, SumEstimator):
@@ -65,17 +52,15 @@ class KMeans(TransformerMixin, ClusterMixin, SumEstimator):
                 f"n_clusters={self.n_clusters}, n_init={self.n_init}, max_iter={self.max_iter}: "
                 "each is 1 or more."
             )
-        random = check_random_state(self.random_state)
-        seeds = [int(random.randint(2**31)) for _ in range(self.n_init)]
         with self._placed(X, sample_weight=sample_weight) as placed:
             if placed.source.rows < self.n_clusters:
                 raise ValueError(
                     f"n_samples={placed.source.rows} should be >= n_clusters={self.n_clusters}."
                 )
-            moments = placed.sum(MomentSum())
-            variance = np.diag(moments.products).mean() / moments.weight
-            starts = [self._start(placed, seed) for seed in self._distinct(seeds)]
-            found = [self._iterate(placed, start, self.tol * variance) for start in starts]
+            first = placed.sum(Together(columns=ColumnSum(), seed=SeedSum(self.random_state)))
+            variance = first["columns"].powers[0].mean() / first["columns"].weight
+            starts = self._starts(placed, first["seed"])
+            found = [iterate(placed, start, self.tol * variance, self.max_iter) for start in starts]
         best = min(found, key=lambda each: each.inertia)
         if not best.converged:
             warnings.warn(
@@ -114,59 +99,20 @@ class KMeans(TransformerMixin, ClusterMixin, SumEstimator):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Minus the summed squared distance of all rows from the nearest centre."""
+        check_is_fitted(self)
         with self._placed(X, sample_weight=sample_weight, reset=False) as placed:
             return -float(placed.sum(CostSum(), self.cluster_centers_))
 
-    def _distinct(self, seeds: list[int]) -> list[int]:
+    def _starts(self, placed: Placed, seed: int) -> list[Array]:
         """With centres given, one start is all."""
-        return seeds if isinstance(self.init, str) else seeds[:1]
-
-    def _start(self, placed: Placed, seed: int) -> Array:
         if not isinstance(self.init, str):
             centres = np.array(self.init, dtype=np.float64)
             wanted = (self.n_clusters, placed.source.columns)
             if centres.shape != wanted:
                 raise ValueError(f"init has the shape {centres.shape}, and needs {wanted}.")
-            return centres
+            return [centres]
         if self.init != "k-means||":
             raise ValueError(f"init={self.init!r}: give 'k-means||' or an array of centres.")
-        candidates = placed.sum(OneRowSum(seed))[None, :]
-        for turn in range(_TURNS):
-            cost = placed.sum(CostSum(), candidates)
-            if not cost > 0:
-                break  # every row is a candidate
-            job = OversampleSum(seed, turn, cost, _OVERSAMPLING * self.n_clusters)
-            candidates = np.concatenate([candidates, placed.sum(job, candidates)])
-        return self._reduced(placed, candidates, seed)
-
-    def _reduced(self, placed: Placed, candidates: Array, seed: int) -> Array:
-        """As many as asked: the candidates, weighted by their rows, are few enough to cluster
-        here."""
-        if len(candidates) <= self.n_clusters:
-            missing = self.n_clusters - len(candidates)
-            more = [placed.sum(OneRowSum(seed + 1 + at)) for at in range(missing)]
-            return np.concatenate([candidates, *(row[None, :] for row in more)])
-        weights = placed.sum(LloydSum(), candidates)["counts"]
-        small = SklearnKMeans(self.n_clusters, n_init=3, random_state=seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # equal rows; `fit` looks itself
-            small.fit(candidates, sample_weight=weights)
-        found: Array = small.cluster_centers_.astype(np.float64)
-        return found
-
-    def _iterate(self, placed: Placed, centres: Array, tolerance: float) -> _Clustering:
-        job = LloydSum()
-        for iteration in range(1, self.max_iter + 1):
-            found = placed.sum(job, centres)
-            counts = found["counts"][:, None]
-            moved = centres + np.divide(
-                found["shifts"], counts, out=np.zeros_like(centres), where=counts > 0
-            )
-            empty = np.flatnonzero(found["counts"] == 0)
-            if len(empty) and found["far_distance"] > 0:
-                moved[empty[0]] = found["far_row"]  # one a pass: the next pass has others far away
-            shift = float(((moved - centres) ** 2).sum())
-            centres = moved
-            if shift <= tolerance and not (len(empty) and found["far_distance"] > 0):
-                return _Clustering(centres, placed.sum(CostSum(), centres), iteration, True)
-        return _Clustering(centres, placed.sum(CostSum(), centres), self.max_iter, False)
+        random = np.random.RandomState(seed)
+        seeds = [int(random.randint(2**31)) for _ in range(self.n_init)]
+        return [drawn_centres(placed, self.n_clusters, each) for each in seeds]

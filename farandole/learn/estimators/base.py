@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from farandole.learn.pools.base import Placed
+from farandole.learn.pools.base import Placed, one_blas_thread
 from farandole.learn.pools.choose import as_pool
 from farandole.learn.sources.source import Source
 from farandole.learn.sources.tables import in_memory, is_outside_memory, require_numeric_table
@@ -42,6 +42,21 @@ class SumEstimator(BaseEstimator):
         least_rows: int = 1,
     ) -> Iterator[Placed]:
         """The data with the workers of the pool. `y` is in memory, and has been looked at."""
+        source = self._source(X, y, sample_weight, reset=reset, least_rows=least_rows)
+        # One thread for products here, too: their rounding depends on the number.
+        with one_blas_thread(), as_pool(self.pool).place(source) as placed:
+            yield placed
+        self.n_passes_ = placed.passes
+
+    def _source(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        reset: bool = True,
+        least_rows: int = 1,
+    ) -> Source:
         table = self._table(X, reset=reset, least_rows=least_rows)
         rows = int(table.shape[0])
         if y is not None and len(y) != rows:
@@ -54,10 +69,7 @@ class SumEstimator(BaseEstimator):
             weights = _check_sample_weight(
                 sample_weight, np.empty((rows, 0)), dtype=np.float64, ensure_non_negative=True
             )
-        source = Source(table, y, weights, self.chunk_rows)
-        with as_pool(self.pool).place(source) as placed:
-            yield placed
-        self.n_passes_ = placed.passes
+        return Source(table, y, weights, self.chunk_rows)
 
     def _table(self, X: Any, *, reset: bool, least_rows: int = 1) -> Any:
         X = in_memory(X)

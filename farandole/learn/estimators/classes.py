@@ -33,3 +33,12 @@ def encoded(
             f"classes are {known}; give all of them with classes= in the first call."
         )
     return known, np.searchsorted(known, y)
+
+
+def require_two(classes: npt.NDArray[Any]) -> None:
+    """Raises `ValueError` where there is nothing to tell apart."""
+    if len(classes) < 2:
+        raise ValueError(
+            "This solver needs samples of at least 2 classes in the data, but the data contains "
+            f"only one class: {classes[0]!r}"
+        )

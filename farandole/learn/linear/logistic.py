@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy import linalg, optimize
+from scipy import linalg
 from scipy.special import logsumexp
 from sklearn.base import ClassifierMixin
-from sklearn.exceptions import ConvergenceWarning
 
 from farandole.learn.estimators.base import SumEstimator
-from farandole.learn.estimators.classes import encoded
+from farandole.learn.estimators.classes import encoded, require_two
+from farandole.learn.linear.minimise import minimise, require_solver, warn_unless_converged
 from farandole.learn.linear.moments import Array
 from farandole.learn.linear.softmax import SoftmaxSum
 from farandole.learn.pools.base import Placed
-
-_NEWTON_PARAMETERS = 500  # beyond that the second derivatives cost more than they save
 
 
 class LogisticRegression(ClassifierMixin, SumEstimator):
@@ -51,35 +48,17 @@ class LogisticRegression(ClassifierMixin, SumEstimator):
         """Of X (rows × columns) and the labels y."""
         if not self.C > 0:
             raise ValueError(f"C={self.C!r}: it is above 0; inf is no penalty.")
-        if self.solver not in ("auto", "newton", "lbfgs"):
-            raise ValueError(f"solver={self.solver!r}: known are 'auto', 'newton' and 'lbfgs'.")
+        require_solver(self.solver)
         self.classes_, places = encoded(y, type(self).__name__)
         with self._placed(X, places, sample_weight) as placed:
-            if len(self.classes_) < 2:
-                raise ValueError(
-                    f"This solver needs samples of at least 2 classes in the data, but the data "
-                    f"contains only one class: {self.classes_[0]!r}"
-                )
+            require_two(self.classes_)
             objective = _Objective(placed, len(self.classes_), self.C, self.fit_intercept)
-            found = self._minimise(objective)
+            start = np.zeros(objective.shape)
+            found = minimise(objective, start, self.solver, self.tol, self.max_iter)
         self.n_iter_ = np.array([found.iterations])
-        if not found.converged:
-            warnings.warn(
-                f"not converged after {found.iterations} iterations: the gradient is "
-                f"{found.slope:.3g}. Raise max_iter or tol, or scale the columns.",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
+        warn_unless_converged(found)
         self._keep(found.weights)
         return self
-
-    def _minimise(self, objective: _Objective) -> _Minimum:
-        solver = self.solver
-        if solver == "auto":
-            small = objective.size <= _NEWTON_PARAMETERS
-            solver = "newton" if small else "lbfgs"
-        method = _newton if solver == "newton" else _lbfgs
-        return method(objective, self.tol, self.max_iter)
 
     def _keep(self, weights: Array) -> None:
         if len(self.classes_) == 2:
@@ -112,13 +91,6 @@ class LogisticRegression(ClassifierMixin, SumEstimator):
         return found
 
 
-class _Minimum(NamedTuple):
-    weights: Array
-    iterations: int
-    slope: float  # the largest part of the gradient
-    converged: bool
-
-
 class _Objective:
     """The mean loss with its penalty: means, so that `tol` does not depend on the rows.
 
@@ -138,6 +110,7 @@ class _Objective:
         self._intercept = intercept
         self.shape = (placed.source.columns + 1, classes)
         self.size = self.shape[0] * self.shape[1]
+        self.curvature_size = self.size
         self._penalty = 0.0 if np.isinf(C) else (2.0 if classes == 2 else 1.0) / C
 
     def at(self, weights: Array, *, curvature: bool) -> tuple[float, Array, Array | None]:
@@ -155,44 +128,7 @@ class _Objective:
         diagonal[-1] = 0.0
         return loss, gradient, second + np.diag(diagonal.ravel())
 
-
-def _newton(objective: _Objective, tolerance: float, most: int) -> _Minimum:
-    """With steps that are halved until the loss falls enough."""
-    weights = np.zeros(objective.shape)
-    loss, gradient, second = objective.at(weights, curvature=True)
-    for iteration in range(1, most + 1):
-        slope = float(np.abs(gradient).max())
-        if slope <= tolerance:
-            return _Minimum(weights, iteration - 1, slope, True)
-        assert second is not None
+    def step(self, gradient: Array, second: Array) -> Array:
         # Singular without a penalty, and along a common shift of all intercepts.
-        step = -(linalg.pinvh(second) @ gradient.ravel()).reshape(objective.shape)
-        expected = float((gradient * step).sum())
-        length = 1.0
-        while True:
-            tried = weights + length * step
-            new = objective.at(tried, curvature=True)
-            if new[0] <= loss + 1e-4 * length * expected + 1e-15 * abs(loss) or length < 1e-10:
-                break
-            length /= 2
-        weights, (loss, gradient, second) = tried, new
-    slope = float(np.abs(gradient).max())
-    return _Minimum(weights, most, slope, slope <= tolerance)
-
-
-def _lbfgs(objective: _Objective, tolerance: float, most: int) -> _Minimum:
-    def value(flat: Array) -> tuple[float, Array]:
-        loss, gradient, _ = objective.at(flat.reshape(objective.shape), curvature=False)
-        return loss, gradient.ravel()
-
-    found = optimize.minimize(
-        value,
-        np.zeros(objective.size),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": most, "gtol": tolerance, "ftol": 0.0, "maxls": 50},
-    )
-    slope = float(np.abs(found.jac).max())
-    # A line search that cannot get any lower has met the limit of the numbers, not of `most`.
-    ended = found.status == 0 or (found.status == 2 and slope <= 1e3 * tolerance)
-    return _Minimum(found.x.reshape(objective.shape), int(found.nit), slope, bool(ended))
+        found: Array = -(linalg.pinvh(second) @ gradient.ravel()).reshape(self.shape)
+        return found

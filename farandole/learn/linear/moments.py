@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
 
 from farandole.learn.sources.chunk import Chunk
 from farandole.learn.sums.sum import Statistics, Sum, as_statistics
@@ -42,7 +41,7 @@ class MomentSum(Sum):
         self.with_targets = with_targets
 
     def map(self, chunk: Chunk, state: Any) -> Statistics:
-        X = chunk.X.toarray() if scipy.sparse.issparse(chunk.X) else chunk.X
+        X = chunk.dense
         if self.with_targets:
             assert chunk.y is not None
             y = np.asarray(chunk.y, dtype=np.float64).reshape(chunk.rows, -1)

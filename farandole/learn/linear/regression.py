@@ -14,9 +14,9 @@ import numpy as np
 from scipy import linalg
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import check_array
 
 from farandole.learn.estimators.base import SumEstimator
+from farandole.learn.estimators.targets import numeric_targets
 from farandole.learn.linear.coordinate_descent import descend
 from farandole.learn.linear.moments import Array, Moments, MomentSum
 
@@ -28,12 +28,7 @@ class _Linear(MultiOutputMixin, RegressorMixin, SumEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Of X (rows × columns) and y (rows, or rows × targets)."""
-        if y is None:
-            raise ValueError(
-                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
-                "is None."
-            )
-        y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        y = numeric_targets(y, type(self).__name__)
         if y.ndim == 2 and y.shape[1] == 1:
             y = self._one_target(y)
         with self._placed(X, y, sample_weight) as placed:

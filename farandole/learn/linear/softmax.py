@@ -40,9 +40,8 @@ class SoftmaxSum(Sum):
         return {**found, "curvature": self._curvature(chunk, chances, weight)}
 
     def _curvature(self, chunk: Chunk, chances: Array, weight: Array) -> Array:
-        X = chunk.X if isinstance(chunk.X, np.ndarray) else chunk.X.toarray()
         ones = np.ones((chunk.rows, 1)) if self.intercept else np.zeros((chunk.rows, 1))
-        X = np.hstack([X, ones])
+        X = np.hstack([chunk.dense, ones])
         size, classes = X.shape[1], self.classes
         found = np.empty((size, classes, size, classes))
         for a in range(classes):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 
 Matrix = Any  # a NumPy array, or SciPy's sparse rows
 Vector = npt.NDArray[np.float64]
@@ -30,3 +31,9 @@ class Chunk:
     def weight(self) -> Vector:
         """Of each row; 1 if none were given."""
         return np.ones(self.rows) if self.weights is None else self.weights
+
+    @property
+    def dense(self) -> Vector:
+        """X as an array, also where the source is sparse: a chunk of it is small enough."""
+        found: Vector = self.X.toarray() if scipy.sparse.issparse(self.X) else self.X
+        return found

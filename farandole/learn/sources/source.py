@@ -69,6 +69,7 @@ class Source:
         X = self.X[rows]
         if scipy.sparse.issparse(X):
             X = scipy.sparse.csr_array(X).astype(np.float64)
+            X.sum_duplicates()  # an entry that is given in parts is one
         else:
             X = np.ascontiguousarray(X, dtype=np.float64)
         self._require_finite(X, first, number)
