@@ -11,9 +11,9 @@ The kernel ends the launcher's own children with it (`orphans`). It does not kno
 such as data-loading workers and shells, nor folders and network namespaces. Those are in the
 orders: variables by which processes are found, folders to remove, a command to run.
 
-The process has a session of its own, so that no Ctrl-C reaches it, holds none of the launcher's
-streams, and runs this file alone, without the packages: it is started for every job. Where it is
-killed too, `owned_folders` and `testing.namespaces` find what is left when the next job starts.
+The process has a session of its own, so that no Ctrl-C reaches it, and holds none of the launcher's
+streams. It is started for every job, so it runs one small file alone (`watchdog_process`). Where it
+is killed too, `owned_folders` and `testing.namespaces` find what is left when the next job starts.
 """
 
 from __future__ import annotations
@@ -21,25 +21,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
-import shutil
-import signal
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_GOODBYE = b"goodbye\n"
-_CLEAR_UP_SECONDS = 20.0  # how long killing goes on: a process may start others meanwhile
+from farandole.environment import JOB
+from farandole.system.watchdog_process import GOODBYE
+
+_PROCESS = str(Path(__file__).with_name("watchdog_process.py"))
 _END_SECONDS = 30.0  # how long the launcher waits for the watchdog's own end
 _KILLED_SECONDS = 5.0
-_POLL_SECONDS = 0.02
-# They remove shared memory and semaphores when the processes that used them have ended.
-_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
-_CLEANERS_SECONDS = 1.0
 
 
 class Watchdog:
@@ -75,18 +69,16 @@ class Watchdog:
         process = self._process
         if process is not None and process.stdin is not None and self._end.alive:
             with contextlib.suppress(OSError):  # it has been killed
-                process.stdin.write(_GOODBYE)
+                process.stdin.write(GOODBYE)
         self._end()
 
 
 def _start(orders: Mapping[str, Any]) -> subprocess.Popen[bytes] | None:
-    from farandole.environment import JOB  # not at the top: the process itself has no packages
-
     if not sys.platform.startswith("linux"):  # it looks for processes in /proc
         return None
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(os.getpid())],
+            [sys.executable, "-I", "-S", _PROCESS, str(os.getpid())],
             # It is no part of a job that this launcher may be a worker of, and outlives that.
             env={name: value for name, value in os.environ.items() if name != JOB},
             cwd="/",
@@ -114,83 +106,3 @@ def _end(process: subprocess.Popen[bytes] | None, owner: int) -> None:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the system itself holds it (state D)
             process.wait(_KILLED_SECONDS)
-
-
-# The process
-
-
-def _main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
-    said = _listen(int(sys.argv[1]))
-    orders, newline, rest = said.partition(b"\n")
-    if newline and rest != _GOODBYE:
-        _clear_up(json.loads(orders))
-    os._exit(0)
-
-
-def _listen(launcher: int) -> bytes:
-    """All that the launcher has said, when it says no more: it has closed the pipe, or is gone.
-
-    A zombie is gone too: its descriptors are closed. A child that it forked may hold a copy of the
-    pipe, so its process itself is looked at as well, where the kernel can (since 5.3).
-    """
-    said = b""
-    os.set_blocking(0, False)
-    poller = select.poll()
-    poller.register(0, select.POLLIN)
-    with contextlib.suppress(OSError, AttributeError):
-        poller.register(os.pidfd_open(launcher), select.POLLIN)
-    while os.getppid() == launcher:  # else the number may be another process's by now
-        gone = any(descriptor != 0 for descriptor, _ in poller.poll())
-        with contextlib.suppress(BlockingIOError):
-            while found := os.read(0, 2**16):
-                said += found
-            gone = True
-        if gone or said.endswith(b"\n" + _GOODBYE):
-            return said
-    with contextlib.suppress(BlockingIOError):
-        while found := os.read(0, 2**16):
-            said += found
-    return said
-
-
-def _clear_up(orders: Mapping[str, Any]) -> None:
-    if orders["variables"]:
-        _kill_all(orders["variables"])
-    for folder in orders["folders"]:
-        shutil.rmtree(folder, ignore_errors=True)
-    if orders["command"]:
-        with contextlib.suppress(OSError):
-            subprocess.run(orders["command"], cwd=orders["cwd"], stdin=subprocess.DEVNULL)
-
-
-def _kill_all(variables: Mapping[str, str]) -> None:
-    wanted = {os.fsencode(f"{name}={value}") for name, value in variables.items()}
-    begin = time.monotonic()
-    while (left := _find(wanted)) and time.monotonic() - begin < _CLEAR_UP_SECONDS:
-        late = time.monotonic() - begin > _CLEANERS_SECONDS
-        for process in left:
-            with contextlib.suppress(OSError, ValueError):
-                if late or not _is_cleaner(process):
-                    os.kill(int(process.name), signal.SIGKILL)
-        time.sleep(_POLL_SECONDS)
-
-
-def _find(wanted: set[bytes]) -> list[Path]:
-    """The processes, as folders of /proc. One that has ended has no variables any more."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-            if wanted.issubset((process / "environ").read_bytes().split(b"\0")):
-                found.append(process)
-    return found
-
-
-def _is_cleaner(process: Path) -> bool:
-    command = (process / "cmdline").read_bytes()
-    return any(name in command for name in _CLEANERS)
-
-
-if __name__ == "__main__":
-    _main()

@@ -116,7 +116,9 @@ def test_nothing_is_left_of_an_emulator_that_was_killed(root: None, sandbox: San
 
 def test_the_next_emulator_removes_what_nobody_else_could(root: None, sandbox: Sandbox) -> None:
     emulator = start_waiting(sandbox)
-    (watchdog,) = [p for p in sandbox.processes() if "system/watchdog.py" in " ".join(p.cmdline())]
+    (watchdog,) = [
+        p for p in sandbox.processes() if "system/watchdog_process.py" in " ".join(p.cmdline())
+    ]
     watchdog.kill()
     emulator.kill()
     emulator.communicate()

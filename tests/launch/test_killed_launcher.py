@@ -98,7 +98,7 @@ def test_the_next_job_clears_up_where_the_watchdog_was_killed_too(sandbox: Sandb
     script = sandbox.script("set_up.py", SET_UP)
     launcher = start(sandbox, ["run", "-n", "1", script], ranks=1)
     for process in sandbox.processes():
-        if "system/watchdog.py" in " ".join(process.cmdline()):
+        if "system/watchdog_process.py" in " ".join(process.cmdline()):
             process.kill()
     launcher.kill()
     launcher.communicate()

@@ -17,12 +17,10 @@ is taken care of here:
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx, nn
 
@@ -34,9 +32,9 @@ from farandole.layout.recording.eager_operations import EagerOperations
 from farandole.layout.recording.proxies import StateProxy, TensorProxy
 from farandole.layout.recording.reasons import CannotRecordError, short
 from farandole.layout.recording.state.code_state import CodeState
+from farandole.layout.recording.state.random_states import RandomStates
 from farandole.layout.recording.state.restored import process_lock
 from farandole.layout.recording.surroundings import (
-    drawn_elsewhere,
     has_hooks,
     questions_refused,
     surroundings,
@@ -173,7 +171,7 @@ class _Recorder(fx.Tracer):
     def _open(self, m: nn.Module, name: str, run: Callable[[], Any], before: fx.Node) -> Any:
         """Records the inside of a module, or notes why that cannot be done."""
         short_name = name.removeprefix("model").removeprefix(".")
-        mode, drawn, opened = m.training, _Drawn(), dict(self.opened)
+        mode, drawn, opened = m.training, RandomStates(), dict(self.opened)
         state = CodeState({"self": m})
         self.opened[m] = short_name
         try:
@@ -186,7 +184,7 @@ class _Recorder(fx.Tracer):
                 result = run()
             finally:
                 m.training = mode
-            if _Drawn() != drawn:
+            if RandomStates() != drawn:
                 raise CannotRecordError("it draws a random number outside of a layer")
             for change in state.changes():
                 raise CannotRecordError(f"its forward changes {change}")
@@ -246,26 +244,3 @@ class _Recorder(fx.Tracer):
         finally:
             for name, create in creators.items():
                 setattr(torch, name, create)
-
-
-class _Drawn:
-    """The random states of now."""
-
-    def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._elsewhere = drawn_elsewhere()
-        self._numpy = np.random.get_state()
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Drawn)
-            and self._elsewhere == other._elsewhere
-            and torch.equal(self._torch, other._torch)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def put_back(self) -> None:
-        torch.set_rng_state(self._torch)
-        np.random.set_state(self._numpy)
-        random.setstate(self._elsewhere[0])

@@ -31,6 +31,7 @@ from tests.layout.tiles.checks import SEED, TABLE, ApartShards, Mailboxes
 
 SHARDS = 2
 ROW_TABLE = batch_functions()
+_POOL = ThreadPoolExecutor(SHARDS)  # of all calls, one after the other
 
 
 class _LeftAloneError(Exception):
@@ -99,8 +100,7 @@ class Shares(NamedTuple):
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with ThreadPoolExecutor(SHARDS) as pool:
-                ends = list(pool.map(run, range(SHARDS)))
+            ends = list(_POOL.map(run, range(SHARDS)))
         for error in errors:
             if not isinstance(error, _LeftAloneError):
                 raise error

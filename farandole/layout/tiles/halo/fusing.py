@@ -136,6 +136,7 @@ class _Halos:
         self._layers = layers
         self._reaches: dict[tuple[int, Margin], Margin | None] = {}
         self._exchanges: dict[tuple[int, Margin], tuple[int, int]] = {}
+        self._areas: dict[tuple[int, Margin], int] = {}
 
     def margins(self, group: Sequence[int]) -> dict[int, Margin]:
         """Of the outputs of a group's layers: from the last to the first, each has what its readers
@@ -154,7 +155,9 @@ class _Halos:
 
     def asking(self, group: Sequence[int]) -> list[int]:
         """The layers of a group that exchange anything."""
-        margins = self.margins(group)
+        return self._asking(self.margins(group))
+
+    def _asking(self, margins: Mapping[int, Margin]) -> list[int]:
         widened: dict[int, Margin] = {}  # inputs that stay wide, by the layer that made them so
         asking = []
         for number, margin in margins.items():
@@ -170,14 +173,15 @@ class _Halos:
         """In a step: of a group's exchanges, and of what its layers compute beyond their own."""
         margins = self.margins(group)
         result = 0.0
-        for number in self.asking(group):
+        for number in self._asking(margins):
             messages, volume = self._exchange(number, margins[number])
             once = messages * link.seconds_per_message + volume * link.seconds_per_byte
             result += _EXCHANGES * once
         for number, margin in margins.items():
-            layer = self._layers[number]
-            more = self._area(layer, margin) / self._area(layer, no_margin(len(margin))) - 1
-            result += _COMPUTATIONS * layer.seconds * more
+            if not _any(margin):
+                continue  # it computes nothing beyond its own
+            more = self._area(number, margin) / self._area(number, no_margin(len(margin))) - 1
+            result += _COMPUTATIONS * self._layers[number].seconds * more
         return result
 
     def total(self, groups: LayerGroups, link: Link) -> float:
@@ -264,13 +268,17 @@ class _Halos:
             )
         return count
 
-    def _area(self, layer: Windowed, margin: Margin) -> int:
+    def _area(self, number: int, margin: Margin) -> int:
         """Of the shard that computes most, as all wait for it."""
-        held = (
-            self._grid.held(shard, layer.sizes, layer.axes, margin)
-            for shard in range(self._grid.shards)
-        )
-        return max(_volume(box) for box in held)
+        key = number, margin
+        if key not in self._areas:
+            layer = self._layers[number]
+            held = (
+                self._grid.held(shard, layer.sizes, layer.axes, margin)
+                for shard in range(self._grid.shards)
+            )
+            self._areas[key] = max(_volume(box) for box in held)
+        return self._areas[key]
 
 
 def _any(margin: Margin) -> bool:
