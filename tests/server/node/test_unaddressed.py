@@ -68,15 +68,23 @@ def test_a_range_that_a_new_server_brings_is_confirmed(begun: str) -> None:
         line = Line(context, KEY, hello["address"], name="server 7", server=7)
         text, tensors = Range(0, parse_rule).state()
         line.send([Snapshot(0, 4, text, tensors)])
+
+        def has_taken() -> bool:
+            """Whether the server has taken the snapshot, as it says of itself."""
+            line.receive()
+            said = registrar.receive()
+            registrar.send(peer, {"beat": True})  # else the server would take it for dead
+            return said is not None and said[1].get("facts", {}).get("messages", 0) > 0
+
         if begun == "before its welcome":
             welcome()
         else:
-            wait_for(lambda: line.receive() or line.ready, "a connection")
+            wait_for(has_taken, "the snapshot has been taken")
         addresses[7] = port.address
         send_view(6)
 
         def heard() -> list[Any]:
-            line.receive()
+            has_taken()
             return [message for _, messages in port.receive() for message in messages]
 
         assert wait_for(heard, "an answer") == [Got(0, 4)]
