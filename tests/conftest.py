@@ -55,6 +55,7 @@ import torch
 from farandole.emulate import namespaces
 from farandole.errors import UserError
 from farandole.launch.backends.mpi.one_host import one_host_variables
+from tests.support import stand_ins
 from tests.support.order import ordered
 from tests.support.slurm import SlurmCluster, running_slurm
 from tests.support.warm_starts import WarmStarts, fresh_starts
@@ -196,18 +197,31 @@ class WarmProcess:
         self._under = under
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
+        self._folder: Path | None = None
         self.starts = WarmStarts(self._connect)
+
+    def variables(self) -> dict[str, str]:
+        """With these, also what programs such as mpirun start is forked from this process; see
+        `support/stand_ins.py`."""
+        self.starts.begin()
+        assert self._folder is not None
+        return stand_ins.variables_for(self._folder / "socket", str(REPOSITORY))
 
     def _connect(self) -> socket.socket:
         ours, theirs = socket.socketpair()
+        self._folder = Path(tempfile.mkdtemp(prefix="fd-warm-"))  # only this user's
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self._folder / "socket"))
+        listener.listen(100)
+        passed = [theirs.fileno(), listener.fileno()]
         room = "." * ROOM_BYTES  # for the command lines and the variables of those that it forks
-        with theirs, fresh_starts():
+        with theirs, listener, fresh_starts():
             self._process = subprocess.Popen(
-                [*self._under, sys.executable, str(WARM_SERVER), str(theirs.fileno()), room],
+                [*self._under, sys.executable, str(WARM_SERVER), *map(str, passed), room],
                 env=clean_environment("") | {"ROOM": room},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                pass_fds=[theirs.fileno()],
+                pass_fds=passed,
             )
         self._connection = ours
         return ours
@@ -216,6 +230,8 @@ class WarmProcess:
         if self._process is not None and self._connection is not None:
             self._connection.close()  # which it takes for the end
             self._process.wait(PATIENCE_SECONDS)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 WARM = WarmProcess()
@@ -409,12 +425,20 @@ def readme_command() -> Callable[[str], list[str]]:
 
 
 @pytest.fixture(scope="session")
-def mpirun() -> list[str]:
+def warm_variables() -> dict[str, str]:
+    """With these, what programs such as mpirun, srun and ssh start is forked from a process that
+    has torch imported. Not for tests of how processes start, or who ends with whom."""
+    return WARM.variables()
+
+
+@pytest.fixture(scope="session")
+def mpirun(warm_variables: dict[str, str]) -> list[str]:
     """How to start a real `mpirun` here, as root and with more ranks than cores."""
     require("mpirun")
     found = shutil.which("mpirun")
     assert found is not None
-    variables = [f"{name}={value}" for name, value in one_host_variables({}).items()]
+    told = one_host_variables({}) | warm_variables
+    variables = [f"{name}={value}" for name, value in told.items()]
     words = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     return ["env", *variables, found, *words]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.support import order, quick
+from tests.support import order, quick, stand_ins
 from tests.support.warm_starts import fresh_starts
 
 if TYPE_CHECKING:
@@ -110,6 +110,67 @@ def test_a_warm_process_is_killed_and_seen_as_any_other(tmp_path: Path) -> None:
     process.kill()
     assert process.wait(150) == -signal.SIGKILL
     process.stdout.close()
+
+
+BY_A_SHELL = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable]
+SIGNALLED = """
+import os, signal, sys, time
+def leave(*_):
+    print("left", flush=True)
+    sys.exit(5)
+signal.signal(signal.SIGTERM, leave)
+print(os.getpid(), os.getppid(), "Preloaded" in str(sys.meta_path), flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_shell_starts_is_forked_too(
+    sandbox: Sandbox, warm_variables: Mapping[str, str]
+) -> None:
+    text = FACTS.replace("os.read(int(sys.argv[1]), 9).decode()", '""')
+    script = sandbox.script("facts.py", text)
+    found = []
+    for variables in (warm_variables, {**warm_variables, stand_ins.VARIABLE: "nowhere"}):
+        done = sandbox.run([*BY_A_SHELL, script, "two words"], **variables)
+        assert (done.returncode, done.stderr) == (7, "to standard error\n")
+        facts = json.loads(done.stdout)
+        facts.pop("parent")
+        for name in ("variables", "shown"):
+            own = ("LC_CTYPE=", f"{stand_ins.VARIABLE}=", "_=")
+            facts[name] = [each for each in facts[name] if not each.startswith(own)]
+        found.append(facts)
+    warm, fresh = found
+    assert warm.pop("warm"), "else nothing is compared"
+    assert not fresh.pop("warm")
+    assert warm == fresh
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "code"),
+    [
+        ("stand-in", signal.SIGTERM, 5),
+        ("stand-in", signal.SIGKILL, 128 + signal.SIGKILL),
+        ("script", signal.SIGKILL, 128 + signal.SIGKILL),
+    ],
+)
+def test_a_stand_in_and_its_script_end_together(
+    sandbox: Sandbox,
+    warm_variables: Mapping[str, str],
+    victim: str,
+    number: signal.Signals,
+    code: int,
+) -> None:
+    shell = sandbox.start([*BY_A_SHELL, sandbox.script("waits.py", SIGNALLED)], **warm_variables)
+    assert shell.stdout is not None
+    script, keeper, warm = shell.stdout.readline().split()
+    assert warm == "True", "else nobody stands in for it"
+    (stand_in,) = psutil.Process(shell.pid).children()
+    assert stand_in.pid not in (int(script), int(keeper))
+    os.kill(stand_in.pid if victim == "stand-in" else int(script), number)
+    done = sandbox.finish(shell)
+    assert done.returncode == code
+    assert done.stdout == ("left\n" if code == 5 else "")
+    sandbox.wait_until_gone()
 
 
 def test_workers_of_a_larger_job_are_forked_too(sandbox: Sandbox) -> None:

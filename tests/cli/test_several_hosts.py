@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,8 +53,11 @@ if "fail" in sys.argv and run.rank == 1:
 class TwoHosts:
     """Runs commands on the first host, in a sandbox."""
 
-    def __init__(self, cluster: Cluster, access: SshAccess, sandbox: Sandbox) -> None:
+    def __init__(
+        self, cluster: Cluster, access: SshAccess, sandbox: Sandbox, variables: Mapping[str, str]
+    ) -> None:
         self.cluster, self.access, self.sandbox = cluster, access, sandbox
+        self._variables = variables
 
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         cache = self.sandbox.folder / "cache"  # so that the link is measured here, and now
@@ -64,6 +67,7 @@ class TwoHosts:
             [*COMMAND, *words],
             env={
                 **self.sandbox.environment,
+                **self._variables,
                 "PATH": f"{self.access.path_folder}:{os.environ['PATH']}",
                 "XDG_CACHE_HOME": str(cache),
             },
@@ -85,9 +89,11 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, S
 
 
 @pytest.fixture
-def two_hosts(hosts: tuple[Cluster, SshAccess], sandbox: Sandbox) -> TwoHosts:
+def two_hosts(
+    hosts: tuple[Cluster, SshAccess], sandbox: Sandbox, warm_variables: dict[str, str]
+) -> TwoHosts:
     sandbox.script("train.py", TRAIN)
-    return TwoHosts(*hosts, sandbox)
+    return TwoHosts(*hosts, sandbox, warm_variables)
 
 
 def test_run_and_a_failure_on_the_other_host(two_hosts: TwoHosts) -> None:

@@ -322,11 +322,12 @@ def test_a_job_for_real(sandbox: Sandbox) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("mpirun")
-def test_a_job_by_mpirun(sandbox: Sandbox) -> None:
+def test_a_job_by_mpirun(sandbox: Sandbox, warm_variables: dict[str, str]) -> None:
     script = sandbox.script("train.py", FACTS)
     done = sandbox.farandole(
         *("horovodrun", "-np", "2", "--mpi", "--mpi-args=--oversubscribe", "--verbose"),
         *("--cycle-time-ms", "2", sys.executable, script),
+        **warm_variables,
     )
     assert done.returncode == 0, done.stderr
     assert "-x HOROVOD_CYCLE_TIME" in done.stderr

@@ -70,11 +70,14 @@ def facts_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
 HOSTS = ("horovodrun", "-np", "3", "-H", "localhost:1,there:2", "--network-interface", "lo")
 
 
-def test_ranks_on_two_hosts_and_a_failure_on_the_other(sandbox: Sandbox) -> None:
+def test_ranks_on_two_hosts_and_a_failure_on_the_other(
+    sandbox: Sandbox, warm_variables: dict[str, str]
+) -> None:
     path = fake_ssh(sandbox)
     script = sandbox.script("train.py", FACTS)
     done = sandbox.farandole(
         *(*HOSTS, "-p", "2222", "--output-filename", "kept", sys.executable, script, "--fail"),
+        **warm_variables,
         PATH=path,
         OF_THE_USER="a 'b' $c\nd",
     )
@@ -154,7 +157,7 @@ def test_a_launcher_killed_outright_takes_the_other_hosts_workers_along(sandbox:
 
 
 @pytest.mark.usefixtures("root")
-def test_another_network(sandbox: Sandbox) -> None:
+def test_another_network(sandbox: Sandbox, warm_variables: dict[str, str]) -> None:
     """The launcher on one emulated host, a worker on each of two; no interface is named.
 
     The script forms a group of PyTorch's own as well, through the launcher's store.
@@ -171,7 +174,7 @@ def test_another_network(sandbox: Sandbox) -> None:
                 *(sys.executable, "-m", "farandole", "horovodrun", "-np", "2"),
                 *("-H", "emulated-0:1,emulated-1:1", sys.executable, script, "--torch"),
             ],
-            env={**sandbox.environment, "PATH": path},
+            env={**sandbox.environment, **warm_variables, "PATH": path},
             cwd=sandbox.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""warm_server.py DESCRIPTOR ROOM: has torch imported, and forks others for `warm_starts`.
+"""warm_server.py DESCRIPTOR LISTENER ROOM: has torch imported, and forks others for `warm_starts`.
 
     a test, or a launcher      this process                        what it has started
     ┌────────────┐  request    ┌──────────────┐ fork, fork again   ┌──────────────────┐
@@ -10,6 +10,8 @@ It works as `farandole.worker.forking` does, for any process instead of a job's 
 parent of the new process ends at once; the kernel then gives the process to the one that asked.
 That needs the server to be a descendant of the one that asks. So a launcher, which starts others
 itself, gets a server of its own: one more fork, before the launcher has any thread.
+
+Other programs, as mpirun, ask by the LISTENER; see `stand_ins`.
 
 Modules that were imported here are hidden until a script imports them. The library's own are not.
 """
@@ -24,6 +26,7 @@ import gc
 import importlib
 import os
 import re
+import select
 import signal
 import socket
 import sys
@@ -38,7 +41,15 @@ from farandole.system.orphans import end_with_parent
 from farandole.worker.forking import forked
 from farandole.worker.forking.afresh import Beginning, execute
 from farandole.worker.forking.preloaded import Preloaded
-from tests.support.warm_starts import LENGTH, NOBODY, STARTED, Request, WarmStarts
+from tests.support.stand_ins import fork_keeper, without
+from tests.support.warm_starts import (
+    LENGTH,
+    NOBODY,
+    STARTED,
+    Request,
+    WarmStarts,
+    ignored_signals,
+)
 
 MODULES = (
     "torch",
@@ -69,7 +80,7 @@ HIGH = 512  # above all descriptors that a process may be given by number
 
 
 def main() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     imported_under = dict(os.environ)
     before = frozenset(sys.modules)
     for name in MODULES:
@@ -79,14 +90,14 @@ def main() -> None:
     gc.freeze()  # else each process looks through all of torch once more when it ends
     known = {name for name in sys.modules if "." not in name}
 
-    request = _serve(connection)
+    request = _serve(connection, listener)
     while request is not None:
         if (
             _differing(request.variables, imported_under)
             or not _take_path(request, imported_under, known)
             or not _show(request.variables)
         ):
-            execute(request.command, request.variables)
+            execute(request.command, without(request.variables))
         forked.show_command(request.command)
         if _starts_others(request.command) and (inner := _fork_server()) is not None:
             request = _serve(inner)
@@ -180,9 +191,19 @@ def _starts_others(command: Sequence[str]) -> bool:
     return script.name == LAUNCHER_SCRIPT or script.is_relative_to(BENCHMARKS)
 
 
-def _serve(connection: socket.socket) -> Request | None:
+def _serve(connection: socket.socket, listener: socket.socket | None = None) -> Request | None:
     """Returns in each process that is forked, with what it is to run; in this one, at the end."""
+    keepers: set[int] = set()
     while True:
+        if listener is not None and not _is_ready(connection, listener):
+            keeper, asked = fork_keeper(listener)
+            if asked is not None:
+                connection.close()
+                _become(*asked)
+                return asked[0]
+            keepers.add(keeper)
+            keepers -= {each for each in keepers if os.waitpid(each, os.WNOHANG)[0]}
+            continue
         header, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, DESCRIPTORS)
         if len(header) < LENGTH.size:
             return None
@@ -196,11 +217,19 @@ def _serve(connection: socket.socket) -> Request | None:
         between = os.fork()
         if not between:
             request = Request(**loads(content))
+            if listener is not None:
+                listener.close()
             _begin(connection, request, descriptors)
             return request
         os.waitpid(between, 0)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _is_ready(connection: socket.socket, listener: socket.socket) -> bool:
+    """Waits for either. False: somebody asks by the listener."""
+    ready, _, _ = select.select([connection, listener], [], [])
+    return connection in ready
 
 
 def _begin(connection: socket.socket, request: Request, descriptors: Sequence[int]) -> None:
@@ -218,8 +247,15 @@ def _begin(connection: socket.socket, request: Request, descriptors: Sequence[in
     connection.close()
     if not adopted:
         os._exit(1)
+    _become(request, descriptors)
+
+
+def _become(request: Request, descriptors: Sequence[int]) -> None:
+    """All that can be given to a process that runs already."""
     if request.session:
         os.setsid()
+    for number in ignored_signals() - {*request.ignored}:  # by whoever has started the server
+        signal.signal(number, signal.SIG_DFL)
     for number in request.ignored:
         signal.signal(number, signal.SIG_IGN)
     forked.forget_the_server(request.folder, request.variables)

@@ -69,6 +69,11 @@ class WarmStarts:
         with _fork_exec_is(self._fork_exec):
             yield
 
+    def begin(self) -> None:
+        """The warm process starts, if it does not run yet."""
+        with self._lock:
+            self._connected()
+
     def install(self) -> None:
         """From now on scripts are started so."""
         subprocess._fork_exec = self._fork_exec  # type: ignore[attr-defined]
@@ -139,7 +144,7 @@ def _understand(arguments: Sequence[Any]) -> tuple[Request, Sequence[int]] | Non
         kept,
         bool(session),
         tied and threading.current_thread() is threading.main_thread(),
-        sorted(_ignored_signals()),
+        sorted(ignored_signals()),
         os.getpid(),
     )
     return request, [*streams, *kept]
@@ -169,7 +174,7 @@ def is_script(command: Sequence[str], cwd: Any) -> bool:
     return script.suffix == ".py" and script.is_file()
 
 
-def _ignored_signals() -> set[int]:
+def ignored_signals() -> set[int]:
     numbers = [number for number in signal.valid_signals() if isinstance(number, signal.Signals)]
     ignored = {number for number in numbers if signal.getsignal(number) == signal.SIG_IGN}
     return {int(number) for number in ignored - _KEPT_IGNORED}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farandole.worker.environment import is_loopback
+from tests.support import stand_ins
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -69,7 +70,8 @@ def test_torchrun(sandbox: Sandbox) -> None:
 
 @pytest.mark.mpi
 def test_mpirun(sandbox: Sandbox, mpirun: list[str]) -> None:
-    done = sandbox.run([*mpirun, "-n", "2", sys.executable, FACTS])
+    itself = ["env", "-u", stand_ins.VARIABLE, sys.executable]  # nobody stands in for these ranks
+    done = sandbox.run([*mpirun, "-n", "2", *itself, FACTS])
     for facts in facts_of(done):
         assert facts["local"] == [facts["rank"], 2]
         assert facts["listening"][0]

@@ -64,7 +64,7 @@ class Moving:
         )
         # Outside any chain until a view says otherwise: it must not answer clients or forward
         # anything, for the head may still give the move up.
-        newcomer = ServerCopy(range_, Chain(message.epoch, ()))
+        newcomer = ServerCopy(range_, Chain(message.epoch, ()), brought_by=sender)
         newcomer.done = range_.version
         self._state.copies[message.range] = newcomer
         self._outbox.tell(sender, Got(message.range, message.epoch))
@@ -77,6 +77,12 @@ class Moving:
             copy.lacking.discard(sender)
         if not copy.lacking:
             self._outbox.tell(REGISTRAR, Reshaped(message.range, message.epoch))
+
+    def confirm_again(self, copy: ServerCopy, server: int) -> None:
+        """`server` may not have heard that its snapshot is here. Once a view names the new chain
+        it must have."""
+        if copy.brought_by == server and not copy.chain.servers:
+            self._outbox.tell(server, Got(copy.range.number, copy.chain.epoch))
 
     def send_snapshot_again(self, copy: ServerCopy, server: int) -> None:
         """`server` may not have got it."""

@@ -117,6 +117,7 @@ class Node:
             if copy.before(self._state.me) == server:
                 self._replication.greet(copy)
             self._moving.send_snapshot_again(copy, server)
+            self._moving.confirm_again(copy, server)
 
     def confirmed(self) -> dict[int, int]:
         """The ranges of which this server holds a whole copy in a chain, and the chain's epoch."""

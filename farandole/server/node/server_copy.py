@@ -36,6 +36,7 @@ class ServerCopy:
     order: Reshape | None = None  # while it is being moved
     lacking: set[int] = field(default_factory=set)  # newcomers without the snapshot
     sent_snapshots: bool = False
+    brought_by: int | None = None  # the head that sent the snapshot; None: no other server did
     held_back: list[tuple[Client, Command]] = field(default_factory=list)
     """Commands that wait: for the move to end, or for the round before theirs."""
 

@@ -18,6 +18,7 @@ from farandole.errors import JoinError
 from farandole.server.channels import Line, Port
 from farandole.server.node.node import Node
 from farandole.server.node.state import REGISTRAR, Outgoing, Peer
+from farandole.server.node.unaddressed import UnaddressedMessages
 from farandole.server.protocol.control import BEAT_SECONDS, ControlLine
 from farandole.server.protocol.messages import Message
 from farandole.server.protocol.payload import Malformed
@@ -48,6 +49,7 @@ class Service:
         self._registrar = registrar
         self._poller = zmq.Poller()
         self._lines: dict[int, Line] = {}
+        self._unaddressed = UnaddressedMessages()
         self._node: Node | None = None
         self._over = False
         self._heard = time.monotonic()
@@ -58,7 +60,6 @@ class Service:
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Raises `JoinError` when the registrar is silent."""
-        self._poller.register(self._port.socket, zmq.POLLIN)
         self._poller.register(self._control.socket, zmq.POLLIN)
         try:
             while not self._over and not stop():
@@ -66,7 +67,8 @@ class Service:
                 # The registrar first: with a newer view, fewer messages are answered with "moved".
                 self._hear_registrar()
                 self._hear_servers()
-                self._hear_port()
+                if self._node is not None:
+                    self._hear_port()
                 self._beat()
         finally:
             self._close()
@@ -80,8 +82,7 @@ class Service:
                 return
 
     def _take(self, peer: bytes, messages: Sequence[Message]) -> None:
-        if self._node is None:
-            return  # whoever asks before the registrar has welcomed us will ask again
+        assert self._node is not None
         number = self._port.server_of(peer)
         sender: Peer = peer if number is None else number
         self._handled += len(messages)
@@ -102,6 +103,9 @@ class Service:
                     lambda text: parse_rule(text, self._functions),
                     lambda text: parse_question(text, self._functions),
                 )
+                # Not before: the registrar has told others of this server, and what those send
+                # must wait until it can be taken.
+                self._poller.register(self._port.socket, zmq.POLLIN)
             elif "view" in message and self._node is not None:
                 self._take_view(View.from_json(message["view"]))
             elif "reshape" in message and self._node is not None:
@@ -133,6 +137,8 @@ class Service:
             self._poller.unregister(line.socket)
             line.close()
         self._node.take_view(view)
+        for server, messages in self._unaddressed.take(view):
+            self._send_to_server(server, messages)
         self._send_out()
 
     def _beat(self) -> None:
@@ -190,7 +196,8 @@ class Service:
         assert self._node is not None
         address = self._node.view.addresses.get(number)
         if address is None:
-            return  # it is dead; a view without it will make up for this
+            self._unaddressed.keep(self._node.view, number, batch)
+            return
         line = self._lines.get(number)
         if line is None:
             me = self._node.me

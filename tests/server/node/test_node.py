@@ -90,6 +90,24 @@ def test_a_snapshot_that_may_be_lost_is_sent_again():
     assert server.hears(3, Got(0, 1)) == [(REGISTRAR, Reshaped(0, 1))]
 
 
+def test_an_answer_to_a_snapshot_that_may_be_lost_is_sent_again():
+    """Else the head would wait for it for ever: its own connection has lost nothing."""
+    node = Node(3, parse_rule, parse_question)
+    where = {1: "a", 3: "c"}
+    node.take_view(View(1, where, (Chain(1, (1,)),)))
+    text, tensors = Range(0, parse_rule).state()
+    node.receive(1, Snapshot(0, 1, text, tensors))
+    assert [tuple(said)[:2] for said in node.take_outbox()] == [(1, Got(0, 1))]
+    node.reconnected(2)
+    assert list(node.take_outbox()) == []
+    node.reconnected(1)
+    assert [tuple(said)[:2] for said in node.take_outbox()] == [(1, Got(0, 1))]
+    node.take_view(View(2, where, (Chain(2, (3, 1)),)))  # it has been heard
+    list(node.take_outbox())
+    node.reconnected(1)
+    assert list(node.take_outbox()) == []
+
+
 def test_while_a_range_moves_commands_wait_and_then_are_told_where_to():
     server = Server()
     server.hears(CLIENT, create())

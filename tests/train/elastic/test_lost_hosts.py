@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ class ElasticJob:
         cluster: Cluster,
         access: SshAccess,
         sandbox: Sandbox,
+        variables: Mapping[str, str],
         *words: str,
         script: Sequence[str | Path] = (SCRIPT,),
     ) -> None:
@@ -48,6 +49,7 @@ class ElasticJob:
             ["env", *UNSET, sys.executable, "-m", "farandole", *command],
             env={
                 **sandbox.environment,
+                **variables,
                 "PATH": f"{access.path_folder}:{os.environ['PATH']}",
             },
             cwd=self.folder,
@@ -65,15 +67,21 @@ class ElasticJob:
         )
         assert self.said().count(text) >= times, self.said()
 
+    def processes(self, host: int) -> list[int]:
+        words = ["ip", "netns", "pids", self.cluster.namespace(host)]
+        found = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        return [int(number) for number in found.split()]
+
     def wait_until_nothing_runs(self, host: int) -> None:
         """No agent, and no worker."""
-        words = ["ip", "netns", "pids", self.cluster.namespace(host)]
+        self.sandbox.wait_until(
+            lambda: not any(map(is_python, self.processes(host))),
+            f"no process of the job runs on host {host}",
+        )
 
-        def none() -> bool:
-            found = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-            return not any(is_python(int(number)) for number in found.split())
-
-        self.sandbox.wait_until(none, f"no process of the job runs on host {host}")
+    def kill_agent(self, host: int) -> None:
+        (agent,) = (number for number in self.processes(host) if is_agent(number))
+        os.kill(agent, signal.SIGKILL)
 
     def wait_for_steps(self, worker: int, more: int = 3) -> None:
         """Until the worker has read some batches more."""
@@ -130,6 +138,13 @@ def is_python(number: int) -> bool:
         return False
 
 
+def is_agent(number: int) -> bool:
+    try:
+        return "farandole.launch.backends.remote.agent" in psutil.Process(number).cmdline()
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, SshAccess]]:
     access = SshAccess(tmp_path_factory.mktemp("ssh"))
@@ -139,11 +154,13 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, S
         yield cluster, access
 
 
-def test_hosts_come_and_go(hosts: tuple[Cluster, SshAccess], sandbox: Sandbox) -> None:
+def test_hosts_come_and_go(
+    hosts: tuple[Cluster, SshAccess], sandbox: Sandbox, warm_variables: dict[str, str]
+) -> None:
     (sandbox.folder / "hosts").write_text("emulated-1\nemulated-0\n")
     words = ["--hostfile", "hosts", "--min", "1", "--max", "3", "--restarts", "9"]
     words += ["--host-silence", "12", "--name", "job", "--checkpoint", "every=10steps,keep=2"]
-    job = ElasticJob(*hosts, sandbox, *words)
+    job = ElasticJob(*hosts, sandbox, warm_variables, *words)
     job.wait_for("rank 0 is on host emulated-1")
     job.wait_for_checkpoint()
     assert [job.place(worker)[0] for worker in (0, 1)] == ["emulated-1", "emulated-0"]
@@ -160,9 +177,7 @@ def test_hosts_come_and_go(hosts: tuple[Cluster, SshAccess], sandbox: Sandbox) -
     assert job.place(2)[0] == "emulated-1"
 
     # The agent is killed, and with it its workers.
-    agent = psutil.Process(job.place(2)[1]).parent()
-    assert agent is not None
-    agent.kill()
+    job.kill_agent(1)
     job.wait_for_steps(3)
     assert job.place(3)[0] == "emulated-1"
 
@@ -200,13 +215,13 @@ def stop_server(access: SshAccess, name: str) -> None:
 
 
 def test_a_layout_goes_on_with_the_replicas_of_the_hosts_that_are_left(
-    hosts: tuple[Cluster, SshAccess], sandbox: Sandbox
+    hosts: tuple[Cluster, SshAccess], sandbox: Sandbox, warm_variables: dict[str, str]
 ) -> None:
     """A replica of two stages on each of two hosts, one of which goes for good. No step is lost."""
     words = ["-H", "emulated-0:2,emulated-2:2", "--layout", "stages=2,microbatches=2,balance=2+2"]
     words += ["--min", "2", "--restarts", "3", "--name", "job", "--checkpoint", "every=1000steps"]
     script = [PIPELINE, "3:9:hang:0"]
-    job = ElasticJob(*hosts, sandbox, *words, script=script)
+    job = ElasticJob(*hosts, sandbox, warm_variables, *words, script=script)
     hangs = sandbox.folder / "hangs"
     sandbox.wait_until(
         lambda: job.process.poll() is not None or (hangs.exists() and hangs.read_text() != ""),

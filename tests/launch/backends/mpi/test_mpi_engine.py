@@ -28,9 +28,10 @@ def printed(*arguments: str) -> str:
 
 
 @pytest.mark.needs("mpirun", "mpi4py")
-def test_ranks_train_over_mpi(sandbox: Sandbox) -> None:
+def test_ranks_train_over_mpi(sandbox: Sandbox, warm_variables: dict[str, str]) -> None:
     done = sandbox.farandole(
         *("run", "--on", "mpi", "-n", "2", "--transport", "mpi", "--name", "mine", SCRIPT, "a b"),
+        **warm_variables,
         TRY_THIS="out",
     )
     assert done.returncode == 0, done.stderr

@@ -44,7 +44,7 @@ def running_cluster(sandbox: Sandbox) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.needs("ray")
-def test_two_nodes(sandbox: Sandbox) -> None:
+def test_two_nodes(sandbox: Sandbox, warm_variables: dict[str, str]) -> None:
     known = {"RAY_TMPDIR": str(sandbox.temporary), "RAY_USAGE_STATS_ENABLED": "0"}
     sandbox.environment |= known
     with running_cluster(sandbox) as cluster:
@@ -52,7 +52,7 @@ def test_two_nodes(sandbox: Sandbox) -> None:
         assert cluster.stdout is not None
         address = cluster.stdout.readline().strip()
         on_ray = ("run", "--on", "ray", "--ray-address", address, "--nodes", "2")
-        done = sandbox.farandole(*on_ray, SCRIPT, "a b", TRY_THIS="out")
+        done = sandbox.farandole(*on_ray, SCRIPT, "a b", **warm_variables, TRY_THIS="out")
         assert done.returncode == 0, done.stderr
         assert "farandole: placed by Ray: ray-" in done.stderr
         for facts in trained_ranks(done.stdout, 2):
@@ -60,12 +60,12 @@ def test_two_nodes(sandbox: Sandbox) -> None:
             assert facts["variables"] == {"TRY_THIS": "out"}
 
         again = ("--restarts", "1", "--checkpoint", "every=4steps", RESTARTED, "1:11:kill:0")
-        done = sandbox.farandole(*on_ray, *again)
+        done = sandbox.farandole(*on_ray, *again, **warm_variables)
         assert done.returncode == 0, done.stderr
         assert "all 2 workers start again (1 of 1 restarts), from runs/restarted-" in done.stderr
         assert "[0] going on from runs/restarted-" in done.stdout
 
-        job = sandbox.start_farandole(*on_ray, LONG)
+        job = sandbox.start_farandole(*on_ray, LONG, **warm_variables)
         ready = [sandbox.folder / f"ready-{rank}" for rank in range(2)]
         sandbox.wait_until(
             lambda: job.poll() is not None or all(path.exists() for path in ready), "both train"

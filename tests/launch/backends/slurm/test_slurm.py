@@ -39,8 +39,10 @@ def printed(*arguments: str) -> str:
     return done.stdout
 
 
-def test_a_job_that_is_preempted_resumes(sandbox: Sandbox, slurm: SlurmCluster) -> None:
-    known = {"SLURM_CONF": str(slurm.configuration)}
+def test_a_job_that_is_preempted_resumes(
+    sandbox: Sandbox, slurm: SlurmCluster, warm_variables: dict[str, str]
+) -> None:
+    known = {**warm_variables, "SLURM_CONF": str(slurm.configuration)}
     done = sandbox.farandole(*ON_TWO, "--name", "preempted", "--time", "30", PREEMPTED, **known)
     assert done.returncode == 0, done.stderr
     number = done.stdout.strip()
@@ -71,8 +73,10 @@ def test_a_job_that_is_preempted_resumes(sandbox: Sandbox, slurm: SlurmCluster) 
     assert output().count(f"bias {steps[0][0]}") == 2
 
 
-def test_in_an_allocation(sandbox: Sandbox, slurm: SlurmCluster) -> None:
-    known = {"SLURM_CONF": str(slurm.configuration), "TRY_THIS": "out"}
+def test_in_an_allocation(
+    sandbox: Sandbox, slurm: SlurmCluster, warm_variables: dict[str, str]
+) -> None:
+    known = {**warm_variables, "SLURM_CONF": str(slurm.configuration), "TRY_THIS": "out"}
     salloc = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1"]
     # Nodes are reached by srun: many sites allow no ssh to them.
     ssh = sandbox.folder / "bin" / "ssh"
@@ -87,8 +91,10 @@ def test_in_an_allocation(sandbox: Sandbox, slurm: SlurmCluster) -> None:
         assert facts["variables"] == {"TRY_THIS": "out"}
 
 
-def test_all_start_again_in_an_allocation(sandbox: Sandbox, slurm: SlurmCluster) -> None:
-    known = {"SLURM_CONF": str(slurm.configuration)}
+def test_all_start_again_in_an_allocation(
+    sandbox: Sandbox, slurm: SlurmCluster, warm_variables: dict[str, str]
+) -> None:
+    known = {**warm_variables, "SLURM_CONF": str(slurm.configuration)}
     salloc = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1"]
     words = ["--on", "slurm", "--restarts", "1", "--checkpoint", "every=4steps"]
     done = sandbox.run([*salloc, *farandole("run", *words, str(RESTARTED), "1:11:kill:0")], **known)
