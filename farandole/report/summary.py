@@ -165,7 +165,8 @@ def table(lanes: Sequence[Lane], target: Target | None = None, *, ranked: bool =
         name_cell, *numbers = (Text(column.cells[at]) for column in shown)
         if ranked and row.place == 1 and row.lane.outcome != "failed":
             name_cell.stylize("bold")
-        if row.lane.outcome != "ok":
+        done = row.lane.outcome == "stopped" and row.seconds_to_target is not None
+        if row.lane.outcome != "ok" and not done:
             name_cell.append(f" {row.lane.outcome}", OUTCOME_STYLES[row.lane.outcome])
         drawn.add_row(name_cell, *numbers)
     return drawn
