@@ -1,0 +1,1 @@
+"""The parts of `benchmarks/learn.py`: data, sides of the comparison, memory, growth."""
