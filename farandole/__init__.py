@@ -128,8 +128,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "server":
-        return importlib.import_module("farandole.server")
+    if name in ("learn", "server"):
+        return importlib.import_module(f"farandole.{name}")
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
     else:  # a strategy that nobody has listed above: its registry knows it

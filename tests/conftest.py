@@ -90,6 +90,7 @@ FOREIGN = re.compile(
     r"COLUMNS$|FORCE_COLOR$|NO_COLOR$"
 )
 PACKAGES = {  # that only some tests need: the module, and how to get it
+    "distributed": "pip install distributed",
     "expecttest": "pip install expecttest",
     "jsonschema": "pip install jsonschema",
     "mkdocs": "pip install mkdocs-material",

@@ -1,11 +1,13 @@
 """Learning by sums: estimators of scikit-learn's kind on data that one process could not hold.
 
 Each is a map over chunks of rows and a sum of what it returns; `sums` is the one seam. The sums are
-computed by threads of this process, by processes, by any executor, or by the ranks of a run, with
-the same bits on all of them.
+computed by threads of this process, by processes, by any executor, by Ray or Dask, or by the ranks
+of a run, with the same bits on all of them. `LBFGS` does the same for the loss of a torch model.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from farandole.learn.bayes.naive import GaussianNB, MultinomialNB
 from farandole.learn.cluster.kmeans import KMeans
@@ -13,7 +15,11 @@ from farandole.learn.decomposition.pca import PCA
 from farandole.learn.linear.logistic import LogisticRegression
 from farandole.learn.linear.regression import ElasticNet, Lasso, LinearRegression, Ridge
 
+if TYPE_CHECKING:
+    from farandole.learn.lbfgs.optimizer import LBFGS
+
 __all__ = [
+    "LBFGS",
     "PCA",
     "ElasticNet",
     "GaussianNB",
@@ -24,3 +30,11 @@ __all__ = [
     "MultinomialNB",
     "Ridge",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LBFGS":  # the estimators need no torch
+        from farandole.learn.lbfgs.optimizer import LBFGS
+
+        return LBFGS
+    raise AttributeError(f"module 'farandole.learn' has no attribute {name!r}")

@@ -37,6 +37,7 @@ def test_every_example_is_tested():
         "fashion_mnist.py",
         "gpt.py",
         "large_images.py",
+        "lbfgs.py",
         "learn.py",
         "matrix_factorisation.py",
         "pipeline.py",
@@ -186,3 +187,14 @@ def test_learn_has_the_same_bits_on_ranks_as_alone(sandbox):
     assert alone.returncode == ranks.returncode == 0, alone.stderr + ranks.stderr
     assert ranks.stdout == f"[0] {alone.stdout}"
     assert float(alone.stdout.split()[1].rstrip(",")) > 0.9
+
+
+@pytest.mark.needs("sklearn")
+def test_lbfgs_finds_the_same_with_its_vectors_on_servers(sandbox):
+    sizes = ("--iterations", "12", "--workers", "1")
+    for more in ((), ("--servers", "1")):
+        done = sandbox.python("-W", "ignore:not converged", EXAMPLES / "lbfgs.py", *sizes, *more)
+        assert done.returncode == 0, done.stderr
+        assert re.match(r"loss 0\.2\d+ after 12 iterations, accuracy 0\.9", done.stdout), (
+            done.stdout
+        )

@@ -12,6 +12,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from farandole.learn.pools.base import Placed
 from farandole.learn.pools.choose import as_pool
+from farandole.learn.progress import ShownProgress
 from farandole.learn.sources.source import Source
 from farandole.learn.sources.tables import in_memory, is_outside_memory, require_numeric_table
 
@@ -55,9 +56,20 @@ class SumEstimator(BaseEstimator):
                 sample_weight, np.empty((rows, 0)), dtype=np.float64, ensure_non_negative=True
             )
         source = Source(table, y, weights, self.chunk_rows)
-        with as_pool(self.pool).place(source) as placed:
+        with as_pool(self.pool).place(source) as placed, self._shown(placed):
             yield placed
         self.n_passes_ = placed.passes
+        self.report_ = placed.report
+
+    @contextmanager
+    def _shown(self, placed: Placed) -> Iterator[None]:
+        """With `verbose`, for estimators that have it, the progress."""
+        if getattr(self, "verbose", False):
+            placed.progress = ShownProgress(type(self).__name__)
+        try:
+            yield
+        finally:
+            placed.progress.end()
 
     def _table(self, X: Any, *, reset: bool, least_rows: int = 1) -> Any:
         X = in_memory(X)
