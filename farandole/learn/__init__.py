@@ -16,10 +16,9 @@ from farandole.learn.linear.logistic import LogisticRegression
 from farandole.learn.linear.regression import ElasticNet, Lasso, LinearRegression, Ridge
 
 if TYPE_CHECKING:
-    from farandole.learn.lbfgs.optimizer import LBFGS
+    from farandole.learn.lbfgs.optimizer import LBFGS as LBFGS
 
 __all__ = [
-    "LBFGS",
     "PCA",
     "ElasticNet",
     "GaussianNB",
