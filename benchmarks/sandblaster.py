@@ -142,7 +142,7 @@ def kills(args: argparse.Namespace) -> dict[str, Any]:
         found = fit(wrapped, args.iterations, pool=WORKERS)
     pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
     return {
-        "difference": max(float((a - b).abs().max()) for a, b in pairs),
+        "difference": max(float((a - b).detach().abs().max()) for a, b in pairs),
         "killed": sum(each.counts.losses for each in found.report_.passes),
     }
 
