@@ -91,6 +91,7 @@ FOREIGN = re.compile(
     r"COLUMNS$|FORCE_COLOR$|NO_COLOR$"
 )
 PACKAGES = {  # that only some tests need: the module, and how to get it
+    "distributed": "pip install distributed",
     "expecttest": "pip install expecttest",
     "h5py": "pip install h5py",
     "jsonschema": "pip install jsonschema",

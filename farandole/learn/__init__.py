@@ -1,11 +1,13 @@
 """Learning by sums: estimators of scikit-learn's kind on data that one process could not hold.
 
 Each is a map over chunks of rows and a sum of what it returns; `sums` is the one seam. The sums are
-computed by threads of this process, by processes, by any executor, or by the ranks of a run, with
-the same bits on all of them.
+computed by threads of this process, by processes, by any executor, by Ray or Dask, or by the ranks
+of a run, with the same bits on all of them. `LBFGS` does the same for the loss of a torch model.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from farandole.learn.bayes.naive import GaussianNB, MultinomialNB
 from farandole.learn.cluster.kmeans import KMeans
@@ -22,6 +24,9 @@ from farandole.learn.mixture.gaussian import GaussianMixture
 from farandole.learn.neural.perceptron import MLPClassifier, MLPRegressor
 from farandole.learn.topics.allocation import LatentDirichletAllocation
 from farandole.learn.tree.decision_tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+if TYPE_CHECKING:
+    from farandole.learn.lbfgs.optimizer import LBFGS as LBFGS
 
 __all__ = [
     "PCA",
@@ -46,3 +51,11 @@ __all__ = [
     "TruncatedSVD",
     "describe",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LBFGS":  # the estimators need no torch
+        from farandole.learn.lbfgs.optimizer import LBFGS
+
+        return LBFGS
+    raise AttributeError(f"module 'farandole.learn' has no attribute {name!r}")

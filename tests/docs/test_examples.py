@@ -38,6 +38,7 @@ def test_every_example_is_tested():
         "gpt.py",
         "large_array.py",
         "large_images.py",
+        "lbfgs.py",
         "learn.py",
         "link_race.py",
         "matrix_factorisation.py",
@@ -204,3 +205,14 @@ def test_an_array_larger_than_what_is_read_at_once(sandbox):
     assert at_hand < there / 2
     losses = [record["metrics"]["loss"] for record in records(sandbox, "log")]
     assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.needs("sklearn")
+def test_lbfgs_finds_the_same_with_its_vectors_on_servers(sandbox):
+    sizes = ("--iterations", "12", "--workers", "1")
+    for more in ((), ("--servers", "1")):
+        done = sandbox.python("-W", "ignore:not converged", EXAMPLES / "lbfgs.py", *sizes, *more)
+        assert done.returncode == 0, done.stderr
+        assert re.match(r"loss 0\.2\d+ after 12 iterations, accuracy 0\.9", done.stdout), (
+            done.stdout
+        )

@@ -35,6 +35,7 @@ class KMeans(TransformerMixin, ClusterMixin, SumEstimator):
         random_state: Any = None,
         pool: Any = None,
         chunk_rows: int = 0,
+        verbose: bool = False,
     ) -> None:
         self.n_clusters = n_clusters
         self.init = init
@@ -44,6 +45,7 @@ class KMeans(TransformerMixin, ClusterMixin, SumEstimator):
         self.random_state = random_state
         self.pool = pool
         self.chunk_rows = chunk_rows
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Of X (rows × columns). `y` is not used."""

@@ -12,6 +12,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from farandole.learn.pools.base import Placed, one_blas_thread
 from farandole.learn.pools.choose import as_pool
+from farandole.learn.progress import ShownProgress
 from farandole.learn.sources.source import Source
 from farandole.learn.sources.tables import in_memory, is_outside_memory, require_numeric_table
 
@@ -44,9 +45,14 @@ class SumEstimator(BaseEstimator):
         """The data with the workers of the pool. `y` is in memory, and has been looked at."""
         source = self._source(X, y, sample_weight, reset=reset, least_rows=least_rows)
         # One thread for products here, too: their rounding depends on the number.
-        with one_blas_thread(), as_pool(self.pool).place(source) as placed:
+        with (
+            one_blas_thread(),
+            as_pool(self.pool).place(source) as placed,
+            self._shown(placed),
+        ):
             yield placed
         self.n_passes_ = placed.passes
+        self.report_ = placed.report
 
     def _source(
         self,
@@ -70,6 +76,16 @@ class SumEstimator(BaseEstimator):
                 sample_weight, np.empty((rows, 0)), dtype=np.float64, ensure_non_negative=True
             )
         return Source(table, y, weights, self.chunk_rows)
+
+    @contextmanager
+    def _shown(self, placed: Placed) -> Iterator[None]:
+        """With `verbose`, for estimators that have it, the progress."""
+        if getattr(self, "verbose", False):
+            placed.progress = ShownProgress(type(self).__name__)
+        try:
+            yield
+        finally:
+            placed.progress.end()
 
     def _table(self, X: Any, *, reset: bool, least_rows: int = 1) -> Any:
         X = in_memory(X)

@@ -35,6 +35,7 @@ class LogisticRegression(ClassifierMixin, SumEstimator):
         tol: float = 1e-8,
         pool: Any = None,
         chunk_rows: int = 0,
+        verbose: bool = False,
     ) -> None:
         self.C = C
         self.fit_intercept = fit_intercept
@@ -43,6 +44,7 @@ class LogisticRegression(ClassifierMixin, SumEstimator):
         self.tol = tol
         self.pool = pool
         self.chunk_rows = chunk_rows
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Of X (rows × columns) and the labels y."""

@@ -5,13 +5,17 @@ The chunks stay where they are between passes. Only states go out and statistics
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
+from farandole.learn.progress import PassProgress
+from farandole.learn.report import Counts, Pass, Report
 from farandole.learn.sources.source import Source
 from farandole.learn.sums.sum import Statistics, Sum
 from farandole.learn.sums.tree import Branch, reduce
@@ -23,14 +27,21 @@ class Placed(ABC):
     def __init__(self, source: Source) -> None:
         self.source = source
         self.passes = 0
-        self.bytes_moved = 0  # by statistics and states
+        self.counts = Counts()  # of all passes
+        self.report = Report()
+        self.progress = PassProgress()
 
     def sum(self, job: Sum, state: Any = None) -> Any:
         """One pass: the new state."""
         if not self.source.chunks:
             raise ValueError(f"{self.source.name} has no rows: there is nothing to sum over.")
         self.passes += 1
-        return job.finish(self._statistics(job, state), state)
+        before, began = replace(self.counts), time.perf_counter()
+        statistics = self._statistics(job, state)
+        seconds = time.perf_counter() - began
+        self.report.passes.append(Pass(type(job).__name__, seconds, self.counts.since(before)))
+        self.progress.passed(self.passes, seconds, self.report.bytes_moved)
+        return job.finish(statistics, state)
 
     @abstractmethod
     def _statistics(self, job: Sum, state: Any) -> Statistics: ...

@@ -1,4 +1,4 @@
-"""Processes, by an executor of `concurrent.futures`: our own, mpi4py's, or any other.
+"""Processes, by an executor of `concurrent.futures`: mpi4py's, or any other.
 
 An executor does not say which process runs a task, so every process must be able to read every
 chunk. Arrays in memory are therefore written once to files that all processes map: on this host
@@ -8,87 +8,66 @@ travel by their names. An executor pickles what it is given: this is between its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, Executor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from loky import ProcessPoolExecutor
-
-from farandole.errors import FarandoleError
 from farandole.learn.pools.base import Placed, Pool, one_blas_thread, sum_branch
+from farandole.learn.pools.dispatched import Dispatched
+from farandole.learn.pools.workers import Workers
 from farandole.learn.sources.files import in_files
 from farandole.learn.sources.source import Source
 from farandole.learn.sums.sum import Statistics, Sum
-from farandole.learn.sums.tree import Branch, join, pieces
-
-_PIECES_PER_WORKER = 4
-
-
-class LostPoolError(FarandoleError):
-    """The workers of a pool are gone."""
+from farandole.learn.sums.tree import Branch
 
 
 class OnExecutor(Pool):
     """The executor is the caller's, and stays open."""
 
-    def __init__(self, executor: Executor, workers: int, folder: Path | None = None) -> None:
+    def __init__(self, executor: Executor, workers: int, *, backups: bool = True) -> None:
         self._executor = executor
         self._workers = workers
-        self._folder = folder
+        self._backups = backups
 
     @contextmanager
     def place(self, source: Source) -> Iterator[Placed]:
-        with TemporaryDirectory(prefix="farandole-learn-", dir=self._folder) as folder:
-            yield _OnExecutor(in_files(source, Path(folder)), self._executor, self._workers)
+        with TemporaryDirectory(prefix="farandole-learn-") as folder:
+            source = in_files(source, Path(folder))
+            workers = _ExecutorWorkers(source, self._executor, self._workers)
+            yield Dispatched(source, workers, self._workers, backups=self._backups)
 
 
-class Processes(Pool):
-    """Fresh processes of this host, which end when the source is given back."""
+class _ExecutorWorkers(Workers):
+    """As many as the executor has. They are names only: the executor chooses."""
 
-    def __init__(self, workers: int) -> None:
-        if workers < 1:
-            raise ValueError(f"pool={workers}: a pool has at least 1 process.")
-        self._workers = workers
-
-    @contextmanager
-    def place(self, source: Source) -> Iterator[Placed]:
-        # Those of the standard library run the script once more in each process, unless all of it
-        # is behind `if __name__ == "__main__"`. These do not, and are not forked from this process,
-        # which may have threads that hold locks.
-        with (
-            ProcessPoolExecutor(self._workers) as executor,
-            OnExecutor(executor, self._workers).place(source) as placed,
-        ):
-            yield placed
-
-
-class _OnExecutor(Placed):
-    def __init__(self, source: Source, executor: Executor, workers: int) -> None:
-        super().__init__(source)
+    def __init__(self, source: Source, executor: Executor, count: int) -> None:
+        self._source = source
         self._executor = executor
-        self._branches = pieces(source.chunks, _PIECES_PER_WORKER * workers)
+        self._names = [f"worker {number} of the executor" for number in range(count)]
+        self._broken = False
 
-    def _statistics(self, job: Sum, state: Any) -> Statistics:
-        try:
-            tasks = [
-                self._executor.submit(_work, self.source, job, state, branch)
-                for branch in self._branches
-            ]
-            found = [task.result() for task in tasks]
-        except BrokenExecutor as error:
-            raise LostPoolError(
-                f"a process of the pool was lost in pass {self.passes} over {self.source.name}: "
-                f"{error} Was it killed, or out of memory? Fewer rows in a chunk (chunk_rows="
-                f"{self.source.chunk_rows // 2 or 1}) need less."
-            ) from error
-        self.bytes_moved += sum(each.nbytes for part in found for each in part.values())
-        total = self.source.chunks
-        return join(dict(zip(self._branches, found, strict=True)), total, job.merge)
+    def names(self) -> Sequence[str]:
+        return [] if self._broken else self._names
+
+    def start(self, worker: str, shared: Any, branch: Branch) -> Future[Statistics]:
+        job, state = shared
+        return self._executor.submit(work, self._source, job, state, branch)
+
+    def is_loss(self, error: BaseException) -> bool:
+        return isinstance(error, BrokenExecutor)
+
+    def lost(self, worker: str) -> None:
+        # One lost process breaks all of an executor, and nothing can be started there any more.
+        self._broken = True
+
+    def abandon(self, future: Future[Statistics]) -> bool:
+        return future.cancel()  # if it has not begun
 
 
-def _work(source: Source, job: Sum, state: Any, branch: Branch) -> Statistics:
+def work(source: Source, job: Sum, state: Any, branch: Branch) -> Statistics:
+    """What a process does."""
     with one_blas_thread():
         return sum_branch(source, job, state, branch)

@@ -73,7 +73,8 @@ class _OnRanks(Placed):
         sizes = [int(size) for size in self._group.all_gather(torch.tensor([len(data)]))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(data)] = data
-        self.bytes_moved += sum(sizes)
+        self.counts.bytes_in += sum(sizes) - len(data)
+        self.counts.bytes_out += len(data)
         gathered = self._group.all_gather(padded)
         found: dict[Branch, Statistics] = {}
         for size, each in zip(sizes, gathered, strict=True):

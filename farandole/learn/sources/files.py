@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,15 @@ class ArrayFile:
 
     def __getitem__(self, rows: slice) -> Any:
         return self._mapped[rows]
+
+    def cut(self, rows: slice) -> Any:
+        """Some of the rows, by the same name where that is possible; else in memory."""
+        if self.order != "C":
+            return np.array(self._mapped[rows])
+        first, end, _ = rows.indices(self.shape[0])
+        row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        shape = (end - first, *self.shape[1:])
+        return replace(self, shape=shape, offset=self.offset + first * row_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_mapped"}
@@ -66,13 +75,24 @@ def in_files(source: Source, folder: Path) -> Source:
     )
 
 
-def _in_file(table: Table, path: Path) -> Table:
-    if isinstance(table, ArrayFile | SparseFile):
-        return table
+def by_name(source: Source) -> Source:
+    """The same source. Its tables that are files travel as their names, the others as they are."""
+    tables = (source.X, source.y, source.weights)
+    return source.with_tables([None if table is None else _named(table) for table in tables])
+
+
+def _named(table: Table) -> Table:
     if isinstance(table, np.memmap) and _is_whole_file(table):
         order = "C" if table.flags.c_contiguous else "F"
         where = Path(str(table.filename))
         return ArrayFile(where, table.dtype.str, table.shape, table.offset, order)
+    return table
+
+
+def _in_file(table: Table, path: Path) -> Table:
+    table = _named(table)
+    if isinstance(table, ArrayFile | SparseFile):
+        return table
     if scipy.sparse.issparse(table):
         rows = scipy.sparse.csr_array(table)
         parts = (rows.data, rows.indices, rows.indptr)

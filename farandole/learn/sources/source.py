@@ -7,7 +7,8 @@
     │        │     │         │  chunk 1
     └────────┴─────┴─────────┘
 
-The columns of data stand in `Table`s: whatever has rows that can be sliced.
+The columns of data stand in `Table`s: whatever has rows that can be sliced. A *part* is a source of
+its own, with the rows of some chunks only, for a worker that gets no others.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Source:
     weights: Table | None = None
     chunk_rows: int = 0  # 0: about CHUNK_BYTES
     name: str = "X"
+    first_chunk: int = 0  # of a part: which chunk of the whole its first rows are
 
     def __post_init__(self) -> None:
         if self.chunk_rows < 0:
@@ -64,18 +66,32 @@ class Source:
 
     def read(self, number: int) -> Chunk:
         """Raises `ValueError` for NaN and infinity, which says where they are."""
+        rows = self.rows_of(number, number + 1)
         first = number * self.chunk_rows
-        rows = slice(first, min(first + self.chunk_rows, self.rows))
         X = self.X[rows]
         if scipy.sparse.issparse(X):
             X = scipy.sparse.csr_array(X).astype(np.float64)
             X.sum_duplicates()  # an entry that is given in parts is one
         else:
             X = np.ascontiguousarray(X, dtype=np.float64)
-        self._require_finite(X, first, number)
+        self.require_finite(X, first, number)
         y = None if self.y is None else np.asarray(self.y[rows])
         weights = None if self.weights is None else np.asarray(self.weights[rows], dtype=np.float64)
         return Chunk(X, y, weights, first, number)
+
+    def part(self, first: int, end: int) -> Source:
+        """Chunks from `first` to before `end`, in memory unless they are in a file that has a name.
+        They keep their numbers."""
+        rows = self.rows_of(first, end)
+        tables = [
+            None if table is None else _cut(table, rows) for table in (self.X, self.y, self.weights)
+        ]
+        return replace(self.with_tables(tables), first_chunk=first)
+
+    def rows_of(self, first: int, end: int) -> slice:
+        """Those of chunks `first` to before `end`."""
+        start = (first - self.first_chunk) * self.chunk_rows
+        return slice(start, min(start + (end - first) * self.chunk_rows, self.rows))
 
     def with_tables(self, tables: Sequence[Table | None]) -> Source:
         """The same rows, stored elsewhere."""
@@ -83,17 +99,26 @@ class Source:
         assert X is not None
         return replace(self, X=X, y=y, weights=weights)
 
-    def _require_finite(self, X: Any, first: int, number: int) -> None:
+    def require_finite(self, X: Any, first: int, number: int) -> None:
+        """Raises `ValueError` for chunk `number`, whose first row is `first`."""
         values = X.data if scipy.sparse.issparse(X) else X
         # One sum is a third of the cost of looking at every value.
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(np.sum(values)) or np.isfinite(values).all():
                 return
         dense = X.toarray() if scipy.sparse.issparse(X) else X
-        row, column = (int(place[0]) for place in np.nonzero(~np.isfinite(dense)))
-        value = dense[row, column]
+        row, *columns = (int(place[0]) for place in np.nonzero(~np.isfinite(dense)))
+        value = dense[row, *columns]
+        column = ", ".join(map(str, columns))
         kind = "NaN" if np.isnan(value) else "infinity"
         raise ValueError(
             f"Input {self.name} contains {kind}: row {first + row}, column {column} is {value} "
             f"(chunk {number}, its row {row}). Remove or impute such rows first."
         )
+
+
+def _cut(table: Any, rows: slice) -> Any:
+    if hasattr(table, "cut"):
+        return table.cut(rows)
+    part = table[rows]
+    return part if scipy.sparse.issparse(part) else np.array(part)

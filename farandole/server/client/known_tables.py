@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -10,8 +10,9 @@ from farandole.errors import UserError, nearest
 from farandole.server.client.calls import Calls
 from farandole.server.client.pending import Answer
 from farandole.server.filters import Coding, parse_codec
-from farandole.server.protocol.messages import DESCRIPTION, UPDATES, Command, Kind, Read
+from farandole.server.protocol.messages import DESCRIPTION, DOTS, UPDATES, Command, Kind, Read
 from farandole.server.tables import Table, id_of
+from farandole.server.vector_algebra import Combinations, write_combinations, write_pairs
 
 
 class KnownTables:
@@ -80,6 +81,22 @@ class KnownTables:
         result = self._calls.start(reads, total).wait()
         assert isinstance(result, torch.Tensor)
         return result
+
+    def dots(self, name: str, pairs: Sequence[tuple[int, int]]) -> list[float]:
+        """The products of pairs of slots, added up over the servers."""
+        found: list[float] = self.ask(f"{DOTS}{write_pairs(pairs)}", name).tolist()
+        return found
+
+    def combine(self, name: str, combinations: Combinations) -> None:
+        """Slots of all rows become sums of multiples of slots."""
+        table = self.table(name)
+        text = write_combinations(combinations)
+        self._calls.run(
+            [
+                Command(Kind.COMBINE, number, table=table.id, text=text)
+                for number in table.used_ranges
+            ]
+        )
 
     def updates(self, name: str) -> int:
         """How many updates the table's rule has made: what Adam corrects its means by."""

@@ -6,6 +6,7 @@ bytes travel meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -122,6 +123,16 @@ class Store(Session):
         rows are, and summed over the servers."""
         return self._tables.ask(question, name)
 
+    def dots(self, name: str, pairs: Sequence[tuple[int, int]]) -> list[float]:
+        """The products of pairs of a table's slots, worked out where the rows are. With the rule
+        `vectors:count=8` a table has eight slots."""
+        return self._tables.dots(name, pairs)
+
+    def combine(self, name: str, combinations: Mapping[int, Mapping[int, float]]) -> None:
+        """Slots become sums of multiples of slots, on the servers: {2: {0: 1.0, 1: -0.5}} is
+        slot 2 ← slot 0 − ½ slot 1. All at once: each is made of what was there before."""
+        self._tables.combine(name, combinations)
+
     def updates(self, name: str) -> int:
         """How many updates the table's rule has made: what Adam corrects its means by."""
         return self._tables.updates(name)
@@ -145,8 +156,12 @@ class Store(Session):
         start: int = 0,
         rows: torch.Tensor | None = None,
         slot: int = 0,
+        stamp: int = 0,
     ) -> Pending:
-        work = self._requests.commands(Kind.PUT, self.table(name), values, start, rows, slot=slot)
+        """As `put`. With a `stamp` above 0 it changes nothing where the slot has had a put with
+        that stamp or a later one: of two who do the same work, the first counts."""
+        table = self.table(name)
+        work = self._requests.commands(Kind.PUT, table, values, start, rows, slot=slot, clock=stamp)
         return self._calls.start(*work)
 
     def push(

@@ -119,6 +119,8 @@ class Range:
             self._end_rounds()
         elif command.kind == Kind.PUT:
             self.shards[command.table].put(command)
+        elif command.kind == Kind.COMBINE:
+            self.shards[command.table].combine(command)
         elif command.kind == Kind.PUSH:
             shard = self.shards[command.table]
             if shard.push(command) and shard.table.rounds:

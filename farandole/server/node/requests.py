@@ -10,6 +10,7 @@ from farandole.server.node.server_copy import Client, ServerCopy
 from farandole.server.node.state import NodeState
 from farandole.server.protocol.messages import (
     DESCRIPTION,
+    DOTS,
     UPDATES,
     Command,
     Data,
@@ -140,7 +141,10 @@ class ClientRequests:
             return
         if read.text:
             try:
-                answer = self._state.read_question(read.text)(values).reshape(-1).contiguous()
+                if read.text.startswith(DOTS):
+                    answer = shard.products(read.text.removeprefix(DOTS))
+                else:
+                    answer = self._state.read_question(read.text)(values).reshape(-1).contiguous()
             except Exception as error:  # the user's own function may raise anything
                 self._outbox.refuse(asker, read.ticket, Problem(f"{read.text}: {error}"))
                 return

@@ -18,6 +18,12 @@ from farandole.server.filters import decode, parse_codec
 from farandole.server.protocol.messages import Cause, Command, Kind, Problem, Read
 from farandole.server.rules import Rule
 from farandole.server.tables import Table
+from farandole.server.vector_algebra import (
+    combine,
+    products,
+    read_combinations,
+    read_pairs,
+)
 
 _COUNT = re.compile("[0-9]{1,18}")  # of updates
 Where = slice | torch.Tensor
@@ -38,13 +44,17 @@ class TableShard:
         self._tensors: list[torch.Tensor] = []  # the weights, then the rule's slots
         self._sum: torch.Tensor | None = None  # of the pushes of this round
         self._given: dict[int, float] = {}  # who has pushed in this round, and with which rate
+        self._stamps: dict[int, int] = {}  # of puts to slots that had one
         self._lent: list[Callable[[], bool]] = []  # whether each reader of the weights still reads
 
     def problem_with(self, message: Command | Read, *, finite: bool = True) -> Problem | None:
         """Why this cannot be done here; None if it can. `finite`: looks at the values too."""
-        return self._problem_with_place(message) or (
-            self._problem_with_values(message, finite) if isinstance(message, Command) else None
-        )
+        place = self._problem_with_place(message)
+        if place is not None or isinstance(message, Read):
+            return place
+        if message.kind == Kind.COMBINE:
+            return self._problem_with_combination(message)
+        return self._problem_with_values(message, finite)
 
     def _problem_with_place(self, message: Command | Read) -> Problem | None:
         count = _count(message)
@@ -82,6 +92,15 @@ class TableShard:
         if not math.isfinite(message.rate):
             said = f": NaN or infinity cannot be a rate: {message.rate}."
             return self._problem(said, Cause.NOT_FINITE)
+        return self._problem_with_memory()
+
+    def _problem_with_combination(self, message: Command) -> Problem | None:
+        if not self.table.torch_dtype.is_floating_point:
+            return self._problem(f" is of {self.table.dtype}, and sums of multiples are fractions.")
+        try:
+            read_combinations(message.text, self._slots)
+        except UserError as error:
+            return self._problem(f": {error}")
         return self._problem_with_memory()
 
     def _problem_with_memory(self) -> Problem | None:
@@ -133,11 +152,34 @@ class TableShard:
         self._lent = [*(reads for reads in self._lent if reads()), still_read]
 
     def put(self, command: Command) -> None:
+        """One with a stamp that is not newer than the slot's comes too late, and changes nothing:
+        its sender was given up, and another has done its work."""
+        if command.clock > 0:
+            if command.clock <= self._stamps.get(command.slot, 0):
+                return
+            self._stamps[command.slot] = command.clock
         self._own()
         target = self._tensors[command.slot]
         target[_where(command)] = self._matrix(command)
         if command.text:
             self.steps = int(command.text)
+
+    def combine(self, command: Command) -> None:
+        """Slots become sums of multiples of slots. Readers of the weights keep the old ones."""
+        self._take_memory()
+        combine(self._tensors, read_combinations(command.text, self._slots))
+        self._lent = []
+
+    def products(self, text: str) -> torch.Tensor:
+        """Of pairs of slots, over the rows of this range. Raises `UserError`."""
+        pairs = read_pairs(text, self._slots)
+        if not self._tensors:
+            return torch.zeros(len(pairs), dtype=torch.float64)
+        return products(self._tensors, pairs)
+
+    @property
+    def _slots(self) -> int:
+        return 1 + len(self._rule.slots)
 
     def push(self, command: Command) -> bool:
         """Gives values to the rule; says whether they counted."""
@@ -223,6 +265,7 @@ class TableShard:
             "round": self.round,
             "steps": self.steps,
             "late": self.late,
+            "stamps": [[slot, stamp] for slot, stamp in self._stamps.items()],
             "given": [[member, rate] for member, rate in self._given.items()],
             "tensors": len(self._tensors),
             "summing": self._sum is not None,
@@ -237,6 +280,10 @@ class TableShard:
         self.round, self.steps = int(str(numbers["round"])), int(str(numbers["steps"]))
         self.late = int(str(numbers["late"]))
         self._given = {int(member): float(rate) for member, rate in given}
+        stamps = numbers["stamps"]
+        if not isinstance(stamps, list):
+            raise TypeError("the stamps are no list")
+        self._stamps = {int(slot): int(stamp) for slot, stamp in stamps}
         shaped = [tensor.clone().view(self.rows, self.table.width) for tensor in tensors]
         self._sum = shaped.pop() if numbers["summing"] else None
         if len(shaped) not in (0, 1 + len(self._rule.slots)):

@@ -26,6 +26,10 @@ DESCRIPTION: Final = "description"
 """The question what kind of table this is: JSON, as bytes."""
 
 
+DOTS: Final = "dots "
+"""How a question for products of vectors begins. JSON follows: pairs of slots."""
+
+
 class Kind(IntEnum):
     """What a command does to a range."""
 
@@ -35,6 +39,7 @@ class Kind(IntEnum):
     TICK = 4  # the sender has ended a clock
     MEMBERS = 5  # who takes part, from the registrar; the head of a chain writes it itself
     VOID = 6  # what a refused command becomes, so that the count of commands has no gap
+    COMBINE = 7  # slots become sums of multiples of slots, as `text` says (JSON)
 
 
 class Cause(IntEnum):
@@ -68,7 +73,7 @@ class Command:
     values: torch.Tensor | None = None
     slot: int = 0  # 0: the weights; else the rule's state
     rate: float = 1.0
-    clock: int = 0  # of the sender
+    clock: int = 0  # of the sender; of a PUT, its stamp: above 0 it overwrites older stamps only
     ticks: bool = False  # and with this the sender ends that clock
     text: str = ""
     cause: Cause = Cause.IMPOSSIBLE  # of a void one

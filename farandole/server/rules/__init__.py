@@ -17,9 +17,10 @@ from farandole.server.rules.questions import QUESTIONS, Question, parse_question
 from farandole.server.rules.rule import Rule
 from farandole.server.rules.sgd import Sgd
 from farandole.server.rules.translate import rule_of
+from farandole.server.rules.vectors import Vectors
 
 RULES: MappingProxyType[str, type[Rule]] = MappingProxyType(
-    {kind.name: kind for kind in (Add, Sgd, Adagrad, Adam, AdamW, Proximal)}
+    {kind.name: kind for kind in (Add, Sgd, Adagrad, Adam, AdamW, Proximal, Vectors)}
 )
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Question",
     "Rule",
     "Sgd",
+    "Vectors",
     "parse_question",
     "parse_rule",
     "pieces",

@@ -14,9 +14,11 @@ import pytest
 
 from farandole.learn import KMeans, LinearRegression, LogisticRegression
 from farandole.learn.pools.base import Pool
-from farandole.learn.pools.executor import LostPoolError, OnExecutor
+from farandole.learn.pools.executor import OnExecutor
 from farandole.learn.pools.here import Here
+from farandole.learn.pools.processes import Processes
 from farandole.learn.pools.ranks import Ranks
+from farandole.learn.pools.workers import LostPoolError
 from farandole.learn.sources.source import Source
 from farandole.learn.sums.sum import Sum
 from farandole.testing import run_world
@@ -97,9 +99,14 @@ def test_a_process_that_is_killed_is_named() -> None:
     # Not the module's: its processes are lost.
     with (
         ProcessPoolExecutor(2, get_context("forkserver")) as executor,
-        pytest.raises(LostPoolError, match=r"lost in pass 1 over X.*chunk_rows=10"),
+        pytest.raises(LostPoolError, match=r"in pass 1 over X, all workers .*chunk_rows=10"),
     ):
         total(OnExecutor(executor, 2), Deadly())
+
+
+def test_chunks_that_end_every_process_are_named() -> None:
+    with pytest.raises(LostPoolError, match=r"in pass 1 over X, 3 workers were lost with chunks "):
+        total(Processes(2), Deadly())
 
 
 def test_estimators_have_the_same_bits_on_every_pool(processes: Any, tmp_path: Path) -> None:
@@ -119,7 +126,7 @@ def test_threads_as_an_executor() -> None:
 
 
 def test_what_is_no_pool() -> None:
-    for pool, kind in (("ray", TypeError), (True, TypeError), (0, ValueError), (-2, ValueError)):
+    for pool, kind in (("rays", ValueError), (True, TypeError), (0, ValueError), (-2, ValueError)):
         with pytest.raises(kind, match="pool="):
             LinearRegression(pool=pool).fit(X, Y)
 

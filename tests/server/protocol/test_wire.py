@@ -306,7 +306,7 @@ def entry(frames: list[memoryview], dtype: int, place: int, offset: int, length:
         (16, b"\xff\xff\xff\xff", "do not take"),
         (20, b"\xff\xff\xff\xff", "do not take"),
         (RECORD_AT, b"\x0b", "no message of type 11"),
-        (RECORD_AT + 1, b"\x07", "no command of kind 7"),
+        (RECORD_AT + 1, b"\x08", "no command of kind 8"),
         (RECORD_AT + 1, b"\x00", "no command of kind 0"),
         (FLAG, b"\x02", "truth value is 2"),
         (HAS, b"\x04", "cannot have tensors 4"),

@@ -306,7 +306,7 @@ def test_rules_are_frozen_and_known_by_name(kind: type[Rule]) -> None:
     ("text", "message"),
     [
         ("sdg", "there is no rule 'sdg'. Did you mean 'sgd'?"),
-        ("", "there is no rule ''. Known: adagrad, adam, adamw, add, proximal, sgd."),
+        ("", "there is no rule ''. Known: adagrad, adam, adamw, add, proximal, sgd, vectors."),
         ("sgd:momentun=0.9", "rule 'sgd' has no option 'momentun'. Did you mean 'momentum'?"),
         ("sgd:momentum=-1", "sgd: momentum=-1 must be a number of at least 0"),
         ("sgd:momentum=inf", "sgd: momentum=inf must be a number of at least 0"),
