@@ -8,6 +8,7 @@ that whatever survives the test is found, ended, and held against it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import pty
@@ -158,6 +159,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     if workers > 1:
         items[:] = ordered(items, lambda item: item.nodeid.partition("::")[0], workers)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests stay to the end. To look through them again and again for garbage
+    took 6 % of the time of tests of layouts."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionstart() -> None:
