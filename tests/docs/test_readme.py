@@ -24,7 +24,7 @@ def run(command: list[str], cwd: Path, **variables: str) -> str:
     """With the tests' own number of threads: more would wait for one another beside other tests."""
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        command, cwd=cwd, env=environ | variables, capture_output=True, text=True, timeout=400
+        command, cwd=cwd, env=environ | variables, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -35,7 +35,7 @@ def test_the_section_lists_what_these_tests_run():
     assert [line for line in LINES if line.startswith("make")] == ["make race", "make test"]
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("line", OTHERS)
 def test_command(line, tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -43,7 +43,7 @@ def test_command(line, tmp_path):
 
 
 @pytest.mark.needs("sklearn")
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1000)
 def test_digits_learns_and_resumes(tmp_path):
     """The README's first line begins, its second goes on."""
     first, second = (line for line in LINES if line.startswith(TRAINING))
@@ -62,7 +62,7 @@ def test_digits_learns_and_resumes(tmp_path):
 
 
 @pytest.mark.needs("sklearn")
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1000)
 def test_make_race(tmp_path):
     """The main job, on the environment that is already set up."""
     makefile = (ROOT / "Makefile").read_text()
