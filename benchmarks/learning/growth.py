@@ -20,8 +20,8 @@ import numpy as np
 
 from farandole.learn.cluster.lloyd import LloydSum
 from farandole.learn.pools.base import Placed
-from farandole.learn.pools.executor import Processes
 from farandole.learn.pools.here import Here
+from farandole.learn.pools.processes import Processes
 from farandole.learn.sources.chunk import Chunk
 from farandole.learn.sources.source import Source
 from farandole.learn.sums.sum import Statistics, Sum, as_statistics

@@ -17,7 +17,7 @@ from typing import TextIO
 
 import psutil
 
-from farandole.environment import GRACE, LAUNCHER, SIMULATED_LINK_FILE
+from farandole.environment import GRACE, LAUNCHER, SIMULATED_LINK, SIMULATED_LINK_FILE
 from farandole.errors import LaunchError
 from farandole.launch.forks import FEWEST_ON_EACH_HOST, FEWEST_ON_ONE_HOST, Forks
 from farandole.launch.job import Job
@@ -94,6 +94,9 @@ class JobDirectory:
 
     def environment(self, rank: int) -> dict[str, str]:
         """What a worker starts with, beside its rank and our own variables."""
+        link = {}
+        if SIMULATED_LINK in self._job.environment:
+            link[SIMULATED_LINK_FILE] = str(self.folder / "link")
         return {
             **worker_defaults(self._workers_here(), alone=self._here is None),
             **self._job.environment,
@@ -101,7 +104,7 @@ class JobDirectory:
             GRACE: f"{self._job.grace_seconds:g}",
             LAUNCHER: str(os.getpid()),
             IDENTITY: self.identity,
-            SIMULATED_LINK_FILE: str(self.folder / "link"),
+            **link,
             "TORCHELASTIC_ERROR_FILE": str(self.error_file(rank)),
         }
 
