@@ -112,19 +112,14 @@ def _seconds(transport: Transport, peer: int, size: int, repeats: int) -> float:
 
 
 def calibrate(
-    transport: Transport,
-    environ: Mapping[str, str] = os.environ,
-    folder: Path | None = None,
-    *,
-    keep: bool = True,
+    transport: Transport, environ: Mapping[str, str] = os.environ, folder: Path | None = None
 ) -> None:
     """Sets the transport's link, between its hosts, or its ranks if all share a host, and for which
     sizes its own all-reduce wins.
 
     From the file of earlier jobs, or measured now; where that fails, the link is as the transport's
     usually are. `FARANDOLE_LINK` (rank 0's) sets the link; then nothing is measured, and schedules
-    are chosen among by that alone. `keep` is False for links that are not real: then the file is
-    neither read nor written.
+    are chosen among by that alone.
     """
     hosts = transport.topology.hosts
     pair = (hosts[0].ranks[0], hosts[1].ranks[0] if len(hosts) > 1 else hosts[0].ranks[1])
@@ -132,8 +127,8 @@ def calibrate(
     known = ""
     if transport.rank == 0:
         asked = environ.get(LINK)
-        found = Costs(parse_link(asked), ()) if asked else kept.read() if keep else None
-        age_seconds = None if asked or not keep else kept.age_seconds()
+        found = Costs(parse_link(asked), ()) if asked else kept.read()
+        age_seconds = None if asked else kept.age_seconds()
         known = json.dumps(found and [*found.as_json(), age_seconds])
     agreed = json.loads(transport.share(known)[0])
     if agreed is not None:
@@ -144,7 +139,7 @@ def calibrate(
     if isinstance(measured, Link):
         transport.link = measured
     transport.native_wins = () if transport.native_is_fastest else try_native(transport)
-    if isinstance(measured, Link) and transport.rank == 0 and keep:
+    if isinstance(measured, Link) and transport.rank == 0:
         kept.write(Costs(measured, transport.native_wins))
 
 
