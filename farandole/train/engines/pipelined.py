@@ -123,16 +123,7 @@ class PipelinedEngine(Engine):
         self.model = synchronizer.model
         # 4. What the session must know to count, to save and to end.
         session.strategy, session.layout, session.replicas = strategy, layout, replicas
-        saver = PartSaver(
-            synchronizer,
-            self.optimizer,
-            self._pipelined,
-            assembled.names,
-            aliases,
-            assembled.owned,
-            writes=session.rank == pipe.rank,
-        )
-        session.models.add(synchronizer, saver)
+        saver = self._add_to(session, synchronizer, assembled, aliases)
         self._survivors = session.survivors
         if self._survivors is not None and can_outlive(strategy, layout, recipe, replicas):
             self._survivors.protect(saver)
@@ -145,6 +136,25 @@ class PipelinedEngine(Engine):
         self._meter: ActivationMeter | None = self._pipelined.measure()
         # The first step may be unlike all others; a stream must have filled first.
         self._steps_to_measure = 2 * layout.ranks + 2 if layout.streams else 2
+
+    def _add_to(
+        self,
+        session: Session,
+        synchronizer: Synchronizer,
+        assembled: Assembled,
+        aliases: Mapping[str, str],
+    ) -> PartSaver:
+        saver = PartSaver(
+            synchronizer,
+            self.optimizer,
+            self._pipelined,
+            assembled.names,
+            aliases,
+            assembled.owned,
+            writes=session.rank == self._pipelined.pipe.rank,
+        )
+        session.models.add(synchronizer, saver)
+        return saver
 
     def _cut(
         self, model: nn.Module, layout: Layout, recipe: Recipe, sample: Any
