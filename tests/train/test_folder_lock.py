@@ -109,6 +109,7 @@ def test_a_second_job_is_refused_until_the_first_is_dead(sandbox: Any, tmp_path:
         assert run_world(1, goes_on, folder=tmp_path)[0].name == "000001"
     finally:
         os.kill(int(child), signal.SIGKILL)
+    sandbox.wait_until_gone()
     assert half_written(folder) == []  # removed by the new holder
     assert not (folder / NAME).exists()  # given back
 
