@@ -222,6 +222,23 @@ def test_a_shard_that_changes_under_the_job_is_refused(tmp_path: Path, suffix: s
         dataset[ROWS - 1]
 
 
+def test_an_array_of_the_same_shape_in_its_place_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((ROWS, 4)))
+    dataset = fd.data.array(tmp_path / "a.npy", window=1, chunk_bytes=100)
+    dataset[0]
+    np.save(tmp_path / "a.npy", np.ones((ROWS, 4)))
+    with pytest.raises(DataError, match=r"a\.npy has changed since the job began"):
+        dataset[ROWS - 1]
+
+
+def test_files_of_a_sample_that_stand_apart_are_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as file:
+        for name in ("0.cls", "1.cls", "0.jpg", "1.jpg"):
+            file.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DataError, match=r"the files of sample '0' do not stand together"):
+        fd.data.shards(tmp_path / "a.tar")
+
+
 def test_a_sample_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": \n')
     dataset = fd.data.shards(tmp_path / "a.jsonl")

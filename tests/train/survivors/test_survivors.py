@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,14 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.errors import CheckpointError
+from farandole.errors import CheckpointError, CommError, StageError
 from farandole.train.checkpoint import checkpoint
 from farandole.train.checkpoint.manifest import file_of
 from farandole.train.checkpoint.places.destination import Keeping
 from farandole.train.checkpoint.places.folder_destination import FolderDestination
 from farandole.train.checkpoint.save_folder import SaveFolders
+from farandole.train.checkpoint.saver import PartSaver
 from farandole.train.checkpoint.survivors.joining import join_survivors
-from farandole.train.checkpoint.survivors.leaving import FOLDER, PLACE
+from farandole.train.checkpoint.survivors.leaving import FOLDER, PLACE, SurvivorSaves
 from farandole.train.randomness import random_state_from
 
 if TYPE_CHECKING:
@@ -152,6 +156,82 @@ def test_a_damaged_tensor_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     with pytest.raises(CheckpointError, match="checksum"):
         join(tmp_path)
+
+
+class OneModel(list[str]):
+    synchronizers = (SimpleNamespace(state_dict=dict),)
+
+
+class Held(PartSaver):
+    """One weight, which `step` counts up."""
+
+    def __init__(self) -> None:
+        self.place, self.places, self.suffix = 0, 1, ".0"
+        self.weight = torch.zeros(1)
+
+    def held(self, changed: Mapping[str, Any]) -> Any:
+        return {"weight": self.weight.clone()}, {}
+
+    def copied_buffers(self) -> dict[str, torch.Tensor]:
+        return {}
+
+
+def protected(folder: Path, *, lost_in_meeting: bool = False) -> tuple[SurvivorSaves, Held]:
+    def barrier() -> None:
+        if lost_in_meeting:
+            raise CommError("rank 1 is gone")
+
+    group = SimpleNamespace(barrier=barrier)
+    session: Any = SimpleNamespace(
+        rank=0, device=CPU, group=group, models=OneModel(["model"]), reporter=None
+    )
+    counted = itertools.count(6)
+    found = SurvivorSaves(session, folder, 0, lambda: {"steps": next(counted), "size": 1}, dict)
+    saver = Held()
+    found.protect(saver)
+    return found, saver
+
+
+def left(folder: Path) -> dict[int, float]:
+    """By the number of steps, the weight."""
+    paths = (folder / FOLDER / "0" / "0").glob("[0-9]*")
+    return {int(p.name): float(checkpoint.read(p)["model-0.0"]["weight"]) for p in paths}
+
+
+def test_the_state_before_the_step_is_left(tmp_path: Path) -> None:
+    saves, _ = protected(tmp_path)
+    saves.between_steps()
+    with pytest.raises(CommError), saves.step():
+        raise CommError("rank 1 is gone")
+    assert left(tmp_path) == {6: 0.0}
+
+
+def test_nothing_is_left_once_weights_have_begun_to_change(tmp_path: Path) -> None:
+    """By an optimizer that fails, or in a second step with the same batch."""
+    saves, saver = protected(tmp_path)
+    saves.between_steps()
+
+    def fail_half_way() -> None:
+        saves.meet()
+        saver.weight += 1
+        raise StageError("the optimizer fails half-way")
+
+    with pytest.raises(StageError), saves.step():
+        fail_half_way()
+    with pytest.raises(CommError), saves.step():
+        raise CommError("rank 1 is gone")
+    assert left(tmp_path) == {}
+
+
+def test_lost_in_the_meeting_both_states_are_left(tmp_path: Path) -> None:
+    saves, saver = protected(tmp_path, lost_in_meeting=True)
+    saves.between_steps()
+    with saves.step():
+        saves.meet()
+        saver.weight += 1
+    with pytest.raises(CommError, match="rank 1 is gone"):
+        saves.between_steps()
+    assert left(tmp_path) == {6: 0.0, 7: 1.0}
 
 
 @settings(max_examples=60, deadline=None)

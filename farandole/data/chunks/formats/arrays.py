@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from farandole.data.chunks.source import ChunkSource
+from farandole.data.chunks.source import ChunkSource, FileStamp
 from farandole.errors import DataError, UserError
 
 
@@ -44,6 +44,7 @@ class ArraySource(ChunkSource):
         self.path = path
         self._as_dict = as_dict
         self._single = single
+        self._stamp = FileStamp.of(path) if path.is_file() else None  # Zarr's is a folder
         with self._named(), self._opened() as arrays:
             found = self._chosen(arrays, names)
             self.described = {name: self.describe(arrays[name]) for name in found}
@@ -64,6 +65,8 @@ class ArraySource(ChunkSource):
         return np.asarray(array[begin:end])
 
     def read(self, chunk: int) -> Sequence[Any]:
+        if self._stamp is not None:
+            self._stamp.check()
         begin = sum(self.sizes[:chunk])
         with self._named(), self._opened() as arrays:
             taken = {

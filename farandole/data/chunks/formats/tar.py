@@ -101,10 +101,19 @@ def _index(path: Path) -> list[TarSample]:
     try:
         with tarfile.open(path, "r:") as file:
             for info in file:
+                if info.issparse():
+                    raise DataError(f"shard {path}: {info.name} is a sparse file. Pack it again.")
                 if info.isfile():
                     _add(found, info, path)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"shard {path} is no whole tar file: {error}.") from error
+    keys = [sample.key for sample in found]
+    if len(set(keys)) < len(keys):
+        apart = next(key for key in keys if keys.count(key) > 1)
+        raise DataError(
+            f"shard {path}: the files of sample {apart!r} do not stand together, and would be "
+            "taken for several samples. Pack it again, sorted by name."
+        )
     end = max((member.stop for sample in found for member in sample.members), default=0)
     if end > path.stat().st_size:
         raise DataError(

@@ -65,6 +65,10 @@ def join_together(session: Session, destination: Destination, attempt: int) -> N
         else:
             if made is not None:
                 session.print(f"made {made} of what the survivors of a lost worker have left")
+            elif attempt > 0:
+                session.print(
+                    "the survivors have left no whole model that is newer than the last checkpoint"
+                )
     session.group.barrier()  # the others must not look for checkpoints before
 
 

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -39,6 +39,14 @@ from farandole.train.session import Session
 FOLDER: Final = ".survivors"  # in the folder of the checkpoints, so that it goes with them
 PLACE: Final = "survivor"
 """The part that says which place of a replica the rank has, and how many there are."""
+
+
+class _Between(NamedTuple):
+    """What is not in the model, at a moment between two steps."""
+
+    run: dict[str, Any]
+    state: dict[str, Any]  # the script's own
+    random: dict[str, Any]
 
 
 class SurvivorSaves(Survivors):
@@ -58,7 +66,7 @@ class SurvivorSaves(Survivors):
         self._run_part = run_part
         self._script_state = script_state
         self._saver: PartSaver | None = None
-        self._at: tuple[dict[str, Any], dict[str, Any]] | None = None  # between the last two steps
+        self._at: _Between | None = None  # None: the weights are not those of any such moment
         self._buffers: dict[str, torch.Tensor] = {}  # as they were before the step under way
         self._lost: CommError | None = None  # in the meeting of a step
         self._left: int | None = None  # the number of steps whose state was written last
@@ -71,7 +79,9 @@ class SurvivorSaves(Survivors):
     def between_steps(self) -> None:
         if self._saver is None:
             return
-        self._at = self._run_part(), random_state(self._session.device)
+        self._at = _Between(
+            self._run_part(), dict(self._script_state()), random_state(self._session.device)
+        )
         if self._lost is not None:
             self._leave()
             raise self._lost
@@ -102,20 +112,23 @@ class SurvivorSaves(Survivors):
         except CommError as error:
             self._leave()
             self._lost = error
+        # From here on weights change. An optimizer that fails half-way, or a second step with the
+        # same batch, must not be left as the state before the step.
+        self._at = None
 
     def _leave(self) -> None:
         """Raises nothing: the loss itself is about to be raised."""
         saver = self._saver
-        if saver is None or self._at is None or self._at[0]["steps"] == self._left:
+        if saver is None or self._at is None or self._at.run["steps"] == self._left:
             return
         if len(self._session.models) != 1:  # one may be a step ahead of the other
             return
-        run, random = self._at
+        run, state, random = self._at
         try:
             model, optimizer = saver.held(self._buffers)
             parts = {
                 "run": run,
-                "state": dict(self._script_state()),
+                "state": state,
                 PLACE: {"place": saver.place, "places": saver.places},
                 f"rank-{self._session.rank}": {
                     "random": random,
