@@ -319,9 +319,10 @@ class Stored:
     image_size = (SIZE, SIZE)
 
     def __init__(self, path: Path, data: list[Batch]) -> None:
-        self._images = torch.cat([x for x, _ in data]).numpy()
-        np.save(path, self._images)
-        self._map = np.load(path, mmap_mode="r")
+        images = torch.cat([x for x, _ in data]).numpy()
+        images.tofile(path)
+        # Not by `np.load`: the parser of its header fails in several threads (Python < 3.11.8).
+        self._map = np.memmap(path, images.dtype, "r", shape=images.shape)
         self._labels = torch.cat([y for _, y in data])
         self.read: list[int] = []
 
@@ -344,7 +345,7 @@ def test_each_rank_reads_its_tile_alone(tmp_path: Path, pixels: bool) -> None:
     model = segmenter() if pixels else classifier()
 
     def body(run: Run, trainer: Trainer, model: nn.Module) -> Any:
-        stored = Stored(tmp_path / f"{run.rank}.npy", data)
+        stored = Stored(tmp_path / f"{run.rank}.raw", data)
         losses = []
         for _ in range(2):
             for x, y in trainer.loader(stored, 4, shuffle=False):

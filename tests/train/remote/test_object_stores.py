@@ -156,7 +156,10 @@ def test_a_script_saves_and_loads_there_by_its_url(tmp_path: Path, url: str) -> 
     run_world(1, nothing, folder=tmp_path)
 
 
+@pytest.mark.parametrize("url", ["file", "local"], indirect=True)
 def test_on_two_hosts_each_fetches_once(tmp_path: Path, url: str) -> None:
+    """Not in memory: a file there has one position for all its readers, here two threads."""
+
     def save(run: Run) -> None:
         prepared(run)
         run.save(url, number=5)
