@@ -111,6 +111,7 @@ SIMULATED_LINK: Final = _internal(
 SIMULATED_LINK_FILE: Final = _internal(
     "SIMULATED_LINK_FILE", "The file in which the workers record when each simulated link is free."
 )
+PER_GPU: Final = _internal("PER_GPU", "The number of workers that share each GPU of a host.")
 RESERVED: Final = _internal("RESERVED", "Space for the variables of a forked process.")
 EMULATED_HOST: Final = _internal("EMULATED_HOST", "The number of this emulated host.")
 EMULATED_HOSTS: Final = _internal("EMULATED_HOSTS", "The number of emulated hosts.")

@@ -300,7 +300,7 @@ def _trial(report: Path) -> None:
     assignment = detect(os.environ)
     own_gpu = torch.cuda.device_count() >= assignment.local_size
     device = torch.device("cuda", assignment.local_rank) if own_gpu else torch.device("cpu")
-    group = join(assignment, device, shared_gpu=False, timeout=_TRIAL_TIMEOUT)
+    group = join(assignment, device, ranks_per_gpu=1, timeout=_TRIAL_TIMEOUT)
     numbers = torch.arange(2**20, dtype=torch.float32, device=device)
     expected = numbers * (assignment.size * (assignment.size + 1) // 2)
     seconds = []
