@@ -18,6 +18,7 @@ from farandole.train.elastic.training import ElasticTraining
 from farandole.train.run_metrics import RunMetrics
 from farandole.train.session import Session
 from farandole.train.stopping.preemption import Preemption
+from farandole.worker.gpu_memory import gather_peaks
 from farandole.worker.trial.clock import trial_clock
 
 
@@ -124,6 +125,9 @@ class Passes:
         session.models.end_pass()
         self._metrics.collect_notes()
         session.models.check_after_pass(session.group, session.replicas)
+        peaks = gather_peaks(session.group, session.device)
+        if peaks is not None:
+            self._metrics.gpu_peaks = peaks
 
     def close(self) -> None:
         """The run is over."""
