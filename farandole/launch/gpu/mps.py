@@ -31,6 +31,7 @@ from farandole.errors import LaunchError
 from farandole.launch.gpu.mps_control import (
     LOG_DIRECTORY,
     PIPE_DIRECTORY,
+    THREAD_PERCENTAGE,
     answers,
     ask,
     control_program,
@@ -113,11 +114,13 @@ class MpsDaemon:
     def _start(self) -> None:
         for folder in (self._pipes, self._logs):
             folder.mkdir(mode=0o700)
+        variables = {**os.environ, **self.variables, IDENTITY: self._identity}
+        variables.pop(THREAD_PERCENTAGE, None)  # for workers; the daemon's would limit them all
         try:
             with (self._logs / "output").open("wb") as output:
                 self._process = subprocess.Popen(
                     [self._program, "-f"],  # in the foreground: it is our child, and ends with us
-                    env={**os.environ, **self.variables, IDENTITY: self._identity},
+                    env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -134,6 +137,7 @@ class MpsDaemon:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             if (ended := self._end()) is not None:
+                self._is_missed = True
                 raise LaunchError(f"{ended}, before it answered. {self._said()}")
             if answers(self._pipes, _ANSWER_SECONDS):
                 return

@@ -49,5 +49,6 @@ def ask(command: str, pipes: Path, seconds: float) -> str | None:
 
 
 def answers(pipes: Path, seconds: float) -> bool:
-    """Whether a daemon that lives listens in this folder."""
-    return pipes.is_dir() and ask(_QUESTION, pipes, seconds) is not None
+    """Whether a daemon that lives listens in this folder. Its answer is a number."""
+    answer = ask(_QUESTION, pipes, seconds) if pipes.is_dir() else None
+    return answer is not None and any(letter.isdigit() for letter in answer)

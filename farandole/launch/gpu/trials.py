@@ -17,10 +17,11 @@ from pathlib import Path
 
 from farandole.environment import TRACE, TRIAL
 from farandole.errors import LaunchError, UserError
+from farandole.launch.gpu.mps_control import PIPE_DIRECTORY
 from farandole.launch.gpu.nvidia_smi import list_gpus
 from farandole.launch.gpu.trial_table import Trial, table
 from farandole.launch.gpu.use_sampler import UseSampler
-from farandole.launch.gpu.visible import visible_gpus
+from farandole.launch.gpu.visible import VARIABLE, visible_gpus
 from farandole.launch.messages import tell, write_error
 from farandole.launch.outcome_file import read_outcome
 from farandole.system.ending import end_process
@@ -45,12 +46,10 @@ def find_fastest(words: Sequence[str]) -> int:
     Prints a table. Raises `LaunchError` where the script fails with any number, `UserError` where
     it does not say how fast it trains, and `Stopped` on a signal.
     """
-    gpus = visible_gpus(list_gpus(), os.environ)
-    uuids = [gpu.uuid for gpu in gpus]
-    names = ", ".join(sorted({gpu.name for gpu in gpus}))
+    uuids = _uuids()
     tell(
-        f"--per-gpu auto: tries {', '.join(map(str, COUNTS))} workers on each of {len(gpus)} "
-        f"GPU(s) ({names}) with the beginning of the script"
+        f"--per-gpu auto: tries {', '.join(map(str, COUNTS))} workers a GPU with the beginning of "
+        "the script"
     )
     trials: list[Trial] = []
     folder = OwnedFolder("trial")
@@ -72,6 +71,17 @@ def find_fastest(words: Sequence[str]) -> int:
     best = max(measured, key=lambda trial: trial.samples_per_second or 0.0)
     tell(f"{best.per_gpu} worker(s) a GPU are the fastest: starts with --per-gpu {best.per_gpu}")
     return best.per_gpu
+
+
+def _uuids() -> list[str]:
+    """Of the GPUs that the trials use, to look at; none where they cannot be told.
+
+    A list of numbers counts the GPUs of a daemon of the user's own, if there is one.
+    """
+    gpus = list_gpus()
+    if PIPE_DIRECTORY in os.environ and VARIABLE in os.environ:
+        return []
+    return [gpu.uuid for gpu in visible_gpus(gpus, os.environ)]
 
 
 def _try(per_gpu: int, words: Sequence[str], folder: Path, uuids: Sequence[str]) -> Trial:

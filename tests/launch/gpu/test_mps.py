@@ -62,11 +62,14 @@ def test_a_daemon_that_dies(
     assert capsys.readouterr().err == "", "it was said before"
 
 
-def test_a_daemon_that_cannot_start(here: GpuMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_cannot_start(
+    here: GpuMachine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("STAND_IN_MPS", "broken")
     with pytest.raises(LaunchError, match="the server is not supported on this GPU") as raised:
         mps.MpsDaemon(["GPU-0"])
     assert "has ended (exit code 1), before it answered" in str(raised.value)
+    assert capsys.readouterr().err == "", "it is said once"
 
 
 def test_a_daemon_that_does_not_answer(
