@@ -111,7 +111,14 @@ SIMULATED_LINK: Final = _internal(
 SIMULATED_LINK_FILE: Final = _internal(
     "SIMULATED_LINK_FILE", "The file in which the workers record when each simulated link is free."
 )
-PER_GPU: Final = _internal("PER_GPU", "The number of workers that share each GPU of a host.")
+PER_GPU: Final = _internal(
+    "PER_GPU",
+    "The number of workers that share a GPU. Worker r of a host has GPU r divided by it, rounded "
+    "down.",
+)
+TRIAL: Final = _internal(
+    "TRIAL", "The file in which rank 0 writes how fast it trains, in a trial of `--per-gpu auto`."
+)
 RESERVED: Final = _internal("RESERVED", "Space for the variables of a forked process.")
 EMULATED_HOST: Final = _internal("EMULATED_HOST", "The number of this emulated host.")
 EMULATED_HOSTS: Final = _internal("EMULATED_HOSTS", "The number of emulated hosts.")

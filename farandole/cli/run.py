@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from farandole.launch.outcome_file import write_outcome
 from farandole.launch.outcome_text import print_outcome
 
 SECTIONS = {
-    "Workers": ("--workers", "-m", "--horovod", "--no-fork"),
+    "Workers": ("--workers", "--per-gpu", "--gpu-threads", "-m", "--horovod", "--no-fork"),
     "Training": (
         *("--sync", "--layout", "--seed", "--transport", "--pretend-hosts", "--link"),
         "--no-check-finite",
@@ -56,6 +57,12 @@ SECTIONS = {
     ),
 }
 
+# A trial leaves no traces: neither in the user's folders, nor for a later start of the job.
+_NOT_IN_TRIALS = (
+    *("per_gpu", "name", "runs", "checkpoint", "fallback", "trace", "restarts"),
+    "outcome_file",
+)
+
 
 @click.command(context_settings=PASS_ON, cls=SectionedCommand, sections=SECTIONS)
 @click.option(
@@ -63,6 +70,21 @@ SECTIONS = {
     "--workers",
     type=int,
     help="Number of workers. [all slots of the hosts; on this host one per GPU, or 1]",
+)
+@click.option(
+    "--per-gpu",
+    metavar="K|auto",
+    help="Number of workers that share each GPU of this host, under an MPS daemon that the job "
+    "starts and ends: small batches leave a GPU idle, and several workers fill it. auto tries 1, "
+    "2, 4 and 8 with the beginning of the script, and takes the fastest. [one worker a GPU]",
+)
+@click.option(
+    "--gpu-threads",
+    type=float,
+    metavar="PERCENT",
+    help="With --per-gpu: the most of a GPU's threads that one worker may use at a time. Less than "
+    "100 keeps workers out of each other's way, and leaves threads idle when the others pause. "
+    "[100]",
 )
 @engine_options()
 @host_options
@@ -174,6 +196,8 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 8 --min 4 --restarts 10 train.py
       farandole run -n 4 --layout stages=2 --restarts 10 --checkpoint every=1min train.py
       farandole run --hostfile hosts --min 4 --max 16 --restarts 10 train.py
+      farandole run --per-gpu 4 train.py
+      farandole run --per-gpu auto train.py
       farandole run -n 4 --horovod train_with_horovod.py
       farandole run --on slurm --nodes 4 --per-node 8 train.py
     """
@@ -187,6 +211,11 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
         sys.exit(run_on_engine(engine, chosen))
     engine.check_hosts(chosen.where)
     check(chosen)
+    if chosen.per_gpu == "auto":
+        from farandole.cli.job.per_gpu import choose_per_gpu
+
+        words = engine.words(without=_NOT_IN_TRIALS)
+        chosen = replace(chosen, per_gpu=str(choose_per_gpu(chosen, words)))
     outcome, topology = run_job(chosen)
     print_outcome(outcome, topology.size, topology=topology)
     if outcome_file is not None:

@@ -134,6 +134,32 @@ def check_gpus(gpus: Sequence[tuple[str, int]], device_files: int) -> Finding:
     return Finding("GPUs", "missing", "none", "not needed: workers then run on CPUs")
 
 
+def check_mps(program: str | None, driver: str | None, gpus: int) -> Finding:
+    """What `farandole run --per-gpu` starts. `program` is where it is."""
+    if program is not None:
+        version = "" if driver is None else f", driver {driver}"
+        return Finding("MPS", "ok", f"{program}{version}")
+    if not gpus:
+        return Finding("MPS", "missing", "not found", "not needed without a GPU")
+    hint = "apt install nvidia-compute-utils-<driver>; docker run -e NVIDIA_DRIVER_CAPABILITIES=all"
+    return Finding("MPS", "missing", "not found: --per-gpu cannot be used", hint)
+
+
+def check_ranks_a_gpu(nccl: tuple[int, int, int] | None, gpus: int) -> Finding:
+    """Whether workers that share a GPU can use NCCL. `nccl` is the version that is loaded."""
+    name = "several ranks a GPU"
+    if not gpus:
+        return Finding(name, "missing", "no GPU", "not needed: workers then run on CPUs")
+    if nccl is None:
+        hint = "install a CUDA build of torch: https://pytorch.org/get-started/locally"
+        return Finding(name, "warning", "NCCL is not loaded", hint)
+    version = ".".join(map(str, nccl))
+    if nccl < (2, 30, 0):
+        hint = "pip install 'nvidia-nccl-cu13>=2.30' elsewhere, and LD_PRELOAD its libnccl.so.2"
+        return Finding(name, "missing", f"NCCL {version} wants a GPU for each rank", hint)
+    return Finding(name, "ok", f"NCCL {version}")
+
+
 def check_shared_memory(total_bytes: int | None, free_bytes: int) -> Finding:
     hint = "docker run --shm-size=8g …, or: mount -o remount,size=8G /dev/shm"
     if total_bytes is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.metadata
 import os
 import resource
@@ -15,6 +17,7 @@ from pathlib import Path
 import farandole
 from farandole.doctor import checks
 from farandole.doctor.checks import Finding
+from farandole.launch.gpu.mps_control import PROGRAM as MPS_PROGRAM
 
 
 def examine() -> tuple[Finding, ...]:
@@ -48,6 +51,8 @@ def _examine_machine() -> tuple[Finding, ...]:
         checks.check_cpus(count, usable_cores()),
         checks.check_memory(memory.total, memory.available),
         checks.check_gpus(gpus, len(list(Path("/dev").glob("nvidia[0-9]*")))),
+        checks.check_mps(shutil.which(MPS_PROGRAM), _driver_version(), len(gpus)),
+        checks.check_ranks_a_gpu(_nccl_version() if gpus else None, len(gpus)),
         checks.check_shared_memory(shared.total if shared else None, shared.free if shared else 0),
         *checks.check_limits(
             resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -115,6 +120,26 @@ def _gpus() -> list[tuple[str, int]]:
     except RuntimeError:
         return []  # a driver that does not fit: `check_gpus` sees its files
     return [(gpu.name, gpu.total_memory) for gpu in found]
+
+
+def _driver_version() -> str | None:
+    """Of NVIDIA's kernel module; None: it is not loaded."""
+    with contextlib.suppress(OSError):
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    return None
+
+
+def _nccl_version() -> tuple[int, int, int] | None:
+    """Of the library that this process has loaded, which need not be the one of torch's build."""
+    import torch  # noqa: F401 - loads it
+
+    found = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(found)) != 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return found.value // 10_000, found.value // 100 % 100, found.value % 100
 
 
 def _can_bind() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,9 @@ class Job:
     stall_seconds: float | None = None  # without a step, then a worker is named; see `stall_watch`
     stall_kill: bool = False  # and is ended
     grace_seconds: float = DEFAULT_SECONDS  # between SIGTERM and SIGKILL
+    # Called some 20 times a second, in the launcher, for what the workers cannot do without. What
+    # it raises ends the job.
+    check: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         if self.per_rank and len(self.per_rank) != self.workers:

@@ -17,6 +17,7 @@ class OutcomeRecord:
 
     problem: str
     joined: bool
+    is_out_of_memory: bool = False  # of a GPU
 
 
 def write_outcome(path: Path, outcome: Outcome) -> None:
@@ -27,12 +28,16 @@ def write_outcome(path: Path, outcome: Outcome) -> None:
     elif outcome.failure is not None:
         said = [line.strip() for line in outcome.failure.error.splitlines() if line.strip()]
         problem = said[-1] if said else str(outcome.failure)
-    write_whole(path, json.dumps(asdict(OutcomeRecord(problem, outcome.joined))).encode())
+    out_of_memory = outcome.failure is not None and outcome.failure.is_out_of_memory
+    record = OutcomeRecord(problem, outcome.joined, out_of_memory)
+    write_whole(path, json.dumps(asdict(record)).encode())
 
 
 def read_outcome(path: Path) -> OutcomeRecord | None:
     """None where there is none: the launcher could not start the job, or was killed."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(path.read_text())
-        return OutcomeRecord(str(found["problem"]), bool(found["joined"]))
+        return OutcomeRecord(
+            str(found["problem"]), bool(found["joined"]), bool(found["is_out_of_memory"])
+        )
     return None

@@ -65,6 +65,8 @@ def _explain(failure: Failure, workers: int, name: str) -> None:
     click.secho(f"\nfarandole: {name} {how}{rest}", fg="red", err=True)
     if failure.error:
         click.echo(failure.error.rstrip(), err=True)
+    if failure.advice:
+        click.echo(f"farandole: {failure.advice}", err=True)
     # The text is all there is: a worker is the user's own `python script.py`, and what fails at its
     # imports has not called `fd.init()`, which would record the exception. So the error is the end
     # of its standard error. Nothing but this hint depends on it.

@@ -69,6 +69,7 @@ def step(pool: WorkerPool, policy: Policy) -> None:
         policy.on_exits(ended)
     if policy.is_finished():
         return
+    pool.check()
     # Ends are taken in before anyone is called overdue, so that a worker that has just ended is not
     # named.
     overdue = [*policy.exit_watch.look(pool.locations(), policy.done), *pool.stalled()]

@@ -47,6 +47,7 @@ class WorkerPool:
         self._workers_by_host = workers_by_host or {}
         self._ended: dict[int, Worker] = {}
         self._grace_seconds = job.grace_seconds
+        self._check = job.check
         self._stalls = StallWatch(
             directory.folder,
             job.stall_seconds,
@@ -93,6 +94,11 @@ class WorkerPool:
         return {
             number: Location(worker.pid, worker.host) for number, worker in self.running.items()
         }
+
+    def check(self) -> None:
+        """Raises what `Job.check` does."""
+        if self._check is not None:
+            self._check()
 
     def stalled(self) -> list[Overdue]:
         """Who is to be ended because it makes no step."""

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from farandole.report.history import Follower, History
 from farandole.report.lane import Lane, outcome_of
 from farandole.report.metrics import FILE_NAME
 from farandole.report.target import Target
+from farandole.system.ending import end_process
 from farandole.system.orphans import tied_to_this_process
 from farandole.worker.grace import DEFAULT_SECONDS
 
@@ -36,7 +36,6 @@ LaneProcess = Forked | subprocess.Popen[bytes]
 
 _POLL_SECONDS = 0.25
 _PATIENCE_SECONDS = 10.0  # beyond its grace: how long a lane that was told to stop may take
-_KILLED_SECONDS = 5.0
 _LONGEST_NAME = 100  # of a folder: a file system takes 255 bytes, and a list of cuts may be longer
 
 
@@ -218,7 +217,7 @@ def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
             if code is not None:
                 break
             if enough := config.enough(history, time.monotonic() - began):
-                _stop(process, config.grace_seconds + _PATIENCE_SECONDS)
+                end_process(process, config.grace_seconds + _PATIENCE_SECONDS)
                 yield replace(lane, history=follower.poll(), outcome="stopped", problem=enough)
                 return
             yield lane
@@ -227,7 +226,7 @@ def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
     finally:
         ended.unlink(missing_ok=True)
         if process.poll() is None:
-            _stop(process, config.grace_seconds + _PATIENCE_SECONDS)
+            end_process(process, config.grace_seconds + _PATIENCE_SECONDS)
 
 
 def folder_name(number: int, lane: Lane) -> str:
@@ -238,16 +237,6 @@ def folder_name(number: int, lane: Lane) -> str:
 def interrupted(lane: Lane) -> Lane:
     """A lane that was running when the race was stopped."""
     return replace(lane, outcome="unfinished", problem="stopped before its end")
-
-
-def _stop(process: LaneProcess, seconds: float) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the system itself holds it (state D)
-            process.wait(_KILLED_SECONDS)
 
 
 def _problem(output: Path, code: int, outcome: OutcomeRecord | None) -> str:

@@ -58,6 +58,7 @@ class History:
     finished: bool = False
     damage: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
+    gpu_peak_bytes: tuple[int, ...] = ()  # of each rank; empty: they had no GPUs
 
     @property
     def sync(self) -> str:
@@ -156,6 +157,7 @@ class _Parser:
         self._last = Counters()
         self._finished = False
         self._damage: list[str] = []
+        self._gpu_peak_bytes: tuple[int, ...] = ()
 
     def feed(self, line: bytes) -> None:
         self._line += 1
@@ -171,6 +173,7 @@ class _Parser:
         if event == "start":
             self._start = record
             self._finished = False
+            self._gpu_peak_bytes = ()  # of other ranks, perhaps
         elif event in ("log", "end"):
             counters = _counters(record)
             if event == "log":
@@ -184,6 +187,8 @@ class _Parser:
             self._notes.append(Note(**vars(counters), values=_values("sync", record.get("sync"))))
             if counters.time_seconds > self._last.time_seconds:
                 self._last = counters
+        elif event == "memory":
+            self._gpu_peak_bytes = _counts("gpu_peak_bytes", record.get("gpu_peak_bytes"))
         # Other events belong to later writers; an older reader passes over them.
 
     def history(self) -> History:
@@ -194,6 +199,7 @@ class _Parser:
             finished=self._finished,
             damage=tuple(self._damage),
             notes=tuple(sorted(self._notes, key=lambda note: note.time_seconds)),
+            gpu_peak_bytes=self._gpu_peak_bytes,
         )
 
 
@@ -227,6 +233,14 @@ def _number(record: Mapping[str, Any], key: str) -> float:
     if isinstance(value, int | float) and 0 <= value < MOST:
         return value
     raise ValueError(f"{key!r} is {value!r}, not a count or a duration")
+
+
+def _counts(key: str, values: object) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(
+        isinstance(value, int) and 0 <= value < MOST for value in values
+    ):
+        raise ValueError(f"{key!r} is {values!r}, not a list of counts")
+    return tuple(values)
 
 
 def _values(key: str, values: object) -> dict[str, float | str]:

@@ -103,6 +103,11 @@ class Lane:
         """What rank 0 sent."""
         return self.history.last.bytes_sent
 
+    @property
+    def gpu_peak_bytes(self) -> int | None:
+        """What the tensors of a rank took of its GPU at most, of all ranks; None: without GPUs."""
+        return max(self.history.gpu_peak_bytes, default=None)
+
 
 def outcome_of(history: History, exit_code: int | None) -> Outcome:
     """How a run stands: `exit_code` is its process's, or None while that is alive."""

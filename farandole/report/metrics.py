@@ -2,7 +2,8 @@
 
 One JSON object per line, each line written whole, so that a reader can follow a run under way:
 a "start" record, a "log" record for every `run.log`, a "sync" record for every decision of a
-strategy that adapts, an "end" record when the run closes.
+strategy that adapts, a "memory" record where ranks have used more of their GPUs, an "end" record
+when the run closes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ class MetricsLog:
         self._write({"event": "sync", **counters, "sync": dict(values)})
         numbers = {f"sync/{k}": v for k, v in values.items() if not isinstance(v, str)}
         self._boards.log(int(counters["samples"]), numbers)
+
+    def gpu_memory(self, peak_bytes: Sequence[int]) -> None:
+        """Adds what the tensors of each rank took of its GPU at their peak so far."""
+        self._write({"event": "memory", "gpu_peak_bytes": list(peak_bytes)})
 
     def close(self, counters: Mapping[str, float]) -> None:
         """Adds the end record and closes the files."""

@@ -131,12 +131,28 @@ def columns(results: Results, rows: Sequence[Standing]) -> tuple[Column, ...]:
         ("waited", "waited", lambda row: units.seconds(row.lane.waited_seconds)),
         ("waited share", "", lambda row: units.share(row.lane.waited_share)),
         ("sent per rank", "sent", lambda row: units.bytes_count(row.lane.bytes_sent)),
+        *_gpu_memory(rows),
         ("start-up", "", lambda row: units.seconds(row.lane.startup_seconds)),
         ("total time", "total", lambda row: units.seconds(row.lane.total_seconds)),
     ]
     return tuple(
         Column(title, short, tuple(text(row) for row in rows)) for title, short, text in shown
     )
+
+
+def _gpu_memory(
+    rows: Sequence[Standing],
+) -> list[tuple[str, str, Callable[[Standing], str]]]:
+    """Only where a lane has used GPUs."""
+    if all(row.lane.gpu_peak_bytes is None for row in rows):
+        return []
+    return [
+        (
+            "GPU memory, fullest rank",
+            "GPU",
+            lambda row: units.memory(row.lane.gpu_peak_bytes),
+        )
+    ]
 
 
 def table(lanes: Sequence[Lane], target: Target | None = None, *, ranked: bool = True) -> Table:
@@ -242,6 +258,7 @@ def _lane_record(row: Standing) -> dict[str, Any]:
         "waited_seconds": lane.waited_seconds,
         "waited_share": units.jsonable(lane.waited_share),
         "bytes_sent": lane.bytes_sent,
+        "gpu_peak_bytes": list(lane.history.gpu_peak_bytes),
         "startup_seconds": lane.startup_seconds,
         "total_seconds": lane.total_seconds,
         "damage": list(lane.history.damage),

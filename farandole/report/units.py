@@ -21,6 +21,11 @@ def seconds(value: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def memory(value: float | None) -> str:
+    """In powers of 1024, as the sizes of memories are quoted."""
+    return NONE if value is None else f"{value / 2**30:.3g} GiB"
+
+
 def bytes_count(value: float | None) -> str:
     """In powers of 1000, as network rates are quoted."""
     if value is None:

@@ -23,11 +23,11 @@ _LOCK = "launcher.lock"
 class OwnedFolder:
     """A new folder `farandole-<purpose>-…`, private to this user, of the `job` with this identity.
 
-    Raises `OSError` where none can be made.
+    It is in `parent`, or in the temporary folder. Raises `OSError` where none can be made.
     """
 
-    def __init__(self, purpose: str, job: str = "") -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-"))
+    def __init__(self, purpose: str, job: str = "", *, parent: Path | None = None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-", dir=parent))
         draft = self.path / f".{_LOCK}"
         self._lock: int | None = os.open(draft, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -18,6 +18,8 @@ from farandole.train.elastic.training import ElasticTraining
 from farandole.train.run_metrics import RunMetrics
 from farandole.train.session import Session
 from farandole.train.stopping.preemption import Preemption
+from farandole.worker.gpu_memory import gather_peaks
+from farandole.worker.trial.clock import trial_clock
 
 
 class Passes:
@@ -29,6 +31,7 @@ class Passes:
         self.preemption: Preemption | None = None
         self.automatic: AutomaticSaves | None = None
         self.elastic: ElasticTraining | None = None
+        self._trial = trial_clock(session.rank, session.device)
         self._leading: Loader | None = None  # the training pass that others lie within
         self._unsettled = False  # the last training pass was left, and the ranks have not met
         self._reads_shared = False  # the batch under way has samples that other ranks read too
@@ -75,6 +78,8 @@ class Passes:
                     "note: no model was given to run.distribute, so each rank trains one of its "
                     "own. Write `model, opt = run.distribute(model, opt)` before the loop."
                 )
+            if self._trial is not None:
+                self._trial.batch(info.samples)
             session.progress.count(info)
             if session.reporter is not None:
                 session.reporter.progress(session.progress.steps, session.progress.epoch)
@@ -101,6 +106,8 @@ class Passes:
             self._leading = None
         # Evaluation in the middle of a training pass must not change that pass's weights.
         if loader.is_training:
+            if self._trial is not None:
+                self._trial.end_pass()
             self._session.progress.pass_ended = True
             self._unsettled = True
             # A pass that was read to its end has ended on all ranks: all have as many steps.
@@ -118,6 +125,14 @@ class Passes:
         session.models.end_pass()
         self._metrics.collect_notes()
         session.models.check_after_pass(session.group, session.replicas)
+        peaks = gather_peaks(session.group, session.device)
+        if peaks is not None:
+            self._metrics.gpu_peaks = peaks
+
+    def close(self) -> None:
+        """The run is over."""
+        if self._trial is not None:
+            self._trial.close()
 
     def warn_of_shared_samples(self) -> None:
         """Warns once, where a script evaluates and counts samples that several ranks have read."""

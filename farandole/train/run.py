@@ -44,6 +44,7 @@ from farandole.train.spans import Watch
 from farandole.train.trainer import Trainer
 from farandole.worker.environment import hide_rank_variables
 from farandole.worker.run_reporter import run_reporter
+from farandole.worker.trial.clock import is_trial
 
 
 class Run:
@@ -103,7 +104,7 @@ class Run:
             self._loaders,
             self._metrics,
             self._passes,
-            settings.checkpoints or checkpoints,
+            None if is_trial() else settings.checkpoints or checkpoints,
             elastic,
             fallback=settings.fallback or fallback,
         )
@@ -497,6 +498,7 @@ class Run:
         but for a save in the background. Raises `CheckpointError` if that has failed.
         """
         session = self._session
+        self._passes.close()
         if self._passes.preemption is not None:
             self._passes.preemption.close()
         if self._passes.automatic is not None:

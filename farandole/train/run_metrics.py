@@ -33,6 +33,8 @@ class RunMetrics:
         self._for_checkpoint: dict[str, float] = {}  # logged since the last one
         self.notes: list[tuple[dict[str, float], Note]] = []
         """What strategies have decided, with the counters of that moment, and is not written."""
+        self.gpu_peaks: list[int] = []  # bytes, by rank; empty without GPUs
+        self._written_peaks: list[int] = []
 
     @property
     def has_begun(self) -> bool:
@@ -91,6 +93,9 @@ class RunMetrics:
         for counters, note in self.notes:
             log.note(counters, note)
         self.notes.clear()
+        if self.gpu_peaks != self._written_peaks:
+            log.gpu_memory(self.gpu_peaks)
+            self._written_peaks = self.gpu_peaks
 
     def _open(self) -> MetricsLog:
         if self._log is None:

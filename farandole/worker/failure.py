@@ -25,6 +25,7 @@ from types import TracebackType
 
 from farandole.environment import JOB
 from farandole.errors import CommError, JoinError, NotElasticError, UserError
+from farandole.worker.out_of_memory import explain_out_of_memory, is_out_of_memory
 from farandole.worker.signals import exit_code_of
 
 _FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -57,6 +58,8 @@ class Failure:
     is_dated: bool = False  # it has said itself when that was
     is_user_error: bool = False  # it raised `UserError`
     is_not_elastic: bool = False  # it raised `NotElasticError`
+    is_out_of_memory: bool = False  # of a GPU
+    advice: str = ""  # what the worker itself knows about that, beside its traceback
 
     @property
     def killed_by(self) -> str | None:
@@ -108,7 +111,7 @@ def record_uncaught(environ: Mapping[str, str] = os.environ) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
         # Python leaves by the signal itself then, as a shell expects of whatever Ctrl-C has ended.
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-        _write(Path(target), text, error, leaving_with=code)
+        _write(Path(target), text, error, leaving_with=code, environ=environ)
         show(kind, error, trace)
 
     sys.excepthook = hook
@@ -142,9 +145,15 @@ def _follows(error: BaseException | None) -> bool:
 
 
 def _write(
-    target: Path, text: str, error: BaseException | None = None, *, leaving_with: int = 1
+    target: Path,
+    text: str,
+    error: BaseException | None = None,
+    *,
+    leaving_with: int = 1,
+    environ: Mapping[str, str] = os.environ,
 ) -> None:
     now = time.time_ns()
+    out_of_memory = is_out_of_memory(error)
     # The shape around `time_ns` is the one TorchElastic's own reader expects.
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(now // 10**9)}}
     with contextlib.suppress(OSError):  # an exception still goes to standard error
@@ -158,6 +167,8 @@ def _write(
             "leaving_with": leaving_with,
             "user_error": isinstance(error, UserError),
             "not_elastic": isinstance(error, NotElasticError),
+            "out_of_memory": out_of_memory,
+            "advice": explain_out_of_memory(environ) if out_of_memory else "",
         }
         half.write_text(json.dumps(said))
         half.replace(target)
@@ -171,10 +182,10 @@ def read_failure(
     stderr_file: Path,
 ) -> Failure:
     """In the launcher: what a worker left behind. Never raises: a missing file is no news."""
-    error = ""
+    error = advice = ""
     time_ns = (noticed_seconds - _NOTICED_WITHIN_SECONDS) * 10**9
     kind, is_dated = Kind.OWN, False
-    is_user_error = is_not_elastic = False
+    is_user_error = is_not_elastic = out_of_memory = False
     leaving_with = 1
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(error_file.read_text())
@@ -183,6 +194,8 @@ def read_failure(
         leaving_with = int(found.get("leaving_with", leaving_with))  # others write no such thing
         is_user_error = found.get("user_error") is True
         is_not_elastic = found.get("not_elastic") is True
+        out_of_memory = found.get("out_of_memory") is True
+        advice = str(found.get("advice", ""))
     if error:
         # It raised, and was on its way out when the launcher sent a signal to hurry it.
         # The exit code that the worker was about to return counts, not the signal that came in
@@ -192,7 +205,13 @@ def read_failure(
         with contextlib.suppress(OSError):
             lines = stderr_file.read_text(errors="replace").splitlines()
             error = "\n".join(lines[-_TAIL_LINES:])
-    return Failure(rank, exit_code, error, time_ns, kind, is_dated, is_user_error, is_not_elastic)
+    return Failure(
+        *(rank, exit_code, error, time_ns, kind, is_dated),
+        is_user_error=is_user_error,
+        is_not_elastic=is_not_elastic,
+        is_out_of_memory=out_of_memory,
+        advice=advice,
+    )
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:

@@ -57,7 +57,7 @@ def test_refused_before_the_start(words: list[str], said: str, tmp_path: Path) -
 
 
 def test_workers_on_gpus_start_again_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = SimpleNamespace(pretend_hosts=None)
+    options = SimpleNamespace(pretend_hosts=None, per_gpu=None)
     assert why_all_restart(options, None, None) is None
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert "NCCL does not outlive a lost rank" in (why_all_restart(options, None, None) or "")

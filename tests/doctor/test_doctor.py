@@ -179,6 +179,18 @@ def test_gpus() -> None:
     assert "nvidia-smi" in driver_only.hint
 
 
+def test_workers_that_share_a_gpu() -> None:
+    here = checks.check_mps("/usr/bin/nvidia-cuda-mps-control", "580.95", 1)
+    absent, useless = checks.check_mps(None, "580.95", 1), checks.check_mps(None, None, 0)
+    assert statuses(here, absent, useless) == ["ok", "missing", "missing"]
+    assert here.value.endswith(", driver 580.95")
+    assert "--per-gpu" in absent.value
+    new, old = checks.check_ranks_a_gpu((2, 31, 2), 1), checks.check_ranks_a_gpu((2, 28, 9), 1)
+    others = checks.check_ranks_a_gpu(None, 1), checks.check_ranks_a_gpu(None, 0)
+    assert statuses(new, old, *others) == ["ok", "missing", "warning", "missing"]
+    assert (new.value, old.value[:11]) == ("NCCL 2.31.2", "NCCL 2.28.9")
+
+
 def test_shared_memory() -> None:
     docker = checks.check_shared_memory(64 * 2**20, 64 * 2**20)
     used_up = checks.check_shared_memory(8 * GIB, GIB // 2)

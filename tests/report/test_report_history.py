@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.errors import UserError
-from farandole.report.history import Follower, read_history
+from farandole.report import units
+from farandole.report.history import Follower, History, read_history
 from farandole.report.lane import Lane, outcome_of
 from farandole.report.metrics import MetricsLog
+from farandole.report.standing import Results
+from farandole.report.summary import columns
 
 START = {"event": "start", "name": "digits", "sync": "local:every=8", "size": 2, "seed": 0}
 
@@ -250,6 +253,24 @@ def test_outcome_and_measures_of_a_run(path: Path) -> None:
     assert lane.outcome == "ok"
     assert (lane.total_seconds, lane.samples_per_second, lane.waited_seconds) == (4.0, 100.0, 1.0)
     assert (lane.waited_share, lane.bytes_sent) == (0.25, 7)
+
+
+def test_memory_of_gpus(path: Path) -> None:
+    def memory(*peaks: object) -> dict[str, Any]:
+        return {"event": "memory", "gpu_peak_bytes": peaks}
+
+    path.write_text(text_of(START, memory(3 * 2**30, 2), log(1.0), memory(3 * 2**30, 5)))
+    lane = Lane("local", 2, "ok", read_history(path))
+    assert lane.history.gpu_peak_bytes == (3 * 2**30, 5)
+    results = Results((lane, Lane("serial", 1, "ok", History())), None)
+    (column,) = [each for each in columns(results, results.standings) if each.short == "GPU"]
+    assert set(column.cells) == {"3 GiB", units.NONE}
+    path.write_text(text_of(START, memory(1, 2), START, memory("x"), memory(-1), log(1.0)))
+    history = read_history(path)
+    assert history.gpu_peak_bytes == ()
+    assert len(history.damage) == 2
+    results = Results((Lane("local", 2, "ok", history),), None)
+    assert "GPU" not in [each.short for each in columns(results, results.standings)]
 
 
 def test_a_resumed_log_is_not_glued_to_a_torn_line(tmp_path: Path) -> None:

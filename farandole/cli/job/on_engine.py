@@ -31,6 +31,12 @@ _ALLOWED = {
 def run_on_engine(chosen: ChosenEngine, options: RunOptions) -> int:
     """The exit code of the command. Raises `UserError` for what the engine cannot do."""
     engine = chosen.engine
+    if options.per_gpu is not None:
+        raise UserError(
+            f"--per-gpu {options.per_gpu} under --on {chosen.name}: MPS daemons are started by the "
+            "launcher of one host. Start `farandole run --per-gpu …` on the host with the GPUs, "
+            "such as in an interactive allocation of one node."
+        )
     check(options, script_here=engine.has_script, mpi=chosen.name == MPI)
     nodes, per_node = chosen.counts(options.workers)
     if not engine.is_own_launcher:

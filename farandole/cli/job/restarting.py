@@ -22,6 +22,8 @@ class Options(ElasticOptions, Protocol):
     def pretend_hosts(self) -> str | None: ...
     @property
     def checkpoint(self) -> str | None: ...
+    @property
+    def per_gpu(self) -> str | None: ...
 
 
 def why_all_restart(
@@ -35,6 +37,8 @@ def why_all_restart(
         return f"under --sync {strategy} {why}"
     if options.pretend_hosts is not None:
         return f"--pretend-hosts {options.pretend_hosts} says which worker is on which host"
+    if options.per_gpu is not None:
+        return f"--per-gpu {options.per_gpu} says which worker shares a GPU with which"
     import torch
 
     if torch.cuda.device_count():

@@ -12,12 +12,15 @@ import click
 from farandole import environment
 from farandole.cli.elastic_options import is_elastic
 from farandole.cli.job.elastic import run_elastic
+from farandole.cli.job.horovod import refuse_settings_of_our_own, with_horovod
+from farandole.cli.job.per_gpu import check_per_gpu, find_sharing
 from farandole.cli.job.scheme import checked_transport, layout_text, read_scheme
 from farandole.cli.job.trace_file import merge_trace
 from farandole.cli.options import check_limits, check_link, check_script
 from farandole.errors import UserError
 
 if TYPE_CHECKING:
+    from farandole.launch.gpu.sharing import GpuSharing
     from farandole.launch.job import Job, Outcome
     from farandole.launch.placement.placement import HostOptions, Placement
     from farandole.launch.servers import OthersServers, OwnServers
@@ -32,6 +35,8 @@ class RunOptions:
 
     where: HostOptions
     workers: int | None
+    per_gpu: str | None
+    gpu_threads: float | None
     layout: str | None
     sync: str | None
     name: str | None
@@ -71,9 +76,10 @@ def check(options: RunOptions, *, script_here: bool = True, mpi: bool = False) -
     `script_here`: the workers find the script on this host. `mpi`: mpirun starts them.
     """
     if options.horovod:
-        _refuse_settings_of_our_own(options)
+        refuse_settings_of_our_own(options)
     if options.workers is not None and options.workers < 1:
         raise UserError(f"-n {options.workers}: a job needs at least 1 worker.")
+    check_per_gpu(options)
     _check_times(options)
     check_link(options.link, options.pretend_hosts)
     if options.link is not None and options.transport == "mpi":
@@ -111,8 +117,12 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
     from farandole.launch.servers import plan_servers
 
     may_grow = is_elastic(options) and options.where.hostfile is not None
-    described = place(options.where, options.workers, may_grow=may_grow)
-    placement = described or Placement.here(options.workers or _gpu_count() or 1)
+    sharing = find_sharing(options)
+    if sharing is not None:
+        described, placement = None, Placement.here(sharing.workers)
+    else:
+        described = place(options.where, options.workers, may_grow=may_grow)
+        placement = described or Placement.here(options.workers or _gpu_count() or 1)
     strategy, layout = read_scheme(options.sync, options.layout, placement.topology.size)
     plan = plan_servers(
         strategy, options.servers, options.replicas, options.functions, options.key_file
@@ -124,7 +134,7 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
         from farandole.launch.messages import tell
 
         tell(f"the link between the pretended hosts is simulated: {options.link}")
-    if described is None and options.workers is not None:
+    if described is None and sharing is None and options.workers is not None:
         warn_if_crowded(job.workers, "-n ")
     if is_elastic(options) and plan is None:
         return run_elastic(
@@ -133,7 +143,7 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
             placement,
             strategy,
             layout,
-            lambda job, lost: _launch(options, job, _without(described, lost, job), plan),
+            lambda job, lost: _launch(options, job, _without(described, lost, job), plan, sharing),
         )
     if options.min_workers is not None:
         raise UserError(
@@ -141,7 +151,7 @@ def run_job(options: RunOptions) -> tuple[Outcome, Topology]:
             "worker except rank 0 may fail anyway; leave --min out."
         )
     try:
-        outcome = _launch(options, job, described, plan)
+        outcome = _launch(options, job, described, plan, sharing)
     finally:
         if options.trace is not None:
             merge_trace(options.trace)
@@ -153,7 +163,14 @@ def _launch(
     job: Job,
     placement: Placement | None,
     plan: OwnServers | OthersServers | None,
+    sharing: GpuSharing | None,
 ) -> Outcome:
+    if sharing is not None:
+        from farandole.launch.gpu.sharing import launch_sharing
+
+        return launch_sharing(
+            sharing, job, lambda job: _launch(options, job, placement, plan, None)
+        )
     from farandole.launch.launcher import launch
     from farandole.launch.servers import OthersServers, OwnServers, launch_with_servers
 
@@ -297,7 +314,7 @@ def _job(
         stall_kill=options.stall_kill,
         grace_seconds=options.grace,
     )
-    return _with_horovod(job, topology, options.trace) if options.horovod else job
+    return with_horovod(job, topology, options.trace) if options.horovod else job
 
 
 def _variables(
@@ -343,31 +360,3 @@ def _checked_policy(text: str) -> str:
     from farandole.train.checkpoint.automatic.policy import parse_checkpoints
 
     return str(parse_checkpoints(text))
-
-
-def _refuse_settings_of_our_own(options: RunOptions) -> None:
-    ours = ("sync", "layout", "servers", "name", "runs", "checkpoint", "fallback", "seed", "link")
-    for name in ours:
-        if getattr(options, name) not in (None, False):
-            raise UserError(
-                f"--{name} is for scripts that call fd.init(); with --horovod the script calls "
-                f"hvd.init(), which knows no such thing. Leave out --{name} or --horovod."
-            )
-    if options.stall is not None:
-        raise UserError(
-            "--stall watches scripts that call fd.init(). With --horovod set "
-            "HOROVOD_STALL_CHECK_TIME_SECONDS, which names the ranks that are missing."
-        )
-
-
-def _with_horovod(job: Job, topology: Topology, trace: Path | None) -> Job:
-    """Where `import horovod` is ours, and each worker also gets its rank in Horovod's variables."""
-    from farandole.horovod.aliases import shim_variables
-    from farandole.launch.rank_variables import horovod_rank_variables
-
-    timeline = {"HOROVOD_TIMELINE": str(trace)} if trace is not None else {}
-    return replace(
-        job,
-        environment={**job.environment, **shim_variables(), **timeline},
-        per_rank=[horovod_rank_variables(topology, rank) for rank in range(job.workers)],
-    )

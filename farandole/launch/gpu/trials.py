@@ -1,0 +1,182 @@
+"""`--per-gpu auto`: trains for a few steps with 1, 2, 4 and 8 workers a GPU, one after the other.
+
+Each trial is a `farandole run --per-gpu K` of its own, with its own processes and MPS daemon, so
+that nothing carries over. Its rank 0 writes how fast it trains (`worker/trial`), and is stopped
+when that is known. What a trial writes is in a temporary folder, which is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from farandole.environment import TRACE, TRIAL
+from farandole.errors import LaunchError, UserError
+from farandole.launch.gpu.mps_control import PIPE_DIRECTORY
+from farandole.launch.gpu.nvidia_smi import list_gpus
+from farandole.launch.gpu.trial_table import Trial, table
+from farandole.launch.gpu.use_sampler import UseSampler
+from farandole.launch.gpu.visible import VARIABLE, visible_gpus
+from farandole.launch.messages import tell, write_error
+from farandole.launch.outcome_file import read_outcome
+from farandole.system.ending import end_process
+from farandole.system.orphans import tied_to_this_process
+from farandole.system.owned_folders import OwnedFolder
+from farandole.system.watchdog import Watchdog
+from farandole.worker.grace import DEFAULT_SECONDS
+from farandole.worker.signals import signals_raised
+from farandole.worker.trial.record import WARM_UP_STEPS, TrialRecord, read_trial
+
+COUNTS = (1, 2, 4, 8)
+_POLL_SECONDS = 0.25
+_LIMIT_SECONDS = 900.0  # for one trial, with its start
+_STOP_SECONDS = DEFAULT_SECONDS + 10.0
+_SHOWN_LINES = 15
+_USAGE_CODE = 2
+
+
+def find_fastest(words: Sequence[str]) -> int:
+    """The number of workers a GPU with the most samples/s, of `farandole run` with these words.
+
+    Prints a table. Raises `LaunchError` where the script fails with any number, `UserError` where
+    it does not say how fast it trains, and `Stopped` on a signal.
+    """
+    uuids = _uuids()
+    tell(
+        f"--per-gpu auto: tries {', '.join(map(str, COUNTS))} workers a GPU with the beginning of "
+        "the script"
+    )
+    trials: list[Trial] = []
+    folder = OwnedFolder("trial")
+    watchdog = Watchdog(folders=[folder.path])
+    try:
+        with signals_raised():
+            for per_gpu in COUNTS:
+                if any(trial.is_out_of_memory for trial in trials):
+                    trials.append(Trial(per_gpu, problem="not tried: fewer ran out of memory"))
+                    continue
+                trials.append(_try(per_gpu, words, folder.path, uuids))
+    finally:
+        folder.close()
+        watchdog.close()
+    write_error(table(trials))
+    measured = [trial for trial in trials if trial.samples_per_second]
+    if not measured:
+        raise _none_works(trials)
+    best = max(measured, key=lambda trial: trial.samples_per_second or 0.0)
+    tell(f"{best.per_gpu} worker(s) a GPU are the fastest: starts with --per-gpu {best.per_gpu}")
+    return best.per_gpu
+
+
+def _uuids() -> list[str]:
+    """Of the GPUs that the trials use, to look at; none where they cannot be told.
+
+    A list of numbers counts the GPUs of a daemon of the user's own, if there is one.
+    """
+    gpus = list_gpus()
+    if PIPE_DIRECTORY in os.environ and VARIABLE in os.environ:
+        return []
+    return [gpu.uuid for gpu in visible_gpus(gpus, os.environ)]
+
+
+def _try(per_gpu: int, words: Sequence[str], folder: Path, uuids: Sequence[str]) -> Trial:
+    record, ended, output = (folder / f"{per_gpu}.{kind}" for kind in ("trial", "end", "out"))
+    own = ["--per-gpu", str(per_gpu), "--runs", str(folder), "--name", f"trial-{per_gpu}"]
+    command = [sys.executable, "-m", "farandole", "run", *own, "--outcome-file", str(ended), *words]
+    # No trace of a trial: the variable is an option of `farandole run` too.
+    variables = {name: value for name, value in os.environ.items() if name != TRACE}
+    with output.open("wb") as sink:
+        process = subprocess.Popen(
+            command,
+            env={**variables, TRIAL: str(record), "TMPDIR": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=tied_to_this_process(),
+        )
+    sampler = UseSampler(uuids)
+    try:
+        is_over = _follow(process, record, sampler)
+    finally:
+        if process.poll() is None:
+            end_process(process, _STOP_SECONDS)
+    trial = Trial(per_gpu)
+    found = read_trial(record)
+    is_measured = found is not None and (found.is_enough or process.returncode == 0)
+    if found is not None and is_measured and found.samples_per_second is not None:
+        return replace(sampler.added_to(trial), record=found)
+    if not is_over:
+        return replace(trial, problem=f"no result within {_LIMIT_SECONDS / 60:g} minutes")
+    return _failed(trial, process.returncode, found, ended, output)
+
+
+def _follow(process: subprocess.Popen[bytes], record: Path, sampler: UseSampler) -> bool:
+    """Until the trial has measured enough, or has ended. False: it has taken too long."""
+    deadline = time.monotonic() + _LIMIT_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            process.wait(_POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            found = read_trial(record)
+            if found is not None and found.is_enough:
+                return True
+            if found is not None:  # the warm-up is over
+                sampler.sample()
+        else:
+            return True
+    return False
+
+
+def _failed(
+    trial: Trial, code: int, record: TrialRecord | None, ended: Path, output: Path
+) -> Trial:
+    """A trial that has ended without a result. Raises where other numbers would do no better."""
+    outcome = read_outcome(ended)
+    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    if code == 0:
+        raise _no_throughput(record, joined=outcome is not None and outcome.joined)
+    if outcome is not None and outcome.is_out_of_memory:
+        return replace(trial, problem="out of memory", is_out_of_memory=True)
+    if outcome is None and code == _USAGE_CODE:  # refused: the workers may not fit the layout
+        return replace(trial, problem=lines[-1].removeprefix("farandole: ") if lines else "refused")
+    said = "\n".join(lines[-_SHOWN_LINES:])
+    raise LaunchError(
+        f"the trial with {trial.per_gpu} worker(s) a GPU failed (exit code {code}). Its last lines "
+        f"were:\n{said}\nMend that, or leave out the trials: --per-gpu {trial.per_gpu}"
+    )
+
+
+def _no_throughput(record: TrialRecord | None, *, joined: bool) -> UserError:
+    instead = "Or give a number, such as --per-gpu 4."
+    if not joined:
+        return UserError(
+            "--per-gpu auto: the script never called fd.init(), so that nothing was measured. "
+            f"Write `run = fd.init()` at its top, and read its data from run.loader. {instead}"
+        )
+    steps = 0 if record is None else record.warm_up_steps + record.steps
+    if not steps:
+        return UserError(
+            "--per-gpu auto: no training batch came from run.loader or trainer.loader, so that "
+            "samples/s cannot be measured. Write `for x, y in run.loader(dataset, batch_size=…)`. "
+            f"{instead}"
+        )
+    return UserError(
+        f"--per-gpu auto: the script ended after {steps} training step(s), and the first "
+        f"{WARM_UP_STEPS} are warm-up. Give it more data or more epochs. {instead}"
+    )
+
+
+def _none_works(trials: Sequence[Trial]) -> LaunchError:
+    first = next(trial for trial in trials if trial.problem)
+    if first.is_out_of_memory:
+        return LaunchError(
+            f"the script runs out of GPU memory with {first.per_gpu} worker(s) a GPU already. Give "
+            "it a smaller batch, or cut its model: --layout stages=2 with 2 GPUs or more."
+        )
+    return LaunchError(f"no number of workers a GPU works: with {first.per_gpu}, {first.problem}")

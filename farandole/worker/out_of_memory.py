@@ -1,0 +1,77 @@
+"""Says what a worker that ran out of GPU memory had, and what would fit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from farandole.environment import LAYOUT, PER_GPU
+
+_GIB = 2**30
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether PyTorch could not allocate memory of a GPU, directly or while the script dealt with
+    that."""
+    torch = sys.modules.get("torch")  # without it nobody has raised that
+    seen: set[int] = set()  # a chain may be closed by hand
+    while torch is not None and error is not None and id(error) not in seen:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def explain_out_of_memory(environ: Mapping[str, str] = os.environ) -> str:
+    """In the worker that ran out: figures, if the GPU still gives them, and the next steps."""
+    per_gpu = _per_gpu(environ)
+    figures = _figures(sys.modules["torch"], per_gpu)
+    return f"{figures} {_advice(per_gpu, environ.get(LAYOUT))}"
+
+
+def _figures(torch: Any, per_gpu: int) -> str:
+    try:
+        if not torch.cuda.is_initialized():  # and asking must not do it
+            return "Out of GPU memory."
+        gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+        tensors, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        free, _ = torch.cuda.mem_get_info()
+    except RuntimeError:  # the context is broken
+        return "Out of GPU memory."
+    shared = f", which {per_gpu} workers share (--per-gpu {per_gpu})" if per_gpu > 1 else ""
+    return (
+        f"Out of GPU memory: {gpu.name} has {_gib(gpu.total_memory)}{shared}, and {_gib(free)} of "
+        f"it are free now. The tensors of this rank took {_gib(tensors)} at their peak, and "
+        f"PyTorch held {_gib(reserved)} for them."
+    )
+
+
+def _advice(per_gpu: int, layout: str | None) -> str:
+    ways = [
+        "a smaller batch_size",
+        "the same batch in parts, with gradients that accumulate (run.no_sync)",
+        "precision=torch.bfloat16 in run.trainer, or torch.autocast",
+    ]
+    if per_gpu > 1:
+        fewer = "1" if per_gpu == 2 else f"{per_gpu // 2}"
+        ways.insert(0, f"fewer workers a GPU (--per-gpu {fewer})")
+    if not layout:
+        ways += [
+            "the model cut over GPUs (--layout stages=2,microbatches=4, with run.trainer)",
+            "for large images their tiles (--layout tiles=2x1)",
+        ]
+    else:
+        ways.append(f"more stages, more microbatches or more tiles than {layout}")
+    return f"What takes less: {'; '.join(ways)}."
+
+
+def _per_gpu(environ: Mapping[str, str]) -> int:
+    said = environ.get(PER_GPU, "")
+    return int(said) if said.isdecimal() else 1
+
+
+def _gib(count: int) -> str:
+    return f"{count / _GIB:.1f} GiB"
