@@ -24,6 +24,7 @@ from common import RESULTS, save
 from torch import nn
 
 import farandole as fd
+from farandole.sync import parse
 
 STEPS, WIDTH, KEPT_MS = 60, 2048, 60.0
 Interval = tuple[float, float]
@@ -55,8 +56,8 @@ def worker(path: str) -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     model = nn.Sequential(*layers).to(run.device)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    run.distribute(model, optimizer, sync=fd.sync.parse("daso"))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    run.distribute(model, optimizer, sync=parse("daso"))
     data = torch.randn(64 * STEPS, WIDTH)
     dataset = torch.utils.data.TensorDataset(data)
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])

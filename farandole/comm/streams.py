@@ -66,7 +66,9 @@ class Ready:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [tensor for tensor in tensors if tensor.is_cuda]
-        self._event = torch.cuda.current_stream().record_event() if self._tensors else None
+        # Also without tensors: work may have changed some that it does not return.
+        used = torch.cuda.is_initialized()
+        self._event = torch.cuda.current_stream().record_event() if used else None
 
     def wait(self) -> None:
         """What is queued here from now on comes after it. The host does not wait."""

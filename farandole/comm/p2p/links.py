@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -29,10 +30,10 @@ Label = tuple[int, int, int, int]
 """What a message is, in small numbers."""
 _NO_LABEL = (0, 0, 0, 0)
 _FAILED = -1
-_HEADER = struct.Struct("<7q")
+HEADER = struct.Struct("<7q")
 _MOST_TEXT_BYTES = 2**16  # of a description; more would only be slower
 _ALIGNED_BYTES = 64
-_SENDER, _RECEIVER = 0, 1  # the ranks of a link
+SENDER, RECEIVER = 0, 1  # the ranks of a link
 
 
 class Sender(ABC):
@@ -92,6 +93,14 @@ class Receiver(ABC):
     def receive(self) -> tuple[Label | None, Any]:
         """The next message; without a label it is why there will be none any more."""
 
+    def stream(self) -> AbstractContextManager[Any]:
+        """For a `with` around `receive`: the GPU's stream on which a message arrives."""
+        return nullcontext()
+
+    @staticmethod
+    def is_failure(number: int) -> bool:
+        return number == _FAILED
+
     def _described(self, number: int, text: bytes) -> Description:
         if text:
             self._known.append(Description.read(text))
@@ -110,7 +119,7 @@ class Receiver(ABC):
         return description.fill(tensors)
 
     def _exchange(self, flats: list[torch.Tensor]) -> None:
-        wanted = [(_SENDER, flat) for flat in flats if flat.numel()]
+        wanted = [(SENDER, flat) for flat in flats if flat.numel()]
         if not wanted:
             return
         received_bytes = sum(flat.nbytes for _, flat in wanted)
@@ -127,9 +136,9 @@ class WireSender(Sender):
         return self.transport.never_waits and self.queue.idle
 
     def _put(self, number: int, label: Label, text: bytes, flats: list[torch.Tensor]) -> None:
-        header = _bytes(_HEADER.pack(number, len(text), 0, *label))
+        header = _bytes(HEADER.pack(number, len(text), 0, *label))
         words = [_bytes(text)] if text else []
-        self.transport.exchange([(_RECEIVER, part) for part in (header, *words, *flats)], [])
+        self.transport.exchange([(RECEIVER, part) for part in (header, *words, *flats)], [])
 
 
 class WireReceiver(Receiver):
@@ -140,10 +149,10 @@ class WireReceiver(Receiver):
         return self.transport.never_waits
 
     def receive(self) -> tuple[Label | None, Any]:
-        header = self._fetch(_HEADER.size)
-        number, text_bytes, _, *label = _HEADER.unpack(header)
+        header = self._fetch(HEADER.size)
+        number, text_bytes, _, *label = HEADER.unpack(header)
         text = self._fetch(text_bytes) if text_bytes else b""
-        if number == _FAILED:
+        if self.is_failure(number):
             return None, text.decode(errors="replace")
         description = self._described(number, text)
         tensors = self._empty(description)
@@ -152,7 +161,7 @@ class WireReceiver(Receiver):
 
     def _fetch(self, count: int) -> bytes:
         into = torch.empty(count, dtype=torch.uint8)
-        self.transport.exchange([], [(_SENDER, into)])
+        self.transport.exchange([], [(SENDER, into)])
         return into.numpy().tobytes()
 
 
@@ -173,13 +182,13 @@ class FrameSender(Sender):
 
     def _put(self, number: int, label: Label, text: bytes, flats: list[torch.Tensor]) -> None:
         fits = _frame_bytes(len(text), flats) <= self._frames.slot_bytes
-        header = _HEADER.pack(number, len(text), fits, *label)
+        header = HEADER.pack(number, len(text), fits, *label)
         if fits:
             self._frames.put(header + text, _places(len(text), flats))
             return
         self._frames.put(header, [])
         words = [_bytes(text)] if text else []
-        self.transport.exchange([(_RECEIVER, part) for part in (*words, *flats)], [])
+        self.transport.exchange([(RECEIVER, part) for part in (*words, *flats)], [])
 
 
 class FrameReceiver(Receiver):
@@ -195,15 +204,15 @@ class FrameReceiver(Receiver):
 
     def receive(self) -> tuple[Label | None, Any]:
         frame = self._frames.get()
-        number, text_bytes, whole, *rest = _HEADER.unpack_from(frame.memory)
+        number, text_bytes, whole, *rest = HEADER.unpack_from(frame.memory)
         label = (rest[0], *rest[1:])
         text = b""
         if whole and text_bytes:
-            text = bytes(frame.memory[_HEADER.size : _HEADER.size + text_bytes])
+            text = bytes(frame.memory[HEADER.size : HEADER.size + text_bytes])
         if not whole:
             self._frames.done()
             text = self._text(text_bytes)
-        if number == _FAILED:
+        if self.is_failure(number):
             return None, text.decode(errors="replace")
         description = self._described(number, text)
         tensors = self._empty(description)
@@ -221,13 +230,13 @@ class FrameReceiver(Receiver):
         if not count:
             return b""
         into = torch.empty(count, dtype=torch.uint8)
-        self.transport.exchange([], [(_SENDER, into)])
+        self.transport.exchange([], [(SENDER, into)])
         return into.numpy().tobytes()
 
 
 def _places(text_bytes: int, flats: list[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
     """Where each tensor lies in a frame."""
-    begin, places = _HEADER.size + text_bytes, []
+    begin, places = HEADER.size + text_bytes, []
     for flat in flats:
         begin = -(-begin // _ALIGNED_BYTES) * _ALIGNED_BYTES
         places.append((begin, flat))
@@ -237,7 +246,7 @@ def _places(text_bytes: int, flats: list[torch.Tensor]) -> list[tuple[int, torch
 
 def _frame_bytes(text_bytes: int, flats: list[torch.Tensor]) -> int:
     padding = _ALIGNED_BYTES * len(flats)
-    return _HEADER.size + text_bytes + padding + sum(_sizes(flats))
+    return HEADER.size + text_bytes + padding + sum(_sizes(flats))
 
 
 def _sizes(flats: list[torch.Tensor]) -> list[int]:
@@ -246,15 +255,3 @@ def _sizes(flats: list[torch.Tensor]) -> list[int]:
 
 def _bytes(text: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-
-def sender_of(transport: Transport, group: Group) -> Sender:
-    frames = transport.frames(_RECEIVER)
-    return WireSender(transport, group) if frames is None else FrameSender(transport, group, frames)
-
-
-def receiver_of(transport: Transport, group: Group, device: torch.device) -> Receiver:
-    frames = transport.frames(_SENDER)
-    if frames is None:
-        return WireReceiver(transport, group, device)
-    return FrameReceiver(transport, group, device, frames)

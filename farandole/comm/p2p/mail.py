@@ -30,7 +30,8 @@ from typing import Any
 import torch
 
 from farandole.comm.group import Group
-from farandole.comm.p2p.links import Label, Receiver, Sender, receiver_of, sender_of
+from farandole.comm.p2p.choose import receiver_of, sender_of
+from farandole.comm.p2p.links import Label, Receiver, Sender
 from farandole.comm.p2p.payload import describe
 from farandole.comm.streams import Ready
 from farandole.comm.tensors import flat_view
@@ -71,7 +72,7 @@ class Mail:
                 continue
             transport = group.transport.channel([source, to])
             if self.rank == source:
-                self._outgoing[to] = sender_of(transport, group)
+                self._outgoing[to] = sender_of(transport, group, device)
             else:
                 self._incoming[source] = receiver_of(transport, group, device)
 
@@ -86,7 +87,8 @@ class Mail:
             return
         sender = self._outgoing[to]
         number, text = sender.number(description)
-        flats = [flat_view(tensor) for tensor in tensors]
+        # The other end knows one device only, whatever this value was made of.
+        flats = [flat_view(tensor).to(self.device) for tensor in tensors]
         work = partial(self._guarded, to, partial(sender.send, label, number, text, flats))
         if sender.goes_at_once(flats):
             work()
@@ -203,11 +205,12 @@ class Mail:
         # once.
         if self._failure is not None:
             return
-        label, value = receiver.receive()
-        if label is None:
-            self._broken(value)
-        else:
-            self._file(label, value)
+        with receiver.stream():
+            label, value = receiver.receive()
+            if label is None:
+                self._broken(value)
+            else:
+                self._file(label, value)
 
     def _file(self, label: Label, value: Any) -> None:
         ready = Ready(describe(value)[1] if self.device.type == "cuda" else [])

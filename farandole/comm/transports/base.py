@@ -95,6 +95,11 @@ class Transport(ABC):
         """Slots of shared memory between this rank and `peer`, where there are any."""
         return None
 
+    @property
+    def gpu_wire(self) -> Transport | None:
+        """What takes tensors from GPU to GPU while the hosts go on, where anything does."""
+        return None
+
     def begin_epoch(self, epoch: int) -> int:
         """All ranks are about to begin `epoch`. Returns the one that is really next, which is
         another for a rank that has joined late."""

@@ -19,6 +19,7 @@ from farandole.comm.transports.base import Transport
 from farandole.comm.transports.c10d import C10d
 from farandole.comm.transports.messages import Message, PeerLost
 from farandole.comm.transports.shared_gpu.transport import SharedGpu
+from farandole.comm.transports.shm.frames import Frames
 from farandole.topology import Topology
 
 
@@ -142,6 +143,14 @@ class ByDevice(Transport):
     def channel(self, ranks: Sequence[int]) -> Transport:
         """What describes a message goes by the host, and its tensors from GPU to GPU."""
         return self._between(self._host.channel(ranks), self._world.channel(ranks))
+
+    def frames(self, peer: int) -> Frames | None:
+        # Without NCCL a tensor has to leave the GPU first: a thread waits for that, and no caller.
+        return self._host.frames(peer) if self.gpu_wire is not None else None
+
+    @property
+    def gpu_wire(self) -> Transport | None:
+        return self._world if self._direct is self._world and self._world.has_nccl else None
 
     def _between(self, host: Transport, world: Transport) -> ByDevice:
         assert isinstance(world, C10d)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -72,6 +73,7 @@ class C10d(Network):
         self._nccl = cuda in devices and process_group._get_backend(cuda).name() == "nccl"
         self._board = StoreBoard(store, rank, size)
         self._store = store
+        self._made: weakref.WeakSet[C10d] = weakref.WeakSet()
         self._subgroups: Counter[tuple[int, ...]] = Counter()
         self._recent: deque[torch.Tensor] = deque(maxlen=_GLOO_THREADS)
 
@@ -197,7 +199,9 @@ class C10d(Network):
             group = new_process_group(store, rank, size, self.timeout, nccl=nccl)
         except RuntimeError as error:
             raise self._lost([rank for rank in ranks if rank != self.rank], error) from error
-        return C10d(group, rank=rank, size=size, timeout=self.timeout, store=store, owned=True)
+        made = C10d(group, rank=rank, size=size, timeout=self.timeout, store=store, owned=True)
+        self._made.add(made)
+        return made
 
     def blame(self, lost: PeerLost) -> PeerLost:
         return lost.naming(who_is_missing(self._board, self.rank, lost.ranks))
@@ -213,11 +217,17 @@ class C10d(Network):
         while any(t._use_count() > 1 for t in self._recent) and time.monotonic() < deadline:  # type: ignore[attr-defined]
             time.sleep(0.001)
         self._recent.clear()
+        self._shut_down()
+        time.sleep(0.01)  # the same for the callbacks of the last backward pass
+
+    def _shut_down(self) -> None:
+        """Ends the NCCL of subgroups too: its threads must not outlive the interpreter."""
+        for subgroup in list(self._made):
+            subgroup._shut_down()
         if self._owned and self._nccl:
             self._owned = False
             with contextlib.suppress(RuntimeError):
-                self._process_group.shutdown()
-        time.sleep(0.01)  # the same for the callbacks of the last backward pass
+                self._process_group.abort()
 
     def interrupt(self) -> None:
         # Gloo's connections stay open as long as the process lives, and a peer that waits for this
