@@ -34,7 +34,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # them than cores, and whoever spins keeps the others from working. Jobs inherit this.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 # Results are compared with those of CPUs, also where there is a GPU.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+if os.environ.get("FARANDOLE_TEST_GPU") != "1":  # those of tests/gpu, by themselves
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # What was measured and checked before is kept in a cache. The tests share one of their own, so that
 # they find what this run of them has found, and nothing else. Fonts stay where they are: it takes
 # seconds to look for them.

@@ -1,4 +1,4 @@
-"""`farandole bench comm`: all-reduces by size, against gloo and MPI in the same processes."""
+"""`farandole bench comm`: all-reduces by size, against others' in the same processes."""
 
 from __future__ import annotations
 
@@ -43,11 +43,16 @@ from farandole.launch.placement.placement import HostOptions, Placement, place
 )
 @click.option(
     "--against",
-    default="gloo",
-    show_default=True,
     metavar="NAMES",
     help="Libraries to compare with: gloo, mpi, both separated by a comma, or an empty text for "
-    "none. With mpi, mpirun starts the ranks.",
+    "none. With mpi, mpirun starts the ranks. With --device cuda: nccl. [gloo; on GPUs nccl]",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Where the tensors are. On GPUs the times are those of the device.",
 )
 @click.option(
     "--dtype",
@@ -104,7 +109,8 @@ def comm(
     where: HostOptions,
     sizes: str,
     algorithms: str,
-    against: str,
+    against: str | None,
+    device: str,
     dtype: str,
     memory: str,
     repeats: int,
@@ -114,7 +120,7 @@ def comm(
     here: bool,
     started_as: str | None,
 ) -> None:
-    """Time all-reduces of many sizes on CPU tensors, and compare them with gloo and MPI.
+    """Time all-reduces of many sizes, and compare them with gloo and MPI, on GPUs with NCCL.
 
     All sides run in the same processes and take turns. The reported time is the median over the
     repeats of the slowest rank's time. Every result is checked.
@@ -122,6 +128,7 @@ def comm(
     \b
       farandole bench comm -n 4
       farandole bench comm -H node1:4,node2:4
+      farandole bench comm -n 2 --device cuda
       farandole bench comm -n 4 --sizes 4KiB:64MiB --against gloo,mpi --algorithms auto,ring \\
         --json comm.json --plot comm.png
       torchrun --nproc-per-node 4 -m farandole bench comm --here
@@ -139,7 +146,8 @@ def comm(
     plan = BenchPlan(
         sizes=parse_sizes(sizes),
         algorithms=names(algorithms),
-        against=names(against),
+        against=names({"cpu": "gloo", "cuda": "nccl"}[device] if against is None else against),
+        device=device,
         dtype=dtype,
         memory=memory,
         repeats=repeats,

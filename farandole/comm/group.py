@@ -125,7 +125,8 @@ class Group:
         that the caller has nothing else to do meanwhile: then it is done on return, no thread need
         be woken for it, and what goes wrong, also in those before it, is raised here.
         """
-        if tensor.is_cuda and algorithm in ("auto", "native"):
+        native = tensor.is_cuda and algorithm in ("auto", "native")
+        if native and not self.transport.carrier(tensor).needs_the_host:
             return self._device_future(tensor)
 
         def average() -> torch.Tensor:
@@ -218,8 +219,10 @@ class Group:
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in batch])
             self.broadcast(flat, source)
             pieces = flat.split([tensor.numel() for tensor in batch])
-            for tensor, part in zip(batch, pieces, strict=True):
-                tensor.detach().copy_(part.view_as(tensor))
+            torch._foreach_copy_(
+                [tensor.detach() for tensor in batch],
+                [part.view_as(tensor) for tensor, part in zip(batch, pieces, strict=True)],
+            )
 
     def all_to_all(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Gives rank r `tensors[r]` and returns what each rank gave to this one, in rank order.

@@ -14,6 +14,7 @@ from torch.futures import Future
 
 from farandole.comm.helper import start_helper
 from farandole.comm.meter import Meter
+from farandole.comm.streams import Ready, SideStreams, as_here, tensors_in
 
 T = TypeVar("T")
 
@@ -22,8 +23,11 @@ class Handle(Generic[T]):
     """A collective under way. `wait` returns its result, or raises what went wrong in it."""
 
     def __init__(self, meter: Meter) -> None:
-        self.future: Future[T] = Future()
+        # With devices, whoever waits for the future waits on the GPU's streams too.
+        on_gpu = torch.cuda.is_initialized()
+        self.future: Future[T] = Future(devices=[torch.cuda.current_device()] if on_gpu else None)
         """For PyTorch's own machinery, such as a DDP communication hook."""
+        self._ready: Ready | None = None
         self._meter = meter
         self._ended = threading.Event()
 
@@ -37,14 +41,19 @@ class Handle(Generic[T]):
 
     def _result(self) -> T:
         self._ended.wait()
-        return self.future.wait()
+        result = self.future.wait()
+        if self._ready is not None:
+            self._ready.wait()
+        return result
 
-    def _run(self, work: Callable[[], T]) -> None:
+    def _work(self, work: Callable[[], T]) -> None:
+        """On the stream that is current: the result is there when this point of it is reached."""
         try:
             result = work()
         except Exception as error:
             self.future.set_exception(error)  # type: ignore[arg-type]
         else:
+            self._ready = Ready(tensors_in(result))
             self.future.set_result(result)
         finally:
             self._ended.set()
@@ -95,17 +104,24 @@ class Queue:
         self._meter = meter
         self._row = _Row()
         self._thread: threading.Thread | None = None
+        self._side_streams = SideStreams()
 
     def start(self, work: Callable[[], T]) -> Handle[T]:
-        """Puts `work` behind everything started before it and returns at once."""
+        """Puts `work` behind everything started before it and returns at once. On a GPU it runs
+        beside what the caller queues from now on."""
+        return self._start(work, self._side_streams.apart)
+
+    def _start(
+        self, work: Callable[[], T], on: Callable[[Callable[[], None]], Callable[[], None]]
+    ) -> Handle[T]:
         handle: Handle[T] = Handle(self._meter)
-        work = _as_here(work)
+        placed = on(lambda: handle._work(work))
         row = self._row
         with row.changed:
             if self._thread is None:
                 self._thread = start_helper(row.serve, "comm")
                 weakref.finalize(self, row.abandon).atexit = False
-            row.waiting.append(lambda: handle._run(work))
+            row.waiting.append(placed)
             row.changed.notify_all()
         return handle
 
@@ -139,19 +155,6 @@ class Queue:
             # To hand work to the thread and back takes two switches, longer than a small
             # collective. The order holds: nothing is under way, and only this thread could start
             # something.
-            return work() if self.idle else self.start(work)._result()
+            return work() if self.idle else self._start(work, as_here)._result()
         finally:
             self._meter.activity.end_wait()
-
-
-def _as_here(work: Callable[[], T]) -> Callable[[], T]:
-    """`work` as it would run in this thread: on the GPU stream that is current here."""
-    if not torch.cuda.is_initialized():
-        return work
-    stream = torch.cuda.current_stream()
-
-    def on_stream() -> T:
-        with torch.cuda.stream(stream):
-            return work()
-
-    return on_stream

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from farandole.comm import Group, check_transport
 from farandole.comm.transports.simulated.transport import SimulatedLinks
+from farandole.environment import PER_GPU
 from farandole.errors import UserError
 from farandole.system.activity import show_activity
 from farandole.system.orphans import end_with_launcher
@@ -122,13 +124,13 @@ def _join_job(
 ) -> tuple[Group, torch.device]:
     """Chooses this worker's cores and device, and connects it to the others."""
     share_cores(assignment, os.environ)
-    device, shared_gpu = pick_device(assignment)
+    device, ranks_per_gpu = pick_device(assignment)
     activity = show_activity(os.environ)
     activity.begin_wait()
     group = join(
         assignment,
         device,
-        shared_gpu=shared_gpu,
+        ranks_per_gpu=ranks_per_gpu,
         timeout=limit,
         transport=transport,
         links=_simulated_links(settings, assignment.size),
@@ -161,18 +163,25 @@ def _register_exit(run: Run, group: Group, tracing: Tracing | None) -> None:
     atexit.register(ending.close)
 
 
-def pick_device(assignment: RankAssignment) -> tuple[torch.device, bool]:
-    """One GPU per rank when there are any; says whether several ranks must share one."""
+def pick_device(
+    assignment: RankAssignment, environ: Mapping[str, str] = os.environ
+) -> tuple[torch.device, int]:
+    """A GPU for each rank, as far as they go, and the most ranks that share one on this host.
+
+    With `--per-gpu K` the first K ranks of a host are on its first GPU, and so on.
+    """
     count = torch.cuda.device_count()
     if count == 0:
-        return torch.device("cpu"), False
-    shared = assignment.local_size > count
-    if shared and assignment.local_rank == 0:
+        return torch.device("cpu"), 1
+    asked = environ.get(PER_GPU)
+    together = -(-assignment.local_size // count)
+    if asked is None and together > 1 and assignment.local_rank == 0:
         warnings.warn(
-            f"{assignment.local_size} workers share {count} GPU(s) on this host; they communicate "
-            "through gloo, because NCCL wants one GPU each.",
+            f"{assignment.local_size} workers share {count} GPU(s) on this host, and take turns on "
+            f"them. `farandole run --per-gpu {together}` lets them run at the same time.",
             stacklevel=3,
         )
-    device = torch.device("cuda", assignment.local_rank % count)
+    place = assignment.local_rank // int(asked) if asked else assignment.local_rank
+    device = torch.device("cuda", place % count)
     torch.cuda.set_device(device)
-    return device, shared
+    return device, int(asked) if asked else together

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import warnings
 from datetime import timedelta
 
 import torch
@@ -27,7 +28,9 @@ from farandole.comm import (
     over_hosts,
 )
 from farandole.comm.calibration import calibrate
+from farandole.comm.gpu_sharing import nccl_serves, nccl_text
 from farandole.comm.transports.messages import PeerLost
+from farandole.comm.transports.shared_gpu.transport import SharedGpu
 from farandole.comm.transports.simulated.transport import Simulated, SimulatedLinks
 from farandole.environment import SERVER_KEY, SERVERS
 from farandole.errors import JoinError, UserError
@@ -48,12 +51,13 @@ def join(
     assignment: RankAssignment,
     device: torch.device,
     *,
-    shared_gpu: bool,
+    ranks_per_gpu: int,
     timeout: timedelta,
     transport: str = "auto",
     links: SimulatedLinks | None = None,
 ) -> Group:
     """This rank's end of the world group. With `links` between pretended hosts, if any are given.
+    `ranks_per_gpu`: of this host, where `device` is a GPU.
 
     Raises `JoinError` naming the ranks that did not arrive within `timeout`.
     """
@@ -65,11 +69,10 @@ def join(
         _check_links(links, device, transport)
     if transport == "mpi":
         return _join_mpi(assignment, device, timeout)
-    nccl = device.type == "cuda" and not shared_gpu and dist.is_nccl_available()
     if dist.is_initialized():
         _adopt(assignment)
     else:
-        _form(assignment, device if nccl else None, timeout)
+        _form(assignment, device, ranks_per_gpu, timeout)
     world = c10d_world(timeout)
     try:
         if links is not None:
@@ -129,9 +132,19 @@ def choose_transport(world: C10d, device: torch.device, transport: str) -> Trans
         )
     if found.name != "shm":  # there auto has nothing to choose
         calibrate(found)
-    if device.type != "cpu" and found is not world:
-        return ByDevice(found, world)
-    return found
+    if device.type == "cpu" or (found is world and world.has_nccl):
+        return found
+    if world.has_nccl:
+        return ByDevice(found, world, world)
+    direct = None if transport == "c10d" else SharedGpu.connect(found, world, device)
+    if direct is None and world.rank == 0:
+        warnings.warn(
+            "gradients of workers that share a GPU go through the memory of the host (gloo), which "
+            "takes several times as long as training itself on a fast GPU. NCCL 2.30 or later "
+            f"lets them share one (here: {nccl_text()}).",
+            stacklevel=2,
+        )
+    return found if found is world and direct is None else ByDevice(found, world, direct)
 
 
 _MANY_BYTES = 1 << 20  # of which what a byte costs is an average
@@ -209,25 +222,34 @@ def c10d_world(timeout: timedelta) -> C10d:
     return C10d(group, rank=group.rank(), size=group.size(), timeout=timeout, store=store)
 
 
-def _form(assignment: RankAssignment, device: torch.device | None, timeout: timedelta) -> None:
-    """Finds the others and forms PyTorch's process group with them; on GPUs with NCCL too."""
+def _form(
+    assignment: RankAssignment, device: torch.device, ranks_per_gpu: int, timeout: timedelta
+) -> None:
+    """Finds the others and forms PyTorch's process group with them; on GPUs with NCCL too, if all
+    ranks have it."""
     if assignment.one_host:
         stay_on_loopback()
     try:
         store = find_store(assignment, timeout)
         # The attempt is part of the keys: a worker that was started again must not find those of
         # its predecessor, and take a dead rank for one that is here.
-        require_all_ranks(PrefixStore(f"arrived-{assignment.attempt}", store), assignment, timeout)
-        if device is not None:
+        here = PrefixStore(f"arrived-{assignment.attempt}", store)
+        able = device.type == "cuda" and nccl_serves(ranks_per_gpu)
+        here.set(f"nccl-{assignment.rank}", "yes" if able else "no")
+        require_all_ranks(here, assignment, timeout)
+        keys = [f"nccl-{rank}" for rank in range(assignment.size)]
+        # A rank that had NCCL alone would wait in it for the others.
+        nccl = able and all(answer == b"yes" for answer in map(here.get, keys))
+        if device.type == "cuda":
             store = store_for_nccl(assignment, store, timeout)
         show_error = sys.excepthook
         dist.init_process_group(
-            "gloo" if device is None else "cpu:gloo,cuda:nccl",
+            "cpu:gloo,cuda:nccl" if nccl else "gloo",
             store=PrefixStore(f"world-{assignment.attempt}", store),
             rank=assignment.rank,
             world_size=assignment.size,
             timeout=timeout,
-            device_id=device,
+            device_id=device if nccl else None,
         )
     finally:
         forget_announcement(assignment)

@@ -138,7 +138,12 @@ def test_here_under_torchrun(sandbox: Sandbox) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((sandbox.folder / "out.json").read_text())
     check_rows(found, ["auto"], [])
-    assert found["settings"] == {"dtype": "bfloat16", "memory": "plain", "repeats": 2}
+    assert found["settings"] == {
+        "dtype": "bfloat16",
+        "memory": "plain",
+        "device": "cpu",
+        "repeats": 2,
+    }
     assert found["command"].startswith("farandole bench comm --here")
 
 

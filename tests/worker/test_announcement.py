@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def join_as(assignment: RankAssignment, seconds: float = 0.2) -> None:
-    join(assignment, torch.device("cpu"), shared_gpu=False, timeout=timedelta(seconds=seconds))
+    join(assignment, torch.device("cpu"), ranks_per_gpu=1, timeout=timedelta(seconds=seconds))
 
 
 def announcement(folder: Path) -> Path:

@@ -47,7 +47,7 @@ def _measure_size(
     group: Group, plan: BenchPlan, size: int, ours: Sequence[Side], rivals: Sequence[Side]
 ) -> tuple[Row, ...]:
     plain = _memory(plan, size)
-    registered = plan.memory == "registered"
+    registered = plan.memory == "registered" and plan.device == "cpu"
     mine = _memory(plan, size) if registered else plain
     with group.register(mine) if registered else nullcontext():
         lanes = [_Lane(group, side, list(mine), plan.timeout_seconds) for side in ours]
@@ -90,7 +90,7 @@ def _memory(plan: BenchPlan, size: int) -> torch.Tensor:
     """A row for each call of a turn, and one more for the untimed one where there is one."""
     calls = calls_in_a_turn(size)
     rows = calls + 1 if calls > 1 else 1
-    return torch.zeros(rows, size // plan.item_bytes, dtype=plan.torch_dtype)
+    return torch.zeros(rows, size // plan.item_bytes, dtype=plan.torch_dtype, device=plan.device)
 
 
 @dataclass
@@ -114,8 +114,9 @@ class _Lane:
         self._group = group
         self._buffers = buffers
         self._calls = [side.bind(buffer) for buffer in buffers]
-        self._exact = Pattern(group.rank, group.size, buffers[0].dtype)
-        self._thirds = Pattern(group.rank, group.size, buffers[0].dtype, thirds=True)
+        kind = buffers[0].dtype, buffers[0].device
+        self._exact = Pattern(group.rank, group.size, *kind)
+        self._thirds = Pattern(group.rank, group.size, *kind, thirds=True)
         self._what = f"an all-reduce of {format_size(buffers[0].nbytes)} by {side.name}"
         # One more, so that a side with a timeout of its own is first to say what is wrong.
         self._limit_seconds = timeout_seconds * (len(buffers) + 1)
@@ -128,7 +129,7 @@ class _Lane:
         with listening(self._group) as heard, self._limit():
             self._calls[0]()
         self.seen.right = self._thirds.is_sum(buffer)
-        raw = buffer.view(torch.uint8).numpy().data
+        raw = buffer.view(torch.uint8).cpu().numpy().data
         self.seen.bits = hashlib.blake2b(raw, digest_size=16).hexdigest()
         self.seen.algorithm, self.seen.transport = heard.algorithm, heard.transport
 
@@ -141,12 +142,19 @@ class _Lane:
             if len(calls) > 1:
                 calls[0]()
                 calls = calls[1:]
+            self._finish()
             begin = time.perf_counter()
             for call in calls:
                 call()
+            self._finish()
             taken = time.perf_counter() - begin
         self.seen.seconds.append(taken / len(calls))
         self.seen.right &= all(self._exact.is_sum(buffer) for buffer in self._buffers)
+
+    def _finish(self) -> None:
+        """A GPU works off what it was given: it is done when that is."""
+        if self._buffers[0].is_cuda:
+            torch.cuda.synchronize()
 
     @contextmanager
     def _limit(self) -> Iterator[None]:

@@ -19,15 +19,23 @@ _LARGEST_SUM = 127  # the largest int8; half precision is exact beyond it
 class Pattern:
     """One rank's numbers, and what all ranks' sum must be."""
 
-    def __init__(self, rank: int, size: int, dtype: torch.dtype, *, thirds: bool = False) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        *,
+        thirds: bool = False,
+    ) -> None:
         ranks, places = torch.arange(size).unsqueeze(1), torch.arange(PERIOD)
         top = max(1, _LARGEST_SUM // size)
         numbers = (ranks + 1) * (places + 1) ** 2 % PERIOD % (top + 1)
         numbers *= (ranks + places) % size < _LARGEST_SUM  # only that many ranks can give a 1
         rounds = thirds and dtype.is_floating_point
         contributions = (numbers / 3 if rounds else numbers).to(dtype)
-        self._mine = contributions[rank]
-        self._total = contributions.double().sum(0)
+        self._mine = contributions[rank].to(device)
+        self._total = contributions.double().sum(0).to(device)
         # Each of the additions rounds a partial sum, which is no larger than the total.
         self._margin = self._total * (size * torch.finfo(dtype).eps if rounds else 0.0)
 

@@ -14,7 +14,9 @@ from farandole.errors import UserError, nearest
 from farandole.schedule import ALGORITHMS
 
 AUTO = "auto"
-ALTERNATIVES = ("gloo", "mpi")
+ALTERNATIVES = {"cpu": ("gloo", "mpi"), "cuda": ("nccl",)}
+"""What the tensors of a device can be summed by, besides ours."""
+
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 """Those that gloo can add."""
 
@@ -33,12 +35,14 @@ class BenchPlan:
     against: tuple[str, ...] = ("gloo",)
     dtype: str = "float32"
     memory: str = "registered"
+    device: str = "cpu"
     repeats: int = 20
     timeout_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         _check_names("--algorithms", self.algorithms, (AUTO, NATIVE, *ALGORITHMS))
-        _check_names("--against", self.against, ALTERNATIVES)
+        _check_names("--device", (self.device,), tuple(ALTERNATIVES))
+        _check_names(f"--device {self.device} --against", self.against, ALTERNATIVES[self.device])
         _check_names("--dtype", (self.dtype,), DTYPES)
         _check_names("--memory", (self.memory,), MEMORIES)
         if "mpi" in self.against and self.dtype in _NOT_IN_MPI:
@@ -76,6 +80,7 @@ class BenchPlan:
             *("--against", ",".join(self.against)),
             *("--dtype", self.dtype),
             *("--memory", self.memory),
+            *("--device", self.device),
             *("--repeats", str(self.repeats)),
             *("--timeout", repr(self.timeout_seconds)),
         ]
@@ -92,5 +97,5 @@ def _check_names(option: str, given: Sequence[str], known: Sequence[str]) -> Non
             raise UserError(f"{option}: there is no {name!r}. {nearest(name, known)}")
         if name in given[:index]:
             raise UserError(f"{option}: {name} is given twice. Keep one.")
-    if not given and option != "--against":
+    if not given and "--against" not in option:
         raise UserError(f"{option}: give at least one of {', '.join(known)}.")

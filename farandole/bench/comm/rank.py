@@ -15,8 +15,9 @@ import farandole
 from farandole.bench.comm.measure import measure
 from farandole.bench.comm.plan import BenchPlan
 from farandole.bench.comm.rows import Row
-from farandole.bench.comm.sides import Gloo, Mpi, Side
+from farandole.bench.comm.sides import Gloo, Mpi, Nccl, Side
 from farandole.bench.comm.sizes import format_size
+from farandole.comm.gpu_sharing import nccl_text
 from farandole.environment import LAUNCHER
 from farandole.errors import FarandoleError, UserError
 from farandole.files import write_whole
@@ -45,6 +46,10 @@ def take_part(
     run = init(timeout=plan.timeout_seconds)
     mpi = Mpi(run.group) if "mpi" in plan.against else None
     sides: dict[str, Side] = {"gloo": Gloo()} if "gloo" in plan.against else {}
+    if plan.device != "cpu" and run.device.type != plan.device:
+        raise UserError(f"--device {plan.device}: PyTorch finds no such device here.")
+    if "nccl" in plan.against:
+        sides["nccl"] = Nccl(run.group)
     if mpi is not None:
         sides["mpi"] = mpi
     try:
@@ -58,7 +63,12 @@ def take_part(
         record = {
             "command": command,
             "environment": environment() | ({"mpi": mpi.library} if mpi else {}),
-            "settings": {"dtype": plan.dtype, "memory": plan.memory, "repeats": plan.repeats},
+            "settings": {
+                "dtype": plan.dtype,
+                "memory": plan.memory,
+                "device": plan.device,
+                "repeats": plan.repeats,
+            },
             "rows": [row.record() | {"hosts": hosts, "memory": plan.memory} for row in rows],
         }
         if json_path is not None:
@@ -93,7 +103,10 @@ def _measure(run: Run, plan: BenchPlan, rivals: list[Side]) -> list[Row]:
 def _where(run: Run, plan: BenchPlan) -> str:
     hosts = len(run.topology.hosts)
     where = f"{hosts} host{'s' if hosts > 1 else ''}"
-    return f"{run.size} ranks on {where}, {plan.dtype}, {plan.memory} memory"
+    memory = f"{plan.memory} memory"
+    if plan.device == "cuda":
+        memory = f"on GPUs, NCCL {nccl_text()}"
+    return f"{run.size} ranks on {where}, {plan.dtype}, {memory}"
 
 
 def _verdict(rows: list[Row]) -> str:

@@ -1,4 +1,4 @@
-"""Who takes part: an algorithm of ours, gloo as PyTorch has it, MPI as mpi4py has it."""
+"""Who takes part: an algorithm of ours, gloo and NCCL as PyTorch has them, MPI as mpi4py has it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from farandole.comm import Group
+from farandole.comm import C10d, Group
+from farandole.comm.gpu_sharing import nccl_text
 from farandole.errors import CommError, UserError
 
 
@@ -42,6 +43,23 @@ class Gloo:
     def __init__(self) -> None:
         if not dist.is_initialized():
             raise CommError("--against gloo: this job has no process group of PyTorch's.")
+
+    def bind(self, tensor: torch.Tensor) -> Callable[[], object]:
+        return partial(dist.all_reduce, tensor)
+
+
+class Nccl:
+    """The same, of tensors on GPUs."""
+
+    name = "nccl"
+
+    def __init__(self, group: Group) -> None:
+        carrier = group.transport.carrier(torch.empty(0, device="cuda"))
+        if not (isinstance(carrier, C10d) and carrier.has_nccl):
+            raise UserError(
+                f"--against nccl: NCCL {nccl_text()} does not serve these ranks, which share a "
+                "GPU. Take 2.30 or later, one rank a GPU, or leave it out: --against ''."
+            )
 
     def bind(self, tensor: torch.Tensor) -> Callable[[], object]:
         return partial(dist.all_reduce, tensor)

@@ -32,6 +32,7 @@ import torch
 from farandole.comm.group import Group
 from farandole.comm.p2p.links import Label, Receiver, Sender, receiver_of, sender_of
 from farandole.comm.p2p.payload import describe
+from farandole.comm.streams import Ready
 from farandole.comm.tensors import flat_view
 from farandole.comm.transports.messages import PeerLost
 from farandole.errors import CommError
@@ -54,7 +55,7 @@ class Mail:
         self._name_of = name_of
         self.device = device  # where what arrives is put
         self._changed = threading.Condition()
-        self._arrived: dict[Label, Any] = {}
+        self._arrived: dict[Label, tuple[Any, Ready]] = {}
         self._failure: str | None = None
         self._failure_sent = False
         # Only one thread at a time may read from a link, because a message is several reads in a
@@ -128,9 +129,7 @@ class Mail:
                 with self._changed:
                     self._changed.wait_for(over)
         # What has arrived is returned even after a failure: the peer sent it before.
-        if label in self._arrived:
-            return self._arrived.pop(label)
-        raise CommError(self._failure)
+        return self._taken(label)
 
     def fetch(self, source: int, label: Label) -> Any:
         """As `take`, where messages may be posted in another order than they are taken, and need
@@ -152,9 +151,14 @@ class Mail:
                 if not receiver.lies_ready:
                     self._ahead[source] += 1
                 self._guarded(source, partial(self._receive, receiver))
-        if label in self._arrived:
-            return self._arrived.pop(label)
-        raise CommError(self._failure)
+        return self._taken(label)
+
+    def _taken(self, label: Label) -> Any:
+        if label not in self._arrived:
+            raise CommError(self._failure)
+        value, ready = self._arrived.pop(label)
+        ready.wait()  # it may have come on another stream of the GPU
+        return value
 
     def fail(self, reason: str) -> None:
         """Tells all peers, once, that nothing more will come from here, and why."""
@@ -206,8 +210,9 @@ class Mail:
             self._file(label, value)
 
     def _file(self, label: Label, value: Any) -> None:
+        ready = Ready(describe(value)[1] if self.device.type == "cuda" else [])
         with self._changed:
-            self._arrived[label] = value
+            self._arrived[label] = value, ready
             self._changed.notify_all()
 
     def _broken(self, reason: str) -> None:

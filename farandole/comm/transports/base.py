@@ -52,6 +52,7 @@ class Transport(ABC):
     name: ClassVar[str]
     native_is_fastest: ClassVar[bool] = False  # for CPU tensors of any size
     never_waits: bool = False  # to send: what was sent lies ready for the other end
+    needs_the_host: ClassVar[bool] = False  # in mid-collective, also for tensors on GPUs
     may_join_late: ClassVar[bool] = False  # a rank that has died can be replaced in mid-run
     joined_late: bool = False  # the others had begun before
 

@@ -1,8 +1,9 @@
 """Two ways at once: CPU tensors take the fastest one between CPUs, tensors on GPUs NCCL.
 
-Where NCCL cannot be used, because ranks share a GPU, tensors on GPUs travel as CPU tensors do: they
-are copied into the memory of the host first. So every rank takes the same way, wherever it keeps
-its tensor.
+Where NCCL cannot be used, because ranks share a GPU, all-reduces take place in the GPU's own memory
+(`shared_gpu`). Where not even that can be, tensors on GPUs travel as CPU tensors do: they are
+copied into the memory of the host first. Every rank takes the same way, wherever it keeps its
+tensor.
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ from farandole.comm.arithmetic import Op
 from farandole.comm.transports.base import Transport
 from farandole.comm.transports.c10d import C10d
 from farandole.comm.transports.messages import Message, PeerLost
+from farandole.comm.transports.shared_gpu.transport import SharedGpu
 from farandole.topology import Topology
 
 
 class ByDevice(Transport):
-    """`host` for CPU tensors; `world` for those on devices, if it has NCCL."""
+    """`host` for CPU tensors; for those on devices `direct`: `world` if it has NCCL. None: `host`
+    for all."""
 
-    def __init__(self, host: Transport, world: C10d) -> None:
+    def __init__(self, host: Transport, world: C10d, direct: Transport | None) -> None:
         self._host = host
         self._world = world
+        self._direct = direct
         super().__init__(host.rank, host.size, host.timeout, host.topology)
         self.name = host.name  # type: ignore[misc]
         self.native_is_fastest = host.native_is_fastest  # type: ignore[misc]
-        self.never_waits = host.never_waits
+        # What is queued on a GPU does not lie ready for the other end: that has to receive it.
+        self.never_waits = host.never_waits and direct is None
         self.link, self.native_wins = host.link, host.native_wins
         self.link_age_seconds = host.link_age_seconds
 
@@ -46,10 +51,11 @@ class ByDevice(Transport):
         return self._world.process_group
 
     def carrier(self, tensor: torch.Tensor) -> Transport:
-        return self._world if self._goes_direct(tensor) else self._host
+        return self._way_of(tensor) or self._host
 
-    def _goes_direct(self, tensor: torch.Tensor) -> bool:
-        return self._world.has_nccl and self.is_on_device(tensor)
+    def _way_of(self, tensor: torch.Tensor) -> Transport | None:
+        """What carries it, if that is not the host's transport."""
+        return self._direct if self.is_on_device(tensor) else None
 
     @staticmethod
     def is_on_device(tensor: torch.Tensor) -> bool:
@@ -62,15 +68,15 @@ class ByDevice(Transport):
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         # On all ranks first what goes through the host: no rank waits for two at once.
-        near = [[m for m in part if not self._goes_direct(m[1])] for part in (sends, receives)]
-        away = [[m for m in part if self._goes_direct(m[1])] for part in (sends, receives)]
+        near = [[m for m in part if not self._way_of(m[1])] for part in (sends, receives)]
+        away = [[m for m in part if self._way_of(m[1])] for part in (sends, receives)]
         if any(near):
             landing = [(peer, self.to_host(into)) for peer, into in near[1]]
             self._host.exchange([(peer, self.to_host(data)) for peer, data in near[0]], landing)
             for (_, into), (_, arrived) in zip(near[1], landing, strict=True):
                 _put(arrived, into)
-        if any(away):
-            self._world.exchange(*away)
+        if any(away) and self._direct is not None:
+            self._direct.exchange(*away)
 
     def share(self, claim: str) -> list[str]:
         return self._host.share(claim)
@@ -79,10 +85,10 @@ class ByDevice(Transport):
         self._host.agree(claim)
 
     def all_reduce(self, flat: torch.Tensor, op: Op, algorithm: str, claim: str | None) -> None:
-        if self._goes_direct(flat):
+        if direct := self._way_of(flat):
             if claim is not None:
                 self._host.agree(claim)
-            self._world.all_reduce(flat, op, algorithm, None)
+            direct.all_reduce(flat, op, algorithm, None)
             return
         here = self.to_host(flat)
         self._host.all_reduce(here, op, algorithm, claim)
@@ -96,26 +102,26 @@ class ByDevice(Transport):
         return self._host.reduce_if_agreed(claim, source, into, op, algorithm)
 
     def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], op: Op) -> torch.Tensor:
-        if self._goes_direct(flat):
-            return self._world.reduce_scatter(flat, counts, op)
+        if direct := self._way_of(flat):
+            return direct.reduce_scatter(flat, counts, op)
         return self._host.reduce_scatter(self.to_host(flat), counts, op).to(flat.device)
 
     def all_gather(self, mine: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        if self._goes_direct(mine):
-            return self._world.all_gather(mine, counts)
+        if direct := self._way_of(mine):
+            return direct.all_gather(mine, counts)
         return self._host.all_gather(self.to_host(mine), counts).to(mine.device)
 
     def broadcast(self, flat: torch.Tensor, source: int) -> None:
-        if self._goes_direct(flat):
-            self._world.broadcast(flat, source)
+        if direct := self._way_of(flat):
+            direct.broadcast(flat, source)
             return
         here = self.to_host(flat)
         self._host.broadcast(here, source)
         _put(here, flat)
 
     def all_to_all(self, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
-        if any(self._goes_direct(tensor) for tensor in (*sends, *receives)):
-            self._world.all_to_all(sends, receives)
+        if self._direct is not None and any(map(self.is_on_device, (*sends, *receives))):
+            self._direct.all_to_all(sends, receives)
             return
         here = [self.to_host(into) for into in receives]
         self._host.all_to_all([self.to_host(data) for data in sends], here)
@@ -131,11 +137,20 @@ class ByDevice(Transport):
         return self._host.register(tensor) if here else nullcontext()
 
     def subgroup(self, ranks: Sequence[int]) -> Transport:
-        return ByDevice(self._host.subgroup(ranks), self._world.subgroup(ranks))
+        return self._between(self._host.subgroup(ranks), self._world.subgroup(ranks))
 
     def channel(self, ranks: Sequence[int]) -> Transport:
-        """Of the world's: what a model's stages send each other lies on devices."""
-        return self._world.channel(ranks)
+        """What describes a message goes by the host, and its tensors from GPU to GPU."""
+        return self._between(self._host.channel(ranks), self._world.channel(ranks))
+
+    def _between(self, host: Transport, world: Transport) -> ByDevice:
+        assert isinstance(world, C10d)
+        if self._direct is self._world:
+            return ByDevice(host, world, world)
+        direct = None
+        if isinstance(self._direct, SharedGpu) and host.size > 1:
+            direct = self._direct.between(host, world)
+        return ByDevice(host, world, direct)
 
     def blame(self, lost: PeerLost) -> PeerLost:
         return self._host.blame(lost)

@@ -61,10 +61,12 @@ class C10d(Network):
         store: dist.Store,
         topology: Topology | None = None,
         tag: int = 0,
+        owned: bool = False,
     ) -> None:
         super().__init__(rank, size, timeout, topology)
         self._process_group = process_group
         self._tag = tag
+        self._owned = owned  # made for this transport, and shut down with it
         cuda = torch.device("cuda")
         devices = process_group._device_types
         self._nccl = cuda in devices and process_group._get_backend(cuda).name() == "nccl"
@@ -90,15 +92,26 @@ class C10d(Network):
             for (_, into), (_, arrived) in zip(receives, landing, strict=True):
                 into.copy_(arrived)
             return
-        if self._nccl and any(data.is_cuda for _, data in [*sends, *receives]):
-            # NCCL carries out what it is given in order, so all of it must be given as one.
-            device = torch.device("cuda", torch.cuda.current_device())
-            # Outside a group of calls, two ranks that both send first would wait for each other.
-            self._process_group._start_coalescing(device)
+        on_host = [[m for m in part if not m[1].is_cuda] for part in (sends, receives)]
+        on_gpu = [[m for m in part if m[1].is_cuda] for part in (sends, receives)]
+        finish = self.begin(*on_host)
+        if any(on_gpu):
+            self._exchange_on_gpu(*on_gpu)
+        finish()
+
+    def _exchange_on_gpu(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Queued on the current stream. NCCL carries out what it is given in order, so all of it
+        is given as one: two ranks that both send first would otherwise wait for each other."""
+        device = torch.device("cuda", torch.cuda.current_device())
+        current = torch.cuda.current_stream()
+        self._process_group._start_coalescing(device)
+        try:
             self.begin(sends, receives)
-            self._process_group._end_coalescing(device).wait()
-            return
-        self.begin(sends, receives)()
+        finally:
+            work = self._process_group._end_coalescing(device)
+        work.wait()
+        for _, data in [*sends, *receives]:
+            data.record_stream(current)  # in a background thread not the one it was made on
 
     def begin(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         group = self._process_group
@@ -130,7 +143,10 @@ class C10d(Network):
         options = dist.AllreduceOptions()
         options.reduceOp = _OPS[op]  # type: ignore[assignment]
         options.timeout = self.timeout
-        self._recent.append(flat)
+        if self._nccl and flat.is_cuda:
+            flat.record_stream(torch.cuda.current_stream())
+        else:
+            self._recent.append(flat)
         try:
             self._process_group.allreduce([flat], options).wait()
         except RuntimeError as error:
@@ -144,6 +160,7 @@ class C10d(Network):
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.timeout = self.timeout
+        flat.record_stream(torch.cuda.current_stream())
         try:
             self._process_group.broadcast([flat], options).wait()
         except RuntimeError as error:
@@ -161,6 +178,14 @@ class C10d(Network):
         )
 
     def subgroup(self, ranks: Sequence[int]) -> C10d:
+        return self._between(ranks, nccl=self._nccl)
+
+    def nccl_subgroup(self, ranks: Sequence[int]) -> C10d:
+        """As `subgroup`, with NCCL, which needs a GPU for each of these ranks, or a version of it
+        that lets them share one."""
+        return self._between(ranks, nccl=True)
+
+    def _between(self, ranks: Sequence[int], *, nccl: bool) -> C10d:
         # Named by what its ranks have done together, for they may know of different other groups.
         # The count tells apart subgroups of the same ranks: they would otherwise find each other's
         # keys.
@@ -169,10 +194,10 @@ class C10d(Network):
         store = dist.PrefixStore(name, self._store)
         rank, size = list(ranks).index(self.rank), len(ranks)
         try:
-            group = new_process_group(store, rank, size, self.timeout, nccl=self._nccl)
+            group = new_process_group(store, rank, size, self.timeout, nccl=nccl)
         except RuntimeError as error:
             raise self._lost([rank for rank in ranks if rank != self.rank], error) from error
-        return C10d(group, rank=rank, size=size, timeout=self.timeout, store=store)
+        return C10d(group, rank=rank, size=size, timeout=self.timeout, store=store, owned=True)
 
     def blame(self, lost: PeerLost) -> PeerLost:
         return lost.naming(who_is_missing(self._board, self.rank, lost.ranks))
@@ -188,6 +213,10 @@ class C10d(Network):
         while any(t._use_count() > 1 for t in self._recent) and time.monotonic() < deadline:  # type: ignore[attr-defined]
             time.sleep(0.001)
         self._recent.clear()
+        if self._owned and self._nccl:
+            self._owned = False
+            with contextlib.suppress(RuntimeError):
+                self._process_group.shutdown()
         time.sleep(0.01)  # the same for the callbacks of the last backward pass
 
     def interrupt(self) -> None:

@@ -17,6 +17,13 @@ import torch
 
 from farandole.sync.allreduce.buckets import Bucket
 
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}  # integers of the same size
+
 
 class DeviceCheck:
     """Checks `gradients`, which lie in `flats`, and copies the buckets' notes to the host."""
@@ -28,24 +35,18 @@ class DeviceCheck:
         buckets: Sequence[Bucket],
     ) -> None:
         self._buckets = buckets
-        self._order = [
-            place
-            for device in dict.fromkeys(gradient.device for gradient in gradients)
-            for place, gradient in enumerate(gradients)
-            if gradient.device == device
-        ]
-        # Queued in the order of the stream: notes and answers are copied before `masked_fill_`
+        # Queued in the order of the stream: notes and answers are copied before `_keep_if`
         # replaces what they are about, and the step, queued later, sees zeros.
-        self._copies = []
+        self._order: list[int] = []
+        self._copies: list[torch.Tensor] = []
+        self._events: list[torch.cuda.Event | None] = []
         self._notes = [_to_host(bucket.notes != 0) for bucket in buckets]
-        for device in dict.fromkeys(gradient.device for gradient in gradients):
-            sound = _are_finite([g for g in gradients if g.device == device])
+        for device, places in _by_device(gradients).items():
+            self._order += places
+            sound = _are_finite([gradients[place] for place in places])
             self._copies.append(_to_host(sound))
-            is_bad = ~sound.all()
-            for flat in flats:
-                if flat.device == device:
-                    flat.masked_fill_(is_bad, 0)
-        self._events = [_record(device) for device in {gradient.device for gradient in gradients}]
+            _keep_if(sound.all(), [flat for flat in flats if flat.device == device])
+            self._events.append(_record(device))
 
     def first_bad(self) -> int | None:
         """The place of the first gradient that was not finite. Waits for its own work only."""
@@ -64,18 +65,36 @@ class DeviceCheck:
         ]
 
 
+def _by_device(gradients: Sequence[torch.Tensor]) -> dict[torch.device, list[int]]:
+    """The places of the gradients on each device."""
+    found: dict[torch.device, list[int]] = {}
+    for place, gradient in enumerate(gradients):
+        found.setdefault(gradient.device, []).append(place)
+    return found
+
+
 def _are_finite(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """One answer for each of them, which are all on one device."""
-    norms = torch._foreach_norm(list(gradients), math.inf)
-    return (
-        torch.stack([torch.isfinite(norm) for norm in norms])
-        if _differ(norms)
-        else (torch.isfinite(torch.stack(list(norms))))
-    )
+    norms = list(torch._foreach_norm(list(gradients), math.inf))
+    if len({norm.dtype for norm in norms}) > 1:
+        norms = [norm.double() for norm in norms]
+    return torch.stack(norms) < math.inf  # a NaN is not, either
 
 
-def _differ(norms: Sequence[torch.Tensor]) -> bool:
-    return len({norm.dtype for norm in norms}) > 1
+def _keep_if(all_sound: torch.Tensor, flats: Sequence[torch.Tensor]) -> None:
+    """Zeros instead of all of them, unless `all_sound`: few launches for many tensors.
+
+    The bits are multiplied as integers, by 1 or 0. As numbers a NaN times 0 would stay a NaN.
+    """
+    kinds: dict[torch.dtype, list[torch.Tensor]] = {}
+    for flat in flats:
+        bits = _BITS.get(flat.dtype)
+        if bits is None:
+            flat.masked_fill_(~all_sound, 0)
+        else:
+            kinds.setdefault(bits, []).append(flat.view(bits))
+    for bits, views in kinds.items():
+        torch._foreach_mul_(views, all_sound.to(bits))
 
 
 def _to_host(answers: torch.Tensor) -> torch.Tensor:

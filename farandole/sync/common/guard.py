@@ -130,25 +130,26 @@ class GradientGuard:
         found = self._read()  # of the step before, on a GPU
         if found is not None:
             return found
-        here = {
-            p: numbers
+        # Lists of pairs, and not dictionaries: this runs in every step, for every parameter.
+        here = [
+            (p, numbers)
             for p in self._parameters()
             if p.grad is not None and (numbers := _numbers(p.grad)).numel()
-        }
+        ]
         step = (self.count() if self.count is not None else 0) or self._steps
-        on_cpu = {p: g for p, g in here.items() if g.device.type == "cpu"}
+        on_cpu = [(p, g) for p, g in here if g.is_cpu]
         # Two passes: over few large buffers first, which are nearly always finite. A buffer holds
         # more than these gradients (flags, notes, other parameters), so the second pass decides.
-        if not all(map(is_finite, self._flats(on_cpu.values()))):
-            bad = next((p for p, g in on_cpu.items() if not is_finite(g)), None)
+        if on_cpu and not all(map(is_finite, self._flats([g for _, g in on_cpu]))):
+            bad = next((p for p, g in on_cpu if not is_finite(g)), None)
             if bad is not None:
                 noted = [(bucket, bucket.noted()) for bucket in self._buckets()]
                 return self._blame(bad, noted, step, UNTOUCHED)
-        others = {p: g for p, g in here.items() if g.device.type != "cpu"}
-        if others and not _is_recorded():
-            flats = self._flats(others.values())
-            check = DeviceCheck(list(others.values()), flats, self._buckets())
-            self._started = _Started(check, list(others), step)
+        if len(on_cpu) < len(here) and not _is_recorded():
+            parameters = [p for p, g in here if not g.is_cpu]
+            gradients = [g for _, g in here if not g.is_cpu]
+            check = DeviceCheck(gradients, self._flats(gradients), self._buckets())
+            self._started = _Started(check, parameters, step)
         return None
 
     def _read(self) -> Culprit | None:
@@ -172,6 +173,8 @@ class GradientGuard:
 
     def _flats(self, gradients: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Few tensors that hold all gradients: the buckets where gradients still lie in them."""
+        if not self._buckets():
+            return list(gradients)
         buffers = {
             view.data_ptr(): bucket.buffer
             for bucket in self._buckets()

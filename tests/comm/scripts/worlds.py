@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,8 +34,7 @@ class PretendedGpus(ByDevice):
     """As if tensors of some dtypes lay on GPUs, with NCCL between them or without."""
 
     def __init__(self, host: Transport, world: C10d, *, direct: bool) -> None:
-        super().__init__(host, world)
-        self._direct = direct
+        super().__init__(host, world, world if direct else None)
 
     @staticmethod
     def is_on_device(tensor: torch.Tensor) -> bool:
@@ -45,12 +44,9 @@ class PretendedGpus(ByDevice):
     def to_host(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone() if PretendedGpus.is_on_device(tensor) else tensor
 
-    def _goes_direct(self, tensor: torch.Tensor) -> bool:
-        return self._direct and self.is_on_device(tensor)
-
-    def subgroup(self, ranks: Sequence[int]) -> Transport:
-        host, world = self._host.subgroup(ranks), self._world.subgroup(ranks)
-        return PretendedGpus(host, world, direct=self._direct)
+    def _between(self, host: Transport, world: Transport) -> ByDevice:
+        assert isinstance(world, C10d)
+        return PretendedGpus(host, world, direct=self._direct is not None)
 
 
 def run_world(transport: str, size: int, timeout: timedelta, body: Body) -> bool:

@@ -1,0 +1,121 @@
+"""accdp_worker.py OUT CASE…: one worker of `accdp.py`. A case is `batch,side,eager|compiled`.
+
+In the same processes and over the same NCCL, two sides take turns: Farandole and PyTorch's DDP (one
+worker alone: and a plain loop, to which both are compared). bf16 autocast, channels-last, SGD.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import farandole as fd
+from farandole.comm import C10d
+from farandole.models import build
+
+STEPS, TURNS, WARM = 8, 6, 6
+
+
+class Side:
+    """A model under one way of training, and the loop that is timed."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.rates: list[float] = []
+
+    def train(self, images: torch.Tensor, labels: torch.Tensor, steps: int) -> None:
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = F.cross_entropy(self.model(images), labels)
+            loss.backward()
+            self.optimizer.step()
+
+
+def fresh(
+    device: torch.device, side: int, compiled: bool
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = build("resnet50", image_size=side).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    return (torch.compile(model) if compiled else model), optimizer  # type: ignore[return-value]
+
+
+def sides_of(run: fd.Run, side: int, compiled: bool) -> dict[str, Side]:
+    sides = {"farandole": Side(*run.distribute(*fresh(run.device, side, compiled)))}
+    model, optimizer = fresh(run.device, side, compiled)
+    carrier = run.group.transport.carrier(torch.empty(0, device=run.device))
+    if run.size == 1:
+        sides["plain"] = Side(model, optimizer)
+    elif isinstance(carrier, C10d) and carrier.has_nccl:
+        inner: Any = getattr(model, "_orig_mod", model)
+        wrapped: Any = nn.parallel.DistributedDataParallel(
+            inner, device_ids=[run.device.index], gradient_as_bucket_view=True
+        )
+        sides["ddp"] = Side(torch.compile(wrapped) if compiled else wrapped, optimizer)  # type: ignore[arg-type]
+    return sides
+
+
+def measure(run: fd.Run, batch: int, side: int, compiled: bool) -> dict[str, Any]:
+    images = torch.randn(batch, 3, side, side, device=run.device)
+    images = images.to(memory_format=torch.channels_last)
+    labels = torch.randint(1000, (batch,), device=run.device)
+    sides = sides_of(run, side, compiled)
+    torch.cuda.reset_peak_memory_stats()
+    for each in sides.values():
+        each.train(images, labels, WARM)
+    for turn in range(TURNS):
+        for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
+            run.group.barrier()
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            sides[name].train(images, labels, STEPS)
+            torch.cuda.synchronize()
+            seconds = max(run.group.gather_json(time.perf_counter() - begin))
+            sides[name].rates.append(run.size * batch * STEPS / seconds)
+    carrier = run.group.transport.carrier(torch.empty(0, device=run.device))
+    found: dict[str, Any] = {
+        "workers": run.size,
+        "batch": batch,
+        "side": side,
+        "compiled": compiled,
+        "carried_by": carrier.name if run.size > 1 else "",
+        "images_per_second": {n: statistics.median(s.rates) for n, s in sides.items()},
+        "all": {n: [round(rate, 1) for rate in s.rates] for n, s in sides.items()},
+        "peak_memory_mib": torch.cuda.max_memory_allocated() // 2**20,
+    }
+    other = next((name for name in sides if name != "farandole"), None)
+    if other is not None:
+        pairs = zip(sides["farandole"].rates, sides[other].rates, strict=True)
+        found[f"ratio_to_{other}"] = statistics.median(ours / theirs for ours, theirs in pairs)
+    return found
+
+
+def main() -> None:
+    out, *cases = sys.argv[1:]
+    run = fd.init(timeout=400)
+    torch.backends.cudnn.benchmark = True
+    rows = []
+    for case in cases:
+        batch, side, mode = case.split(",")
+        row = measure(run, int(batch), int(side), mode == "compiled")
+        rows.append(row)
+        run.print(json.dumps({key: value for key, value in row.items() if key != "all"}))
+        if run.rank == 0:
+            Path(out).write_text(json.dumps(rows, indent=1))
+        torch.compiler.reset()
+        with suppress(RuntimeError):
+            torch.cuda.empty_cache()
+
+
+main()

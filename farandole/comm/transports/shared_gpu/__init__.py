@@ -1,0 +1,1 @@
+"""Ranks that share a GPU: sums in its own memory."""

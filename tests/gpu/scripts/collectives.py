@@ -1,0 +1,132 @@
+"""collectives.py [CARRIER]: every collective of tensors on a GPU, against the same on the CPU.
+
+Numbers are whole, so that both must agree to the bit. CARRIER: what must carry the tensors on GPUs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+import farandole as fd
+from farandole.comm import Group
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
+SIZES = (1, 1000, 100_003, 3_000_001, 20_000_000)
+DEVICE = torch.device("cuda", torch.cuda.current_device())
+
+
+def numbers(group: Group, count: int, dtype: torch.dtype, shift: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(group.rank + 100 * shift)
+    return torch.randint(-3, 4, (count,), generator=generator).to(dtype)
+
+
+def same(group: Group, make: Callable[[torch.device], list[torch.Tensor]], what: str) -> None:
+    """`make` gives the same on both devices."""
+    expected, found = make(torch.device("cpu")), make(DEVICE)
+    for one, other in zip(expected, found, strict=True):
+        assert other.device.type == "cuda", what
+        assert torch.equal(one, other.cpu()), f"{what} on rank {group.rank} of {group.size}"
+
+
+def reductions(group: Group) -> None:
+    for count in SIZES:
+        for dtype in DTYPES if count < 10**6 else (torch.float32, torch.bfloat16):
+            for op in ("sum", "min", "max") if count < 10**6 else ("sum",):
+                same(
+                    group,
+                    lambda where: [
+                        group.all_reduce(numbers(group, count, dtype).to(where), op)  # noqa: B023
+                    ],
+                    f"all_reduce of {count} {dtype} by {op}",
+                )
+    halves = torch.full((7,), float(group.rank), device=DEVICE)
+    group.all_reduce(halves, "average")
+    assert torch.allclose(halves, torch.full_like(halves, (group.size - 1) / 2))
+
+
+def movements(group: Group) -> None:
+    after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    for dtype in (torch.float32, torch.int64):
+        for count in (5, 70_001):
+            data = numbers(group, count + group.rank, dtype)
+            same(group, lambda where: group.all_gather(data.to(where)), "all_gather")  # noqa: B023
+            even = numbers(group, count * group.size, dtype)
+            same(group, lambda where: [group.reduce_scatter(even.to(where))], "reduce_scatter")  # noqa: B023
+            same(
+                group,
+                lambda where: [
+                    group.broadcast(numbers(group, count, dtype).to(where), group.size - 1)  # noqa: B023
+                ],
+                "broadcast",
+            )
+            parts = [numbers(group, count + to, dtype, to) for to in range(group.size)]
+            same(
+                group,
+                lambda where: group.all_to_all([part.to(where) for part in parts]),  # noqa: B023
+                "all_to_all",
+            )
+
+            def pass_on(
+                where: torch.device, count: int = count, dtype: torch.dtype = dtype
+            ) -> list[torch.Tensor]:
+                mine, theirs = (
+                    numbers(group, count, dtype).to(where),
+                    torch.empty(count, dtype=dtype, device=where),
+                )
+                if group.rank % 2 == 0:
+                    group.send(mine, after)
+                    group.receive(theirs, before)
+                else:
+                    group.receive(theirs, before)
+                    group.send(mine, after)
+                return [theirs]
+
+            if group.size % 2 == 0:
+                same(group, pass_on, "send and receive")
+
+
+def background(group: Group) -> None:
+    """Started together, used at once: what uses a result must wait for it on the GPU too."""
+
+    def many(where: torch.device) -> list[torch.Tensor]:
+        tensors = [numbers(group, 300_000, torch.float32, shift).to(where) for shift in range(6)]
+        for tensor in tensors:
+            tensor.mul_(2)  # queued before: the all-reduce must come after it
+        handles = [group.start(group.all_reduce, tensor) for tensor in tensors]
+        busy = torch.ones(2000, 2000, device=where)
+        for _ in range(5):
+            busy = busy @ busy * 1e-4
+        return [handle.wait() + 1 for handle in handles]
+
+    for _ in range(5):
+        same(group, many, "all_reduce in the background")
+
+    def gathered(where: torch.device) -> list[torch.Tensor]:
+        handle = group.start(group.all_gather, numbers(group, 1000, torch.float32).to(where))
+        return [part + 1 for part in handle.wait()]
+
+    same(group, gathered, "all_gather in the background")
+
+
+def main() -> None:
+    run = fd.init(timeout=100)
+    group = run.group
+    assert run.device.type == "cuda"
+    carrier = group.transport.carrier(torch.empty(1, device=DEVICE))
+    if len(sys.argv) > 1:
+        assert carrier.name == sys.argv[1], carrier.name
+    half = [rank for rank in range(group.size) if rank % 2 == group.rank % 2]
+    groups = [group]
+    if len(half) > 1:
+        groups.append(group.subgroup(half))
+    for each in groups:
+        for checks in (reductions, movements, background):
+            checks(each)
+            each.barrier()
+    run.print(f"{carrier.name}: all collectives agree on {group.size} ranks")
+
+
+main()
