@@ -49,12 +49,17 @@ def save(name: str, result: dict[str, Any], folder: Path = RESULTS) -> None:
     print(f"result: {path.relative_to(root) if path.is_relative_to(root) else path}")
 
 
-def restart_on_workers(workers: int) -> None:
-    """Runs this script again on `workers` workers and exits; returns in the workers themselves."""
+def restart_on_workers(workers: int, *, per_gpu: bool = False) -> None:
+    """Runs this script again on `workers` workers and exits; returns in the workers themselves.
+
+    `per_gpu`: all of them on the first GPU.
+    """
     if "FARANDOLE_JOB" in os.environ:
         return
-    arguments = ["-m", "farandole", "run", "-n", str(workers), *sys.argv]
-    sys.exit(subprocess.call([sys.executable, *arguments]))
+    count = ["--per-gpu" if per_gpu else "-n", str(workers)]
+    arguments = ["-m", "farandole", "run", *count, *sys.argv]
+    environ = {**os.environ, **({"CUDA_VISIBLE_DEVICES": "0"} if per_gpu else {})}
+    sys.exit(subprocess.call([sys.executable, *arguments], env=environ))
 
 
 def spread(values: list[float]) -> dict[str, float]:

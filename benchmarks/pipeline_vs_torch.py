@@ -2,10 +2,11 @@
 
 Both sides train the same blocks, cut in the same places, by GPipe and 1F1B with the same
 micro-batches, in the same processes, step after step in turn. Torch's side talks through gloo, as
-it does on CPUs; ours through what `fd.init` chose, which is shared memory on one host. Both end a
-step with the optimizer's. The target is a ratio of at most 1.
+it does on CPUs; ours through what `fd.init` chose, which is shared memory on one host. On GPUs both
+talk through NCCL. Both end a step with the optimizer's. The target is a ratio of at most 1.
 
     python benchmarks/pipeline_vs_torch.py -n 2
+    python benchmarks/pipeline_vs_torch.py -n 2 --per-gpu        # the workers share one GPU
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def torchs(
 ) -> Callable[[], float]:
     per_stage = len(model) // run.size
     part = model[run.rank * per_stage : (run.rank + 1) * per_stage]
-    stage = PipelineStage(part, run.rank, run.size, torch.device("cpu"))
+    stage = PipelineStage(part, run.rank, run.size, run.device)
     runner = TORCH[schedule](stage, micros, loss_fn=F.mse_loss)
     optimizer = torch.optim.SGD(part.parameters(), 0.01)
     last = run.rank == run.size - 1
@@ -106,18 +107,19 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--rows", type=int, default=32, help="in a micro-batch")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--per-gpu", action="store_true", help="all workers on one GPU")
     parser.add_argument("--save", default="pipeline_vs_torch", metavar="NAME")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
-    restart_on_workers(options.workers)
+    restart_on_workers(options.workers, per_gpu=options.per_gpu)
     run = fd.init(seed=0)
     assert dist.is_initialized(), "torch's side wants a default process group"
     rows: list[dict[str, Any]] = []
     for width in options.width:
         for schedule in TORCH:
-            x = torch.randn(options.rows * options.microbatches, width)
+            x = torch.randn(options.rows * options.microbatches, width, device=run.device)
             y = torch.randn_like(x)
-            model = network(options.blocks, width)
+            model = network(options.blocks, width).to(run.device)
             sides = {
                 "ours": ours(run, copy.deepcopy(model), schedule, options.microbatches, x, y),
                 "torch": torchs(run, copy.deepcopy(model), schedule, options.microbatches, x, y),
@@ -130,6 +132,8 @@ def main() -> None:
                     run.group.barrier()
                     begin = time.perf_counter()
                     losses[side] = sides[side]()
+                    if run.device.type == "cuda":
+                        torch.cuda.synchronize()
                     run.group.barrier()
                     if number >= 5:
                         times[side].append(time.perf_counter() - begin)

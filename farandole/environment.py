@@ -111,7 +111,11 @@ SIMULATED_LINK: Final = _internal(
 SIMULATED_LINK_FILE: Final = _internal(
     "SIMULATED_LINK_FILE", "The file in which the workers record when each simulated link is free."
 )
-PER_GPU: Final = _internal("PER_GPU", "The number of workers that share each GPU of a host.")
+PER_GPU: Final = _internal(
+    "PER_GPU",
+    "The number of workers that share a GPU. Worker r of a host has GPU r divided by it, rounded "
+    "down.",
+)
 TRIAL: Final = _internal(
     "TRIAL", "The file in which rank 0 writes how fast it trains, in a trial of `--per-gpu auto`."
 )

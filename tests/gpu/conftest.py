@@ -38,9 +38,10 @@ def job(tmp_path: Path) -> Job:
         script: str, *arguments: str, workers: int, options: str = "", cpu: bool = False
     ) -> str:
         environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        if cpu:
-            environ["CUDA_VISIBLE_DEVICES"] = ""
-        command = [sys.executable, "-m", "farandole", "run", "-n", str(workers), *options.split()]
+        # All on the first GPU, as on a machine that has no other.
+        environ["CUDA_VISIBLE_DEVICES"] = "" if cpu else "0"
+        count = ["-n" if cpu else "--per-gpu", str(workers)]
+        command = [sys.executable, "-m", "farandole", "run", *count, *options.split()]
         ended = subprocess.run(
             [*command, str(SCRIPTS / script), *arguments],
             cwd=tmp_path,
