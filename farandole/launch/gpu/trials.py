@@ -128,10 +128,10 @@ def _follow(process: subprocess.Popen[bytes], record: Path, sampler: UseSampler)
             process.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
             found = read_trial(record)
+            if found is not None:  # the warm-up is over
+                sampler.sample()  # it goes on training until it is stopped
             if found is not None and found.is_enough:
                 return True
-            if found is not None:  # the warm-up is over
-                sampler.sample()
         else:
             return True
     return False
