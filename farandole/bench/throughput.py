@@ -34,6 +34,7 @@ from farandole.sync import AllReduce
 from farandole.train.run import Run
 from farandole.train.run_metrics import versions
 from farandole.train.start import init
+from farandole.worker.gpu_memory import gather_bytes, peak_bytes
 
 _RATE, _MOMENTUM = 0.01, 0.9
 _TIMEOUT_SECONDS = 1800.0  # ranks that compile may be minutes apart; a dead one is noticed at once
@@ -184,6 +185,7 @@ def measure(run: Run, workload: Workload) -> dict[str, Any]:
         bare = f" (bare {rates['bare'][-1]:.1f})" if workload.bare else ""
         run.print(f"Iter #{index}: {rates['run'][-1]:.1f} img/sec per worker{bare}")
 
+    peaks = gather_bytes(run.group, _peak_memory(run.device))
     per_worker = _figures(rates["run"])
     result: dict[str, Any] = {
         "settings": {**asdict(workload), "image_size": workload.image_shape[-1], "sync": str(sync)},
@@ -193,7 +195,8 @@ def measure(run: Run, workload: Workload) -> dict[str, Any]:
         "images_per_second_total": {key: per_worker[key] * run.size for key in ("mean", "ci")},
         "waited_seconds": run.mean(waited_seconds),
         "bytes_sent_per_worker": run.mean(float(bytes_sent)),
-        "peak_memory_bytes": int(run.group.all_reduce(_peak_memory(run.device), "max")),
+        "peak_memory_bytes": max(peaks),
+        "peak_memory_bytes_by_rank": peaks,
         "versions": {**versions(), "cuda": torch.version.cuda},
     }
     if workload.bare:
@@ -232,14 +235,12 @@ def _set_precision(precision: str) -> None:
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
 
 
-def _peak_memory(device: torch.device) -> torch.Tensor:
-    """Bytes, as a tensor to reduce: on a GPU what tensors took, else the whole process."""
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-    else:
-        unit_bytes = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
-    return torch.tensor(peak, dtype=torch.float64)
+def _peak_memory(device: torch.device) -> int:
+    """Bytes: on a GPU what tensors took, else the whole process."""
+    peak = peak_bytes(device)
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
+    return process if peak is None else peak
 
 
 def _print_header(run: Run, workload: Workload, sync: str, device: str) -> None:

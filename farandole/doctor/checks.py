@@ -145,8 +145,10 @@ def check_mps(program: str | None, driver: str | None, gpus: int) -> Finding:
     return Finding("MPS", "missing", "not found: --per-gpu cannot be used", hint)
 
 
-def check_ranks_a_gpu(nccl: tuple[int, int, int] | None, gpus: int) -> Finding:
+def check_ranks_a_gpu(nccl: tuple[int, ...] | None, gpus: int) -> Finding:
     """Whether workers that share a GPU can use NCCL. `nccl` is the version that is loaded."""
+    from farandole.comm.gpu_sharing import FIRST_VERSION
+
     name = "several ranks a GPU"
     if not gpus:
         return Finding(name, "missing", "no GPU", "not needed: workers then run on CPUs")
@@ -154,7 +156,7 @@ def check_ranks_a_gpu(nccl: tuple[int, int, int] | None, gpus: int) -> Finding:
         hint = "install a CUDA build of torch: https://pytorch.org/get-started/locally"
         return Finding(name, "warning", "NCCL is not loaded", hint)
     version = ".".join(map(str, nccl))
-    if nccl < (2, 30, 0):
+    if nccl[:2] < FIRST_VERSION:
         hint = "pip install 'nvidia-nccl-cu13>=2.30' elsewhere, and LD_PRELOAD its libnccl.so.2"
         return Finding(name, "missing", f"NCCL {version} wants a GPU for each rank", hint)
     return Finding(name, "ok", f"NCCL {version}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.metadata
 import os
 import resource
@@ -37,6 +36,7 @@ def _examine_machine() -> tuple[Finding, ...]:
     import psutil
     import torch.distributed as dist
 
+    from farandole.comm.gpu_sharing import nccl_version
     from farandole.system.cores import usable_cores
 
     gpus = _gpus()
@@ -52,7 +52,7 @@ def _examine_machine() -> tuple[Finding, ...]:
         checks.check_memory(memory.total, memory.available),
         checks.check_gpus(gpus, len(list(Path("/dev").glob("nvidia[0-9]*")))),
         checks.check_mps(shutil.which(MPS_PROGRAM), _driver_version(), len(gpus)),
-        checks.check_ranks_a_gpu(_nccl_version() if gpus else None, len(gpus)),
+        checks.check_ranks_a_gpu(nccl_version(), len(gpus)),
         checks.check_shared_memory(shared.total if shared else None, shared.free if shared else 0),
         *checks.check_limits(
             resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -127,19 +127,6 @@ def _driver_version() -> str | None:
     with contextlib.suppress(OSError):
         return Path("/sys/module/nvidia/version").read_text().strip()
     return None
-
-
-def _nccl_version() -> tuple[int, int, int] | None:
-    """Of the library that this process has loaded, which need not be the one of torch's build."""
-    import torch  # noqa: F401 - loads it
-
-    found = ctypes.c_int()
-    try:
-        if ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(found)) != 0:
-            return None
-    except (OSError, AttributeError):
-        return None
-    return found.value // 10_000, found.value // 100 % 100, found.value % 100
 
 
 def _can_bind() -> bool:

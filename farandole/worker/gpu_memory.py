@@ -13,14 +13,17 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def gather_peaks(group: Group, device: torch.device) -> list[int] | None:
-    """*Together.* The peak of every rank, by rank; None without GPUs, and then nothing is sent.
+    """*Together.* The peak of every rank, by rank; None without GPUs, and then nothing is sent."""
+    peak = peak_bytes(device)
+    return None if peak is None else gather_bytes(group, peak)
+
+
+def gather_bytes(group: Group, mine: int) -> list[int]:
+    """*Together.* The number of every rank, by rank.
 
     A sum of vectors in which each rank fills its own place: where the group goes on without dead
     ranks, theirs is 0.
     """
-    peak = peak_bytes(device)
-    if peak is None:
-        return None
-    peaks = torch.zeros(group.size, dtype=torch.float64)
-    peaks[group.rank] = float(peak)
-    return [int(each) for each in group.all_reduce(peaks).tolist()]
+    found = torch.zeros(group.size, dtype=torch.float64)
+    found[group.rank] = float(mine)
+    return [int(each) for each in group.all_reduce(found).tolist()]

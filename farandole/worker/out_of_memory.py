@@ -10,6 +10,7 @@ from typing import Any
 from farandole.environment import LAYOUT, PER_GPU
 
 _GIB = 2**30
+_CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -19,6 +20,10 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     seen: set[int] = set()  # a chain may be closed by hand
     while torch is not None and error is not None and id(error) not in seen:
         if isinstance(error, torch.OutOfMemoryError):
+            return True
+        # By others than PyTorch's allocator, such as a CUDA context for which there is no room.
+        code = getattr(error, "error_code", None)
+        if isinstance(error, torch.AcceleratorError) and code == _CUDA_OUT_OF_MEMORY:
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__

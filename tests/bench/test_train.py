@@ -61,6 +61,8 @@ def test_two_workers_print_and_write_what_they_measured(
     assert found["bytes_sent_per_worker"] == pytest.approx(3 * 2 * bytes_per_step, abs=400)
     assert 0 < found["waited_seconds"] < 3 * 2 * 32 / min(rates["iterations"])
     assert found["peak_memory_bytes"] > 50 * 2**20
+    assert max(found["peak_memory_bytes_by_rank"]) == found["peak_memory_bytes"]
+    assert len(found["peak_memory_bytes_by_rank"]) == found["workers"]
     assert found["settings"]["sync"] == sync
     assert found["settings"]["image_size"] == 8
     assert found["settings"]["channels_last"] is True

@@ -34,6 +34,10 @@ def test_which_errors_are_meant() -> None:
     error.__context__ = after  # a circle
     assert is_out_of_memory(error)
     assert is_out_of_memory(after)
+    context = torch.AcceleratorError("CUDA error: out of memory")
+    assert not is_out_of_memory(context)
+    context.error_code = 2  # as PyTorch sets it
+    assert is_out_of_memory(context)
     assert not is_out_of_memory(MemoryError())
     assert not is_out_of_memory(None)
 

@@ -30,10 +30,10 @@ from farandole.worker.signals import signals_noted, undisturbed
 
 AUTO = "auto"
 _ANSWER_SECONDS = 10.0
-# NCCL's default number of channels takes more of the GPU than several ranks on it can have at once:
-# four ranks waited for each other for ever. Two channels each are enough for a GPU's own memory.
-_CHANNELS = {"NCCL_MAX_CTAS": "2"}
-_CHANNELS_FROM = 3  # workers a GPU
+# `fd.init` sets the same (`comm/gpu_sharing`); here it is for scripts that call torch.distributed
+# alone. With as many blocks as NCCL takes by default, the ranks of a GPU wait for each other for
+# ever: the kernels of one leave no room for those of the others.
+_NCCL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2"}
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,9 @@ class GpuSharing:
         told = {PER_GPU: str(self.per_gpu)}
         if self.threads_percent is not None:
             told[THREAD_PERCENTAGE] = f"{self.threads_percent:g}"
-        nccl = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if self.per_gpu > 1 else {}
-        if self.per_gpu >= _CHANNELS_FROM:
-            nccl |= _CHANNELS
-        return told | {name: value for name, value in nccl.items() if name not in os.environ}
+        if self.per_gpu > 1:
+            told |= {name: value for name, value in _NCCL.items() if name not in os.environ}
+        return told
 
 
 def parse_per_gpu(text: str) -> int | None:

@@ -35,9 +35,11 @@ from farandole.worker.trial.record import WARM_UP_STEPS, TrialRecord, read_trial
 COUNTS = (1, 2, 4, 8)
 _POLL_SECONDS = 0.25
 _LIMIT_SECONDS = 900.0  # for one trial, with its start
+_LIMIT_TEXT = "15 minutes"
 _STOP_SECONDS = DEFAULT_SECONDS + 10.0
 _SHOWN_LINES = 15
 _USAGE_CODE = 2
+_INSTEAD = "Or give a number, such as --per-gpu 4."
 
 
 def find_fastest(words: Sequence[str]) -> int:
@@ -111,8 +113,10 @@ def _try(per_gpu: int, words: Sequence[str], folder: Path, uuids: Sequence[str])
     is_measured = found is not None and (found.is_enough or process.returncode == 0)
     if found is not None and is_measured and found.samples_per_second is not None:
         return replace(sampler.added_to(trial), record=found)
+    if not is_over and found is None:
+        raise _no_batches(f"came from run.loader or trainer.loader within {_LIMIT_TEXT}")
     if not is_over:
-        return replace(trial, problem=f"no result within {_LIMIT_SECONDS / 60:g} minutes")
+        return replace(trial, problem=f"no result within {_LIMIT_TEXT}")
     return _failed(trial, process.returncode, found, ended, output)
 
 
@@ -124,10 +128,10 @@ def _follow(process: subprocess.Popen[bytes], record: Path, sampler: UseSampler)
             process.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
             found = read_trial(record)
+            if found is not None:  # the warm-up is over
+                sampler.sample()  # it goes on training until it is stopped
             if found is not None and found.is_enough:
                 return True
-            if found is not None:  # the warm-up is over
-                sampler.sample()
         else:
             return True
     return False
@@ -153,22 +157,24 @@ def _failed(
 
 
 def _no_throughput(record: TrialRecord | None, *, joined: bool) -> UserError:
-    instead = "Or give a number, such as --per-gpu 4."
     if not joined:
         return UserError(
             "--per-gpu auto: the script never called fd.init(), so that nothing was measured. "
-            f"Write `run = fd.init()` at its top, and read its data from run.loader. {instead}"
+            f"Write `run = fd.init()` at its top, and read its data from run.loader. {_INSTEAD}"
         )
     steps = 0 if record is None else record.warm_up_steps + record.steps
     if not steps:
-        return UserError(
-            "--per-gpu auto: no training batch came from run.loader or trainer.loader, so that "
-            "samples/s cannot be measured. Write `for x, y in run.loader(dataset, batch_size=…)`. "
-            f"{instead}"
-        )
+        return _no_batches("came from run.loader or trainer.loader")
     return UserError(
         f"--per-gpu auto: the script ended after {steps} training step(s), and the first "
-        f"{WARM_UP_STEPS} are warm-up. Give it more data or more epochs. {instead}"
+        f"{WARM_UP_STEPS} are warm-up. Give it more data or more epochs. {_INSTEAD}"
+    )
+
+
+def _no_batches(came: str) -> UserError:
+    return UserError(
+        f"--per-gpu auto: no training batch {came}, so that samples/s cannot be measured. Write "
+        f"`for x, y in run.loader(dataset, batch_size=…)`. {_INSTEAD}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -46,9 +47,13 @@ def start(sandbox: Sandbox, machine: GpuMachine, *words: str) -> subprocess.Pope
 
 def daemons(sandbox: Sandbox) -> list[psutil.Process]:
     """The control daemon of MPS and its server."""
-    told = "CUDA_MPS_PIPE_DIRECTORY"
-    found = [each for each in sandbox.processes() if told in each.environ()]
-    return [each for each in found if "RANK" not in each.environ()]
+    found = []
+    for process in sandbox.processes():
+        with contextlib.suppress(psutil.Error):  # ended meanwhile
+            variables = process.environ()
+            if "CUDA_MPS_PIPE_DIRECTORY" in variables and "RANK" not in variables:
+                found.append(process)
+    return found
 
 
 def assert_nothing_is_left(sandbox: Sandbox) -> None:

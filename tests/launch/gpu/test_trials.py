@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.support.gpu_machine import GpuMachine
 
-# Slower with two workers than with one, whatever the machine does meanwhile; too large for four.
+# Too large for four workers.
 TRAIN = """
 import os, sys, time
 from pathlib import Path
@@ -37,7 +37,7 @@ for epoch in run.epochs(10_000 if trial else 1):
         optimizer.zero_grad()
         model(x).sum().backward()
         optimizer.step()
-        time.sleep(0.02 * run.size if trial else 0)
+        time.sleep(0.02 if trial else 0)
 """
 
 
@@ -49,19 +49,19 @@ def test_the_fastest_that_fits(sandbox: Sandbox, machine: GpuMachine) -> None:
     done = sandbox.farandole(*words, **variables)
     assert done.returncode == 0, done.stderr
     starts = (sandbox.folder / "starts").read_text().splitlines()
-    assert [line.split()[0] for line in starts] == ["1", "2", "4", "1"]
+    rows = [line.split() for line in done.stderr.splitlines() if line.startswith("  ")]
+    fastest = max(rows[1:3], key=lambda row: float(row[1].replace(",", "")))[0]
+    assert [line.split()[0] for line in starts] == ["1", "2", "4", fastest]
     assert [line.split()[1] for line in starts] == ["True", "True", "True", "False"]
     assert all(line.endswith("['--lr', '1']") for line in starts)
     assert starts[3].split()[2] == "runs/mine"
     saved = [path.name for path in (sandbox.folder / "runs").iterdir()]
     assert saved == ["mine"], "trials leave nothing there"
-    rows = [line.split() for line in done.stderr.splitlines() if line.startswith("  ")]
     assert [row[0] for row in rows[1:]] == ["1", "2", "4", "8"]
     assert rows[1][2:] == ["4", "37", "%", "2.0", "of", "140.4", "GiB"]
-    assert float(rows[1][1]) > float(rows[2][1])
     assert " ".join(rows[3][1:]) == "- - - - out of memory"
     assert "not tried" in " ".join(rows[4])
-    assert "1 worker(s) a GPU are the fastest" in done.stderr
+    assert f"{fastest} worker(s) a GPU are the fastest" in done.stderr
     assert list(sandbox.temporary.iterdir()) == [], "nor here"
 
 
