@@ -41,7 +41,7 @@ class ControlSocket:
     """The registrar's end, where all others come."""
 
     def __init__(self, key: bytes, bind: str) -> None:
-        self.context = zmq.Context()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = ThreadAuthenticator(self.context)
         self._authenticator.start()
         public = zmq.curve_public(_secret(key, "client"))
