@@ -57,7 +57,14 @@ class Pool(ABC):
 
 def sum_branch(source: Source, job: Sum, state: Any, branch: Branch) -> Statistics:
     """What one worker does."""
-    return reduce(branch, lambda number: job.map(source.read(number), state), job.merge)
+
+    def leaf(number: int) -> Statistics:
+        if not job.in_blocks:
+            return job.map(source.read(number), state)
+        blocks = source.blocks(number)
+        return reduce((0, len(blocks)), lambda at: job.map(blocks[at](), state), job.merge)
+
+    return reduce(branch, leaf, job.merge)
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:

@@ -18,6 +18,8 @@ from farandole.learn.sums.sum import Statistics, Sum, as_statistics
 class SeedSum(Sum):
     """The seed of whoever reads the first chunk. A `random_state` that is a number is the seed."""
 
+    in_blocks = True
+
     def __init__(self, random_state: Any) -> None:
         if isinstance(random_state, int | np.integer):
             self.seed = int(random_state)
