@@ -14,10 +14,10 @@ from sklearn.utils.validation import check_is_fitted
 from farandole.learn.cluster.iterations import drawn_centres, iterate
 from farandole.learn.cluster.lloyd import CostSum, LabelSum
 from farandole.learn.cluster.nearest import NearestCentres, squared_distances
-from farandole.learn.describe.columns import ColumnSum
 from farandole.learn.estimators.base import SumEstimator
 from farandole.learn.linear.moments import Array
 from farandole.learn.pools.base import Placed
+from farandole.learn.statistics.columns import ColumnSum
 from farandole.learn.sums.seed import SeedSum
 from farandole.learn.sums.sum import Sum
 from farandole.learn.sums.together import Together

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 from threadpoolctl import ThreadpoolController
 
@@ -53,6 +53,9 @@ class Pool(ABC):
     @abstractmethod
     def place(self, source: Source) -> AbstractContextManager[Placed]:
         """Brings the chunks to the workers. Gives back what that took at the end."""
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self  # copies of an estimator, such as those of a search, have the same workers
 
 
 def sum_branch(source: Source, job: Sum, state: Any, branch: Branch) -> Statistics:

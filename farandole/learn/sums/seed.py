@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_random_state
 
 from farandole.learn.sources.chunk import Chunk
 from farandole.learn.sums.sum import Statistics, Sum, as_statistics
@@ -24,6 +23,9 @@ class SeedSum(Sum):
         if isinstance(random_state, int | np.integer):
             self.seed = int(random_state)
         else:
+            # Not at the top: workers have the seed, and need not wait for scikit-learn.
+            from sklearn.utils import check_random_state
+
             self.seed = int(check_random_state(random_state).randint(2**31))
 
     def map(self, chunk: Chunk, state: Any) -> Statistics:
