@@ -13,6 +13,7 @@ from farandole.learn.cluster.lloyd import CostSum, FarthestSum, LloydSum, OneRow
 from farandole.learn.linear.moments import Array
 from farandole.learn.pools.base import Placed
 
+_ROUNDING = (8 * np.finfo(np.float64).eps) ** 2
 _TURNS = 5  # of k-means‖; more make little difference
 _OVERSAMPLING = 2.0  # rows to draw in each turn, in numbers of clusters
 
@@ -63,7 +64,9 @@ def iterate(placed: Placed, centres: Array, tolerance: float, most: int) -> Clus
         filled = len(empty) > 0 and _fill(placed, moved, centres, int(empty[0]))
         shift = float(((moved - centres) ** 2).sum())
         centres = moved
-        if shift <= tolerance and not filled:
+        # With the same rows in every cluster, the last bits of the centres may still change.
+        resting = max(tolerance, _ROUNDING * float((centres**2).sum()))
+        if shift <= resting and not filled:
             return Clustering(centres, iteration, True)
     return Clustering(centres, most, False)
 
