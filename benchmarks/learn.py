@@ -1,13 +1,14 @@
 """Estimators by sums: against other libraries, beyond memory, and as workers and rows grow.
 
-    python benchmarks/learn.py compare [--dask-python PYTHON] [--heat-python PYTHON]
+    python benchmarks/learn.py compare [--only kmeans] [--dtype float64] [--dask-python PYTHON]
+                                       [--heat-python PYTHON]
     python benchmarks/learn.py memory
     python benchmarks/learn.py growth
 
 `compare`: KMeans, PCA, Lasso and LogisticRegression on 2 million × 50 by Farandole (threads and
-processes), scikit-learn with as many threads and, where an interpreter is named in which they are
-installed, dask-ml and HeAT. `memory`: a table of four times RLIMIT_AS. `growth`: the time of a pass
-beside an α–β prediction. Data are written to --folder, and kept there.
+processes), scikit-learn with as many threads and, where they are installed, here or for an
+interpreter that is named, dask-ml and HeAT. `memory`: a table of four times RLIMIT_AS. `growth`:
+the time of a pass beside an α–β prediction. Data are written to --folder, and kept there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from learning.compare import ALGORITHMS, commands, compare
 from learning.data import make
 from learning.growth import growth
 from learning.memory import write
+from learning.side import ITERATIONS
 
 MEMORY = Path(__file__).parent / "learning" / "memory.py"
 
@@ -33,13 +35,20 @@ MEMORY = Path(__file__).parent / "learning" / "memory.py"
 def run_compare(args: argparse.Namespace) -> dict[str, Any]:
     folder = args.folder / "compare"
     make(folder, args.rows[0], args.columns)
-    sides = commands(args.workers[0], args.dask_python, args.heat_python)
-    found = compare(sides, tuple(args.algorithms), folder, args.rounds, args.workers[0])
+    sides, left_out = commands(args.workers[0], args.dtype, args.dask_python, args.heat_python)
+    found = compare(sides, tuple(args.only), folder, args.rounds, args.workers[0], args.seconds)
     for algorithm, judged in found.items():
         ratio = judged["ratio_to_the_fastest"]
         shown = "none" if ratio is None else f"{ratio:.3f}"
         print(f"{algorithm}: ours over the fastest other: {shown}")
-    return {"rows": args.rows[0], "columns": args.columns, "algorithms": found}
+    return {
+        "rows": args.rows[0],
+        "columns": args.columns,
+        "dtype": args.dtype,
+        "iterations_of_kmeans": ITERATIONS,
+        "left_out": left_out,
+        "algorithms": found,
+    }
 
 
 def run_memory(args: argparse.Namespace) -> dict[str, Any]:
@@ -85,8 +94,10 @@ def main() -> None:
     parser.add_argument(
         "--workers", type=int, nargs="+", help="one for compare, several for growth"
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
+    parser.add_argument("--rounds", type=int, help="default: 2 for compare, 3 for growth")
+    parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    parser.add_argument("--seconds", type=float, default=90, help="most that one fit may take")
     parser.add_argument("--limit-mib", type=int, default=1024, help="of address space, for memory")
     parser.add_argument("--times", type=float, default=4.0, help="the table over the limit")
     parser.add_argument("--folder", type=Path, help="for the data (default: a temporary one)")
@@ -97,6 +108,7 @@ def main() -> None:
     several = args.what == "growth"
     args.rows = args.rows or ([10**5, 10**6, 10**7] if several else [2_000_000])
     args.workers = args.workers or ([1, 2, 4] if several else [2])
+    args.rounds = args.rounds or (3 if several else 2)
     with tempfile.TemporaryDirectory(prefix="learn-") as temporary:
         args.folder = args.folder or Path(temporary)
         if args.what == "compare":
@@ -108,7 +120,8 @@ def main() -> None:
                 args.folder / "growth", args.workers, args.rows, args.columns, args.rounds
             )
     options = {} if args.results is None else {"folder": args.results}
-    save(f"learn_{args.what}", result, **options)
+    double = args.what == "compare" and args.dtype == "float64"
+    save(f"learn_{args.what}{'_float64' if double else ''}", result, **options)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,48 +16,72 @@ from common import spread
 
 ALGORITHMS = ("kmeans", "pca", "lasso", "logistic")
 SIDE = Path(__file__).parent / "side.py"
+_START_SECONDS = 60.0  # to import, and to read the data
 
 
 def commands(
-    workers: int, dask_python: str | None, heat_python: str | None
-) -> dict[str, list[str]]:
-    """How each side is started. Farandole with threads (0 processes), and with processes."""
+    workers: int, dtype: str, dask_python: str | None, heat_python: str | None
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """How each side is started, and why some are not. Farandole with threads, with processes that
+    each fit starts, and with processes that are kept."""
+    ours = [sys.executable, str(SIDE), dtype, "farandole"]
     found = {
-        "farandole, threads": [sys.executable, str(SIDE), "farandole", "0"],
-        "farandole, processes": [sys.executable, str(SIDE), "farandole", str(workers)],
-        "scikit-learn": [sys.executable, str(SIDE), "sklearn", str(workers)],
+        "farandole, threads": [*ours, "threads"],
+        "farandole, processes": [*ours, str(workers)],
+        "farandole, kept processes": [*ours, f"kept {workers}"],
+        "scikit-learn": [sys.executable, str(SIDE), dtype, "sklearn", str(workers)],
     }
+    left_out = {}
+    dask_python = dask_python or _here("dask_ml")
     if dask_python:
-        found["dask-ml"] = [dask_python, str(SIDE), "dask-ml", str(workers)]
-    if heat_python:
+        found["dask-ml"] = [dask_python, str(SIDE), dtype, "dask-ml", str(workers)]
+    else:
+        left_out["dask-ml"] = "not installed here, and no --dask-python was given"
+    heat_python = heat_python or _here("heat")
+    if heat_python and shutil.which("mpirun"):
         started = ["mpirun", "--oversubscribe", "-n", str(workers), heat_python]
-        found["HeAT"] = [*started, str(SIDE), "heat", "1"]
-    return found
+        found["HeAT"] = [*started, str(SIDE), dtype, "heat", "1"]
+    elif heat_python:
+        left_out["HeAT"] = "there is no mpirun"
+    else:
+        left_out["HeAT"] = "not installed here, and no --heat-python was given"
+    return found, left_out
 
 
-def run_side(command: list[str], algorithm: str, folder: Path, threads: int) -> dict[str, Any]:
+def _here(package: str) -> str | None:
+    return sys.executable if importlib.util.find_spec(package) else None
+
+
+def run_side(
+    command: list[str], algorithm: str, folder: Path, threads: int, seconds: float
+) -> dict[str, Any]:
     """Its result, or why there is none."""
     *words, library, workers = command
     environment = dict(os.environ)
+    if library == "heat" and os.geteuid() == 0:
+        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if library == "farandole":
         environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     each = 1 if library in ("heat", "dask-ml") else threads
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         environment[name] = str(each)
-    done = subprocess.run(
-        [*words, library, algorithm, str(folder), workers],
-        capture_output=True,
-        text=True,
-        timeout=3600,
-        env=environment,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    try:
+        done = subprocess.run(
+            [*words, library, algorithm, str(folder), workers],
+            capture_output=True,
+            text=True,
+            timeout=seconds + _START_SECONDS,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"took more than {seconds:g} s"}
+    lines = re.findall(r"RESULT (\{.*?\})", done.stdout)  # perhaps several on a line
     if done.returncode or not lines:
         reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         return {"failed": reason[-300:]}
     # Several processes of one side: the slowest counts.
     found: dict[str, Any] = max(
-        (json.loads(line.removeprefix("RESULT ")) for line in lines),
+        map(json.loads, lines),
         key=lambda each: each["seconds"],
     )
     return found
@@ -66,6 +93,7 @@ def compare(
     folder: Path,
     rounds: int,
     threads: int,
+    seconds: float,
 ) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for algorithm in algorithms:
@@ -73,7 +101,9 @@ def compare(
         for turn in range(rounds):
             names = list(sides)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                one = run_side(sides[name], algorithm, folder, threads)
+                if found[name] and "failed" in found[name][-1]:
+                    continue  # it would again
+                one = run_side(sides[name], algorithm, folder, threads, seconds)
                 found[name].append(one)
                 print(algorithm, name, one, flush=True)
         result[algorithm] = _judged(found)

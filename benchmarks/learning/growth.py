@@ -76,15 +76,15 @@ def growth(
     alone = min(len(X), 200_000)
     with Here(1).place(Source(np.asarray(X[:alone]))) as placed:
         row_seconds = _median_seconds(placed, LloydSum(), start, passes) / alone
-    bytes_of_one = 8 * (CLUSTERS * (columns + 1) + columns + 2)
+    bytes_of_one = 8 * CLUSTERS * (columns + 1)
     measured = []
     for count in workers:
         costs = link(count, passes)
         for size in rows:
             source = Source(X[:size])
-            tasks = min(source.chunks, 4 * count)
             with Processes(count).place(source) as placed:
                 seconds = _median_seconds(placed, LloydSum(), start, passes)
+                tasks = placed.report.passes[-1].counts.pieces
             predicted = size * row_seconds / min(count, cores, source.chunks)
             predicted += tasks * costs["alpha_seconds"]
             predicted += tasks * bytes_of_one / costs["beta_bytes_per_second"]

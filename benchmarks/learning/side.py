@@ -1,6 +1,6 @@
 """One side of the comparison: fits one estimator of one library, and prints seconds and objective.
 
-    python side.py LIBRARY ALGORITHM FOLDER WORKERS
+    python side.py DTYPE LIBRARY ALGORITHM FOLDER WORKERS
 
 Started as a process of its own, by the interpreter in which the library is installed. It imports
 nothing of Farandole unless this is the library. Reading the data into memory is not timed; a first
@@ -9,10 +9,13 @@ fit on few rows, also not timed, starts workers and compiles what has to be comp
 
 from __future__ import annotations
 
+import atexit
+import importlib.util
 import json
 import resource
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,10 +28,17 @@ ALPHA = 0.1
 Fit = Callable[[Any, Any, Any], dict[str, Any]]
 
 
-def farandole(algorithm: str, start: Any, workers: int) -> Fit:
+def farandole(algorithm: str, start: Any, workers: str) -> Fit:
+    """With "threads", a number of processes, or "kept NUMBER"."""
     from farandole import learn
+    from farandole.learn.pools.processes import Processes
 
-    pool = None if workers == 0 else workers
+    pool: Any = None
+    if workers.startswith("kept"):
+        pool = Processes(int(workers.split()[1])).__enter__()
+        atexit.register(pool.__exit__)
+    elif workers != "threads":
+        pool = int(workers)
     makers = {
         "kmeans": lambda: learn.KMeans(
             len(start), init=start, max_iter=ITERATIONS, tol=0, pool=pool
@@ -40,7 +50,7 @@ def farandole(algorithm: str, start: Any, workers: int) -> Fit:
     return _scikit_learn_like(makers[algorithm], algorithm)
 
 
-def sklearn(algorithm: str, start: Any, workers: int) -> Fit:
+def sklearn(algorithm: str, start: Any, workers: str) -> Fit:
     from sklearn.cluster import KMeans
     from sklearn.decomposition import PCA
     from sklearn.linear_model import Lasso, LogisticRegression
@@ -54,14 +64,14 @@ def sklearn(algorithm: str, start: Any, workers: int) -> Fit:
     return _scikit_learn_like(makers[algorithm], algorithm)
 
 
-def dask_ml(algorithm: str, start: Any, workers: int) -> Fit:
+def dask_ml(algorithm: str, start: Any, workers: str) -> Fit:
     import dask
     import dask.array as da
     from dask_ml.cluster import KMeans
     from dask_ml.decomposition import PCA
     from dask_ml.linear_model import LinearRegression, LogisticRegression
 
-    dask.config.set(scheduler="threads", num_workers=workers or 2)
+    dask.config.set(scheduler="threads", num_workers=int(workers))
     makers = {
         "kmeans": lambda: KMeans(len(start), init=start, max_iter=ITERATIONS, tol=0),
         "pca": lambda: PCA(COMPONENTS),
@@ -81,8 +91,9 @@ def dask_ml(algorithm: str, start: Any, workers: int) -> Fit:
     return fit
 
 
-def heat(algorithm: str, start: Any, workers: int) -> Fit:
+def heat(algorithm: str, start: Any, workers: str) -> Fit:
     """Started by `mpirun`: each process has its part of the rows."""
+    _stand_in_for_torchvision()
     import heat as ht
 
     makers = {
@@ -97,10 +108,25 @@ def heat(algorithm: str, start: Any, workers: int) -> Fit:
     inner = _scikit_learn_like(makers[algorithm], algorithm)
 
     def fit(X: Any, y: Any, labels: Any) -> dict[str, Any]:
+        if algorithm == "lasso":  # its first column is the intercept's
+            X = np.hstack([np.ones((len(X), 1), X.dtype), X])
         parts = [ht.array(np.asarray(a), split=0) for a in (X, y[:, None])]
         return inner(parts[0], parts[1], labels)
 
     return fit
+
+
+def _stand_in_for_torchvision() -> None:
+    """HeAT imports it for data sets of images, which nobody needs here."""
+    if importlib.util.find_spec("torchvision"):
+        return
+    whole = types.ModuleType("torchvision")
+    for name, member in (("datasets", "MNIST"), ("transforms", "Compose")):
+        part = types.ModuleType(f"torchvision.{name}")
+        setattr(part, member, type(member, (), {}))
+        setattr(whole, name, part)
+        sys.modules[f"torchvision.{name}"] = part
+    sys.modules["torchvision"] = whole
 
 
 def _scikit_learn_like(make: Callable[[], Any], algorithm: str) -> Fit:
@@ -145,11 +171,12 @@ def objective(algorithm: str, model: Any, X: Any, y: Any, labels: Any) -> float:
 
 
 def main() -> None:
-    library, algorithm, folder, workers = sys.argv[1:]
+    dtype, library, algorithm, folder, workers = sys.argv[1:]
     data = [np.load(Path(folder) / f"{name}.npy") for name in ("X", "y", "labels")]
+    data[:2] = [part.astype(dtype, copy=False) for part in data[:2]]
     start = np.load(Path(folder) / "start.npy").astype(np.float64)
     fit = {"farandole": farandole, "sklearn": sklearn, "dask-ml": dask_ml, "heat": heat}[library](
-        algorithm, start, int(workers)
+        algorithm, start, workers
     )
     fit(*(part[:5000] for part in data))
     found = fit(*data)

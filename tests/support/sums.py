@@ -6,6 +6,8 @@ import os
 import signal
 from typing import Any
 
+import numpy as np
+
 from farandole.learn.sources.chunk import Chunk
 from farandole.learn.sums.sum import Statistics, Sum, as_statistics
 
@@ -32,3 +34,16 @@ class Raising(Total):
         if chunk.number == 37:
             raise ZeroDivisionError("in chunk 37")
         return super().map(chunk, state)
+
+
+class ProcessSum(Sum):
+    """The processes that compute."""
+
+    def map(self, chunk: Chunk, state: Any) -> Statistics:
+        return as_statistics(processes=[os.getpid()])
+
+    def merge(self, left: Statistics, right: Statistics) -> Statistics:
+        return {"processes": np.union1d(left["processes"], right["processes"])}
+
+    def finish(self, statistics: Statistics, state: Any) -> list[int]:
+        return [int(process) for process in statistics["processes"]]

@@ -9,19 +9,17 @@ import numpy as np
 from sklearn.cluster import KMeans as SklearnKMeans
 from sklearn.exceptions import ConvergenceWarning
 
-from farandole.learn.cluster.lloyd import CostSum, LloydSum, OneRowSum, OversampleSum
+from farandole.learn.cluster.lloyd import CostSum, FarthestSum, LloydSum, OneRowSum, OversampleSum
 from farandole.learn.linear.moments import Array
 from farandole.learn.pools.base import Placed
 
+_ROUNDING = (8 * np.finfo(np.float64).eps) ** 2
 _TURNS = 5  # of k-means‖; more make little difference
 _OVERSAMPLING = 2.0  # rows to draw in each turn, in numbers of clusters
 
 
 class Clustering(NamedTuple):
-    """`inertia` is the summed squared distance of all rows from the nearest centre."""
-
     centres: Array
-    inertia: float
     iterations: int
     converged: bool
 
@@ -63,10 +61,21 @@ def iterate(placed: Placed, centres: Array, tolerance: float, most: int) -> Clus
             found["shifts"], counts, out=np.zeros_like(centres), where=counts > 0
         )
         empty = np.flatnonzero(found["counts"] == 0)
-        if len(empty) and found["far_distance"] > 0:
-            moved[empty[0]] = found["far_row"]  # one a pass: the next pass has others far away
+        filled = len(empty) > 0 and _fill(placed, moved, centres, int(empty[0]))
         shift = float(((moved - centres) ** 2).sum())
         centres = moved
-        if shift <= tolerance and not (len(empty) and found["far_distance"] > 0):
-            return Clustering(centres, placed.sum(CostSum(), centres), iteration, True)
-    return Clustering(centres, placed.sum(CostSum(), centres), most, False)
+        # With the same rows in every cluster, the last bits of the centres may still change.
+        resting = max(tolerance, _ROUNDING * float((centres**2).sum()))
+        if shift <= resting and not filled:
+            return Clustering(centres, iteration, True)
+    return Clustering(centres, most, False)
+
+
+def _fill(placed: Placed, moved: Array, centres: Array, empty: int) -> bool:
+    """Moves a centre without rows to the row that is farthest from all. One in each iteration: the
+    next has others far away. False if every row is a centre."""
+    farthest = placed.sum(FarthestSum(), centres)
+    if not farthest["distance"] > 0:
+        return False
+    moved[empty] = farthest["row"]
+    return True

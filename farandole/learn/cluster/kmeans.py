@@ -12,12 +12,14 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
 from farandole.learn.cluster.iterations import drawn_centres, iterate
-from farandole.learn.cluster.lloyd import CostSum, squared_distances
-from farandole.learn.describe.columns import ColumnSum
+from farandole.learn.cluster.lloyd import CostSum, LabelSum
+from farandole.learn.cluster.nearest import NearestCentres, squared_distances
 from farandole.learn.estimators.base import SumEstimator
 from farandole.learn.linear.moments import Array
 from farandole.learn.pools.base import Placed
+from farandole.learn.statistics.columns import ColumnSum
 from farandole.learn.sums.seed import SeedSum
+from farandole.learn.sums.sum import Sum
 from farandole.learn.sums.together import Together
 
 
@@ -59,11 +61,11 @@ class KMeans(TransformerMixin, ClusterMixin, SumEstimator):
                 raise ValueError(
                     f"n_samples={placed.source.rows} should be >= n_clusters={self.n_clusters}."
                 )
-            first = placed.sum(Together(columns=ColumnSum(), seed=SeedSum(self.random_state)))
-            variance = first["columns"].powers[0].mean() / first["columns"].weight
-            starts = self._starts(placed, first["seed"])
-            found = [iterate(placed, start, self.tol * variance, self.max_iter) for start in starts]
-        best = min(found, key=lambda each: each.inertia)
+            tolerance, starts = self._begin(placed)
+            found = [iterate(placed, start, tolerance, self.max_iter) for start in starts]
+            labelled = [placed.sum(LabelSum(), each.centres) for each in found]
+        chosen = min(range(len(found)), key=lambda at: float(labelled[at]["cost"]))
+        best = found[chosen]
         if not best.converged:
             warnings.warn(
                 f"not converged after {best.iterations} iterations. Raise max_iter or tol.",
@@ -71,10 +73,10 @@ class KMeans(TransformerMixin, ClusterMixin, SumEstimator):
                 stacklevel=2,
             )
         self.cluster_centers_ = best.centres
-        self.inertia_ = best.inertia
+        self.inertia_ = float(labelled[chosen]["cost"])
         self.n_iter_ = best.iterations
         self._n_features_out = len(best.centres)
-        self.labels_ = self.predict(X)
+        self.labels_ = labelled[chosen]["labels"]
         distinct = len(np.unique(self.labels_))
         if distinct < self.n_clusters:
             warnings.warn(
@@ -87,9 +89,9 @@ class KMeans(TransformerMixin, ClusterMixin, SumEstimator):
 
     def predict(self, X: Any) -> npt.NDArray[np.int32]:
         """The nearest centre of each row."""
-        found: npt.NDArray[np.int32] = self._by_rows(
-            X, lambda rows: squared_distances(rows, self.cluster_centers_).argmin(axis=1)
-        ).astype(np.int32)
+        check_is_fitted(self)
+        nearest = NearestCentres(self.cluster_centers_)
+        found: npt.NDArray[np.int32] = self._by_rows(X, nearest.of_rows).astype(np.int32)
         return found
 
     def transform(self, X: Any) -> Array:
@@ -104,6 +106,20 @@ class KMeans(TransformerMixin, ClusterMixin, SumEstimator):
         check_is_fitted(self)
         with self._placed(X, sample_weight=sample_weight, reset=False) as placed:
             return -float(placed.sum(CostSum(), self.cluster_centers_))
+
+    def _begin(self, placed: Placed) -> tuple[float, list[Array]]:
+        """The squared movement to end at, and the centres to start from. Takes no pass if neither
+        depends on the data."""
+        jobs: dict[str, Sum] = {}
+        if self.tol > 0:
+            jobs["columns"] = ColumnSum()
+        if isinstance(self.init, str):
+            jobs["seed"] = SeedSum(self.random_state)
+        first = placed.sum(Together(**jobs)) if jobs else {}
+        tolerance = 0.0
+        if "columns" in first:
+            tolerance = self.tol * first["columns"].powers[0].mean() / first["columns"].weight
+        return tolerance, self._starts(placed, first.get("seed", 0))
 
     def _starts(self, placed: Placed, seed: int) -> list[Array]:
         """With centres given, one start is all."""

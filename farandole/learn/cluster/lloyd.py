@@ -7,80 +7,113 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from farandole.learn.cluster.nearest import Labels, NearestCentres
 from farandole.learn.linear.moments import Array
 from farandole.learn.sources.chunk import Chunk
 from farandole.learn.sums.sum import Statistics, Sum, as_statistics
 
 
-def squared_distances(X: Any, centres: Array) -> Array:
-    """Of each row from each centre, up to rounding not below 0."""
-    squares = X.multiply(X).sum(axis=1) if hasattr(X, "multiply") else np.einsum("ij,ij->i", X, X)
-    squares = np.asarray(squares).reshape(-1, 1)
-    found = np.asarray(X @ centres.T)
-    found *= -2.0
-    found += squares
-    found += np.einsum("ij,ij->i", centres, centres)
-    distances: Array = np.maximum(found, 0.0, out=found)
-    return distances
+class _CentresSum(Sum):
+    """A pass whose state are centres."""
+
+    in_blocks = True
+
+    def __init__(self) -> None:
+        self._nearest: NearestCentres | None = None
+
+    def nearest(self, centres: Array) -> NearestCentres:
+        """Made once for the centres of a pass; two threads may both make it."""
+        found = self._nearest
+        if found is None or found.centres is not centres:
+            found = self._nearest = NearestCentres(centres)
+        return found
+
+    def squares(self, chunk: Chunk, centres: Array) -> tuple[Labels, Array]:
+        """The nearest centre of each row, and the squared distance from it."""
+        nearest = self.nearest(centres)
+        labels = nearest.of(chunk)
+        return labels, nearest.squares(chunk, labels)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_nearest": None}  # of the last pass
 
 
-class LloydSum(Sum):
-    """The weights, sums and squared distances of the rows that are nearest to each centre.
+class LloydSum(_CentresSum):
+    """The weights and sums of the rows that are nearest to each centre.
 
     Sums of the rows less their centre: near the end these are small, and lose no digits.
     """
 
     def map(self, chunk: Chunk, state: Array) -> Statistics:
-        distances = squared_distances(chunk.X, state)
-        nearest = distances.argmin(axis=1)
-        weight = chunk.weight
-        clusters = len(state)
-        counts = np.bincount(nearest, weight, clusters)
-        members = np.zeros((clusters, chunk.rows))
-        members[nearest, np.arange(chunk.rows)] = weight
-        shifts = np.asarray(members @ chunk.X) - counts[:, None] * state
-        least = distances[np.arange(chunk.rows), nearest]
-        farthest = int(least.argmax())
-        row = chunk.X[[farthest]]
-        return as_statistics(
-            counts=counts,
-            shifts=shifts,
-            inertia=(weight * least).sum(),
-            far_distance=least[farthest],
-            far_row=np.asarray(row.toarray() if hasattr(row, "toarray") else row)[0],
-        )
-
-    def merge(self, left: Statistics, right: Statistics) -> Statistics:
-        farther = right if right["far_distance"] > left["far_distance"] else left
-        summed = {name: left[name] + right[name] for name in ("counts", "shifts", "inertia")}
-        return {**summed, **{name: farther[name] for name in ("far_distance", "far_row")}}
+        nearest = self.nearest(state)
+        labels = nearest.of(chunk)
+        counts = np.bincount(labels, chunk.weights, len(state)).astype(np.float64)
+        shifts = nearest.sums(chunk, labels) - counts[:, None] * state
+        return as_statistics(counts=counts, shifts=shifts)
 
     def finish(self, statistics: Statistics, state: Array) -> Statistics:
         return statistics
 
 
-class CostSum(Sum):
-    """The summed squared distance of all rows from the nearest centre, and the weight."""
+class FarthestSum(_CentresSum):
+    """The row that is farthest from the nearest centre, and its squared distance."""
 
     def map(self, chunk: Chunk, state: Array) -> Statistics:
-        least = squared_distances(chunk.X, state).min(axis=1)
+        least = self.squares(chunk, state)[1]
+        farthest = int(least.argmax())
+        row = chunk.X[[farthest]]
+        dense = np.asarray(row.toarray() if hasattr(row, "toarray") else row)[0]
+        return as_statistics(distance=least[farthest], row=dense)
+
+    def merge(self, left: Statistics, right: Statistics) -> Statistics:
+        return right if right["distance"] > left["distance"] else left
+
+    def finish(self, statistics: Statistics, state: Array) -> Statistics:
+        return statistics
+
+
+class LabelSum(_CentresSum):
+    """The nearest centre of each row, and the summed squared distance. As many labels as rows
+    travel, which is less than reading the rows once more here."""
+
+    def map(self, chunk: Chunk, state: Array) -> Statistics:
+        nearest, least = self.squares(chunk, state)
+        cost = (chunk.weight * least).sum()
+        return as_statistics(cost=cost, labels=nearest.astype(np.int32))
+
+    def merge(self, left: Statistics, right: Statistics) -> Statistics:
+        labels = np.concatenate([left["labels"], right["labels"]])
+        return {"cost": left["cost"] + right["cost"], "labels": labels}
+
+    def finish(self, statistics: Statistics, state: Array) -> Statistics:
+        return statistics
+
+
+class CostSum(_CentresSum):
+    """The summed squared distance of all rows from the nearest centre."""
+
+    def map(self, chunk: Chunk, state: Array) -> Statistics:
+        least = self.squares(chunk, state)[1]
         return as_statistics(cost=(chunk.weight * least).sum())
 
     def finish(self, statistics: Statistics, state: Array) -> float:
         return float(statistics["cost"])
 
 
-class OversampleSum(Sum):
+class OversampleSum(_CentresSum):
     """Rows drawn by their squared distance from the nearest centre (k-means‖).
 
     Each chunk draws with a generator of its own, so what is drawn does not depend on who draws.
     """
 
+    in_blocks = False
+
     def __init__(self, seed: int, turn: int, cost: float, wanted: float) -> None:
+        super().__init__()
         self.seed, self.turn, self.cost, self.wanted = seed, turn, cost, wanted
 
     def map(self, chunk: Chunk, state: Array) -> Statistics:
-        least = squared_distances(chunk.X, state).min(axis=1) * chunk.weight
+        least = self.squares(chunk, state)[1] * chunk.weight
         generator = np.random.default_rng([self.seed, self.turn, chunk.number])
         drawn = generator.random(chunk.rows) * self.cost < self.wanted * least
         rows = chunk.X[drawn]

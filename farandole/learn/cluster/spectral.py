@@ -16,10 +16,10 @@ from farandole.learn.cluster.landmarks import (
     Normalised,
     as_landmarks,
 )
-from farandole.learn.describe.columns import ColumnSum
 from farandole.learn.estimators.base import SumEstimator
 from farandole.learn.linear.moments import Array
 from farandole.learn.sources.source import Source
+from farandole.learn.statistics.columns import ColumnSum
 from farandole.learn.sums.seed import SeedSum
 from farandole.learn.sums.together import Together
 

@@ -9,10 +9,10 @@ from scipy import linalg
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
 from farandole.learn.decomposition.subspace import leading_directions, with_signs
-from farandole.learn.describe.columns import Columns, ColumnSum
 from farandole.learn.estimators.base import SumEstimator
 from farandole.learn.linear.moments import Array, Moments, MomentSum
 from farandole.learn.pools.base import Placed
+from farandole.learn.statistics.columns import Columns, ColumnSum
 from farandole.learn.sums.seed import SeedSum
 from farandole.learn.sums.together import Together
 

@@ -8,9 +8,9 @@ import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
 from farandole.learn.decomposition.subspace import leading_directions
-from farandole.learn.describe.columns import Columns, ColumnSum
 from farandole.learn.estimators.base import SumEstimator
 from farandole.learn.linear.moments import Array
+from farandole.learn.statistics.columns import Columns, ColumnSum
 from farandole.learn.sums.seed import SeedSum
 from farandole.learn.sums.together import Together
 

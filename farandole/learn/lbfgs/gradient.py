@@ -33,7 +33,7 @@ class GradientSum(Sum):
         self._function = function
 
     def map(self, chunk: Chunk, state: Vector) -> Statistics:
-        loss, gradient = self._function.at(state, chunk.X, chunk.y)
+        loss, gradient = self._function.at(state, chunk.given, chunk.y)
         return as_statistics(loss=loss * chunk.rows, gradient=gradient * chunk.rows)
 
     def finish(self, statistics: Statistics, state: Any) -> tuple[float, Vector]:

@@ -73,10 +73,11 @@ class ServedProblem(Problem):
         servers: Any,
     ) -> None:
         super().__init__(placed, weight_decay)
-        if not isinstance(placed, Dispatched):
+        if not isinstance(placed, Dispatched) or placed.workers_are_threads:
             raise UserError(
                 "servers= is for a pool of other processes, which read and write the vectors "
-                "there: a number of processes, Ray or Dask. Threads and ranks need none."
+                "there: a number of processes, Ray or Dask. Threads, also those of an executor, "
+                "and ranks have the vectors in memory: leave servers= out, or give pool=NUMBER."
             )
         self._cluster = servers if isinstance(servers, Cluster) else None
         address, key_file = _address(servers)

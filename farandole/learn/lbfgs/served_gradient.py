@@ -44,7 +44,7 @@ class ServedGradientSum(Sum):
     def map(self, chunk: Chunk, state: Any) -> Statistics:
         connection = _CONNECTIONS.to(self._table)
         at = connection.parameters(self._evaluation)
-        loss, gradient = self._function.at(at, chunk.X, chunk.y)
+        loss, gradient = self._function.at(at, chunk.given, chunk.y)
         connection.put(chunk.number, gradient * chunk.rows, self._evaluation)
         return as_statistics(loss=loss * chunk.rows)
 

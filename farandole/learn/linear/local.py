@@ -15,13 +15,13 @@ from scipy import linalg
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from farandole.learn.describe.columns import ColumnSum
 from farandole.learn.estimators.base import SumEstimator
 from farandole.learn.estimators.targets import one_target
 from farandole.learn.linear.moments import Array, MomentSum
 from farandole.learn.pools.choose import as_pool
 from farandole.learn.sources.chunk import Chunk
 from farandole.learn.sources.source import Source
+from farandole.learn.statistics.columns import ColumnSum
 from farandole.learn.sums.sum import Statistics, Sum, as_statistics
 
 _BATCH_BYTES = 8 << 20  # of the products for all rows asked for in one pass

@@ -14,8 +14,9 @@ from farandole.learn.estimators.base import SumEstimator
 from farandole.learn.estimators.classes import encoded, require_two
 from farandole.learn.linear.minimise import minimise, require_solver, warn_unless_converged
 from farandole.learn.linear.moments import Array
-from farandole.learn.linear.softmax import SoftmaxSum
+from farandole.learn.linear.softmax import SigmoidSum, SoftmaxSum
 from farandole.learn.pools.base import Placed
+from farandole.learn.sums.sum import Sum
 
 
 class LogisticRegression(ClassifierMixin, SumEstimator):
@@ -63,9 +64,6 @@ class LogisticRegression(ClassifierMixin, SumEstimator):
         return self
 
     def _keep(self, weights: Array) -> None:
-        if len(self.classes_) == 2:
-            # Of the two rows only their difference matters, and the penalty makes them opposite.
-            weights = weights[:, 1:] - weights[:, :1]
         self.coef_ = np.ascontiguousarray(weights[:-1].T)
         self.intercept_ = weights[-1].copy()
 
@@ -94,11 +92,7 @@ class LogisticRegression(ClassifierMixin, SumEstimator):
 
 
 class _Objective:
-    """The mean loss with its penalty: means, so that `tol` does not depend on the rows.
-
-    With two classes scikit-learn penalises one row of coefficients w. Here there are two, of ±w/2:
-    their squares are half as large, so the penalty counts twice.
-    """
+    """The mean loss with its penalty: means, so that `tol` does not depend on the rows."""
 
     def __init__(
         self,
@@ -110,14 +104,13 @@ class _Objective:
         self._placed = placed
         self._classes = classes
         self._intercept = intercept
-        self.shape = (placed.source.columns + 1, classes)
+        self.shape = (placed.source.columns + 1, 1 if classes == 2 else classes)
         self.size = self.shape[0] * self.shape[1]
         self.curvature_size = self.size
-        self._penalty = 0.0 if np.isinf(C) else (2.0 if classes == 2 else 1.0) / C
+        self._penalty = 0.0 if np.isinf(C) else 1.0 / C
 
     def at(self, weights: Array, *, curvature: bool) -> tuple[float, Array, Array | None]:
-        job = SoftmaxSum(self._classes, intercept=self._intercept, curvature=curvature)
-        found = self._placed.sum(job, weights)
+        found = self._placed.sum(self._job(curvature), weights)
         total = float(found["weight"])
         penalised = weights.copy()
         penalised[-1] = 0.0
@@ -129,6 +122,11 @@ class _Objective:
         diagonal = np.full(self.shape, self._penalty / total)
         diagonal[-1] = 0.0
         return loss, gradient, second + np.diag(diagonal.ravel())
+
+    def _job(self, curvature: bool) -> Sum:
+        if self._classes == 2:
+            return SigmoidSum(intercept=self._intercept, curvature=curvature)
+        return SoftmaxSum(self._classes, intercept=self._intercept, curvature=curvature)
 
     def step(self, gradient: Array, second: Array) -> Array:
         # Singular without a penalty, and along a common shift of all intercepts.

@@ -1,9 +1,13 @@
 """Counts, means and centred products of all columns in one pass, stable by Chan's merges.
 
-Sums of squares lose all digits where the mean is large. So each chunk is centred by its own mean,
-and two parts merge as: with d the difference of their means and m, n their weights,
+Sums of squares lose all digits where the mean is large. So each block of rows is centred by its own
+mean, and two parts merge as: with d the difference of their means and m, n their weights,
 
     products = left + right + d dᵀ · m n / (m + n)
+
+Without weights, the mean is taken off the products instead of the rows, n · mean meanᵀ in all: that
+is a third faster. It costs no more than two digits where no mean is above ten standard deviations.
+Columns for which it is are moved by their first value before.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from farandole.learn.sources.chunk import Chunk
 from farandole.learn.sums.sum import Statistics, Sum, as_statistics
 
 Array = npt.NDArray[np.float64]
+_SAMPLE = 64  # rows to see by which columns are far from zero
+_FAR = 100.0  # squared mean over variance
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Moments:
 class MomentSum(Sum):
     """`with_targets`: also of y, which has one or more columns."""
 
+    in_blocks = True
+
     def __init__(self, *, with_targets: bool = False) -> None:
         self.with_targets = with_targets
 
@@ -48,9 +56,7 @@ class MomentSum(Sum):
             X = np.hstack([X, y])
         if chunk.weights is None:
             total = float(chunk.rows)
-            mean = X.mean(axis=0)
-            centred = X - mean
-            products = centred.T @ centred
+            mean, products = _centred_products(X)
         else:
             total = float(chunk.weights.sum())
             mean = chunk.weights @ X / total if total > 0 else np.zeros(X.shape[1])
@@ -72,3 +78,20 @@ class MomentSum(Sum):
     def finish(self, statistics: Statistics, state: Any) -> Moments:
         weight, rows = float(statistics["weight"]), int(statistics["rows"])
         return Moments(weight, rows, statistics["mean"], statistics["products"])
+
+
+def _centred_products(X: Array) -> tuple[Array, Array]:
+    """The means of the columns, and the products of the columns less their means."""
+    sample = X[:_SAMPLE]
+    far = sample.mean(axis=0) ** 2 > _FAR / 4 * sample.var(axis=0)
+    shift = np.where(far, X[0], 0.0)
+    if far.any():
+        X = X - shift
+    rows = len(X)
+    mean = np.ones(rows) @ X / rows
+    products: Array = X.T @ X
+    squares = rows * mean**2
+    if (squares <= _FAR * np.maximum(products.diagonal() - squares, 0.0)).all():
+        return mean + shift, products - np.outer(rows * mean, mean)
+    centred = X - mean  # the first rows were not like the others
+    return mean + shift, centred.T @ centred

@@ -15,7 +15,7 @@ import numpy as np
 from scipy import linalg
 from scipy.special import logsumexp
 
-from farandole.learn.cluster.lloyd import squared_distances
+from farandole.learn.cluster.nearest import squared_distances
 from farandole.learn.linear.moments import Array
 from farandole.learn.sources.chunk import Chunk
 from farandole.learn.sums.sum import Statistics, Sum, as_statistics

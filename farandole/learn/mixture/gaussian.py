@@ -13,11 +13,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
 from farandole.learn.cluster.iterations import drawn_centres, iterate
-from farandole.learn.describe.columns import ColumnSum
 from farandole.learn.estimators.base import SumEstimator
 from farandole.learn.linear.moments import Array
 from farandole.learn.mixture.em import KINDS, ExpectationSum, LikelihoodSum, Mixture, Start
 from farandole.learn.pools.base import Placed
+from farandole.learn.statistics.columns import ColumnSum
 from farandole.learn.sums.seed import SeedSum
 from farandole.learn.sums.together import Together
 

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 
-from farandole.learn.describe.columns import ColumnSum
 from farandole.learn.estimators.base import SumEstimator
 from farandole.learn.estimators.classes import encoded
 from farandole.learn.estimators.targets import numeric_targets
@@ -23,6 +22,7 @@ from farandole.learn.neural.backpropagation import (
     outputs_of,
 )
 from farandole.learn.pools.base import Placed
+from farandole.learn.statistics.columns import ColumnSum
 from farandole.learn.sums.seed import SeedSum
 from farandole.learn.sums.together import Together
 

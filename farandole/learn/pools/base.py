@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 from threadpoolctl import ThreadpoolController
 
@@ -54,10 +54,20 @@ class Pool(ABC):
     def place(self, source: Source) -> AbstractContextManager[Placed]:
         """Brings the chunks to the workers. Gives back what that took at the end."""
 
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self  # copies of an estimator, such as those of a search, have the same workers
+
 
 def sum_branch(source: Source, job: Sum, state: Any, branch: Branch) -> Statistics:
     """What one worker does."""
-    return reduce(branch, lambda number: job.map(source.read(number), state), job.merge)
+
+    def leaf(number: int) -> Statistics:
+        if not job.in_blocks:
+            return job.map(source.read(number), state)
+        blocks = source.blocks(number)
+        return reduce((0, len(blocks)), lambda at: job.map(blocks[at](), state), job.merge)
+
+    return reduce(branch, leaf, job.merge)
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:

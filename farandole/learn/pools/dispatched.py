@@ -35,6 +35,11 @@ class Dispatched(Placed):
         self._dispatcher = Dispatcher(workers, backups=backups, timeout=timeout)
         self._branches = pieces(source.chunks, _PIECES_PER_WORKER * count)
 
+    @property
+    def workers_are_threads(self) -> bool:
+        """Of this process."""
+        return self._workers.are_threads
+
     def _statistics(self, job: Sum, state: Any) -> Statistics:
         dispatcher, counts = self._dispatcher, self.counts
         before = dispatcher.backups, dispatcher.losses

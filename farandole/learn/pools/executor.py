@@ -9,7 +9,7 @@ travel by their names. An executor pickles what it is given: this is between its
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +46,7 @@ class _ExecutorWorkers(Workers):
     def __init__(self, source: Source, executor: Executor, count: int) -> None:
         self._source = source
         self._executor = executor
+        self.are_threads = isinstance(executor, ThreadPoolExecutor)
         self._names = [f"worker {number} of the executor" for number in range(count)]
         self._broken = False
 
@@ -54,7 +55,7 @@ class _ExecutorWorkers(Workers):
 
     def start(self, worker: str, shared: Any, branch: Branch) -> Future[Statistics]:
         job, state = shared
-        return self._executor.submit(work, self._source, job, state, branch)
+        return self._executor.submit(_work, self._source, job, state, branch)
 
     def is_loss(self, error: BaseException) -> bool:
         return isinstance(error, BrokenExecutor)
@@ -67,7 +68,7 @@ class _ExecutorWorkers(Workers):
         return future.cancel()  # if it has not begun
 
 
-def work(source: Source, job: Sum, state: Any, branch: Branch) -> Statistics:
+def _work(source: Source, job: Sum, state: Any, branch: Branch) -> Statistics:
     """What a process does."""
     with one_blas_thread():
         return sum_branch(source, job, state, branch)

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 
 from farandole.comm import Group
+from farandole.comm.transports.messages import name_ranks
 from farandole.errors import UserError
 from farandole.learn.pools.base import Placed, Pool, one_blas_thread, sum_branch
+from farandole.learn.pools.workers import LostPoolError
 from farandole.learn.sources.source import Source
 from farandole.learn.sums.sum import Statistics, Sum
 from farandole.learn.sums.tree import Branch, branches, join
@@ -45,8 +47,11 @@ class _OnRanks(Placed):
     def __init__(self, source: Source, group: Group) -> None:
         super().__init__(source)
         self._group = group
-        total, rank, size = source.chunks, group.rank, group.size
-        self._branches = branches(total * rank // size, total * (rank + 1) // size, total)
+        self._branches = self._branches_of(group.rank)
+
+    def _branches_of(self, rank: int) -> list[Branch]:
+        total, size = self.source.chunks, self._group.size
+        return branches(total * rank // size, total * (rank + 1) // size, total)
 
     def _statistics(self, job: Sum, state: Any) -> Statistics:
         failure: str | None = None
@@ -63,22 +68,32 @@ class _OnRanks(Placed):
         for rank, text in enumerate(failures):
             if text is not None:
                 raise ValueError(f"rank {rank}: {text}")
-        parts = dict(zip(self._branches, found, strict=True))
-        return join(self._gather(parts), self.source.chunks, job.merge)
+        gathered = self._gather(dict(zip(self._branches, found, strict=True)))
+        self._require_all(gathered)
+        return join(gathered, self.source.chunks, job.merge)
+
+    def _require_all(self, found: dict[Branch, Statistics]) -> None:
+        """In a run with parameter servers, another's answer stands in for that of a dead rank."""
+        size = self._group.size
+        lost = [r for r in range(size) if any(b not in found for b in self._branches_of(r))]
+        if lost:
+            chunks = [f"{first} to {end - 1}" for r in lost for first, end in self._branches_of(r)]
+            raise LostPoolError(
+                f"in pass {self.passes} over {self.source.name}, {name_ranks(lost)} of the run was "
+                f"lost, and with it chunks {', '.join(chunks)}. Start the run again, or fit with "
+                "processes (pool=NUMBER), which are replaced when they are lost."
+            )
 
     def _gather(self, parts: dict[Branch, Statistics]) -> dict[Branch, Statistics]:
         """Those of all ranks. Ranks may have different numbers of branches."""
         plain = [[list(branch), _tensors(part)] for branch, part in parts.items()]
         data = torch.frombuffer(dump(plain), dtype=torch.uint8)
-        sizes = [int(size) for size in self._group.all_gather(torch.tensor([len(data)]))]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(data)] = data
-        self.counts.bytes_in += sum(sizes) - len(data)
+        gathered = self._group.all_gather(data)
+        self.counts.bytes_in += sum(map(len, gathered)) - len(data)
         self.counts.bytes_out += len(data)
-        gathered = self._group.all_gather(padded)
         found: dict[Branch, Statistics] = {}
-        for size, each in zip(sizes, gathered, strict=True):
-            for (first, end), part in load(each[:size].numpy().tobytes()):
+        for each in gathered:
+            for (first, end), part in load(each.numpy().tobytes()):
                 found[first, end] = {name: tensor.numpy() for name, tensor in part.items()}
         return found
 

@@ -21,7 +21,9 @@ class LostPoolError(FarandoleError):
 
 
 class Workers(ABC):
-    """Those who compute the sums of one source."""
+    """Those who compute the sums of one source. `are_threads`: of this process."""
+
+    are_threads = False
 
     @abstractmethod
     def names(self) -> Sequence[str]:

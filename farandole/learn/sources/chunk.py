@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,25 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Chunk:
-    """In float64, whatever the source has. `y` and `weights` are None if there are none."""
+    """`given` are the rows in the type that the source has. `y` and `weights` are None if there are
+    none."""
 
-    X: Matrix
+    given: Matrix
     y: npt.NDArray[Any] | None
     weights: Vector | None
     first: int  # its first row, in the whole source
     number: int
 
+    @cached_property
+    def X(self) -> Matrix:  # noqa: N802 (the field's name for it)
+        """In float64, whatever the source has."""
+        if scipy.sparse.issparse(self.given):
+            return self.given.astype(np.float64, copy=False)
+        return np.ascontiguousarray(self.given, dtype=np.float64)
+
     @property
     def rows(self) -> int:
-        return int(self.X.shape[0])
+        return int(self.given.shape[0])
 
     @property
     def weight(self) -> Vector:

@@ -13,8 +13,9 @@ its own, with the rows of some chunks only, for a worker that gets no others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ import scipy.sparse
 from farandole.learn.sources.chunk import Chunk
 
 CHUNK_BYTES = 8 << 20
+BLOCK_BYTES = 2 << 20  # about the cache of a core
 
 
 class Table(Protocol):
@@ -43,6 +45,9 @@ class Source:
     chunk_rows: int = 0  # 0: about CHUNK_BYTES
     name: str = "X"
     first_chunk: int = 0  # of a part: which chunk of the whole its first rows are
+    _finite: set[int] = field(
+        default_factory=set, repr=False, compare=False
+    )  # chunks, as looked at
 
     def __post_init__(self) -> None:
         if self.chunk_rows < 0:
@@ -67,17 +72,46 @@ class Source:
     def read(self, number: int) -> Chunk:
         """Raises `ValueError` for NaN and infinity, which says where they are."""
         rows = self.rows_of(number, number + 1)
-        first = number * self.chunk_rows
-        X = self.X[rows]
+        return self._as_chunk(self._checked(number), rows, number, 0)
+
+    def blocks(self, number: int) -> list[Callable[[], Chunk]]:
+        """The rows of one chunk in turn, each as a chunk of its own, which becomes float64 when it
+        is used: then it is in the cache. Raises what `read` does."""
+        X, rows = self._checked(number), self.rows_of(number, number + 1)
+        if scipy.sparse.issparse(X):
+            return [partial(self._as_chunk, X, rows, number, 0)]
+        size = max(1, BLOCK_BYTES // max(1, 8 * self.columns))
+        return [
+            partial(
+                self._as_chunk,
+                X[at : at + size],
+                slice(rows.start + at, min(rows.start + at + size, rows.stop)),
+                number,
+                at,
+            )
+            for at in range(0, len(X), size)
+        ]
+
+    def _checked(self, number: int) -> Any:
+        """The rows of X, all finite, in the type that they have. They are looked at once."""
+        X = self.X[self.rows_of(number, number + 1)]
         if scipy.sparse.issparse(X):
             X = scipy.sparse.csr_array(X).astype(np.float64)
             X.sum_duplicates()  # an entry that is given in parts is one
         else:
-            X = np.ascontiguousarray(X, dtype=np.float64)
-        self.require_finite(X, first, number)
+            X = np.asarray(X)
+            if X.dtype.itemsize > 8:  # what is finite there may not be in float64
+                X = X.astype(np.float64)
+        if number not in self._finite:
+            self.require_finite(X, number * self.chunk_rows, number)
+            self._finite.add(number)
+        return X
+
+    def _as_chunk(self, X: Any, rows: slice, number: int, at: int) -> Chunk:
+        """`rows` of the tables, which begin with row `at` of the chunk."""
         y = None if self.y is None else np.asarray(self.y[rows])
         weights = None if self.weights is None else np.asarray(self.weights[rows], dtype=np.float64)
-        return Chunk(X, y, weights, first, number)
+        return Chunk(X, y, weights, number * self.chunk_rows + at, number)
 
     def part(self, first: int, end: int) -> Source:
         """Chunks from `first` to before `end`, in memory unless they are in a file that has a name.

@@ -25,6 +25,11 @@ Statistics = Mapping[str, npt.NDArray[Any]]
 class Sum(ABC):
     """One pass over all chunks."""
 
+    in_blocks = False
+    """Whether a chunk is given to `map` in blocks that fit into the cache of a core, one after the
+    other, and their statistics are merged: for maps whose statistics are small, and which do not
+    depend on the number of their chunk."""
+
     @abstractmethod
     def map(self, chunk: Chunk, state: Any) -> Statistics:
         """What this chunk adds. `state` is what the pass before has found."""

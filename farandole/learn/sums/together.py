@@ -13,6 +13,7 @@ class Together(Sum):
 
     def __init__(self, **jobs: Sum) -> None:
         self.jobs = jobs
+        self.in_blocks = all(job.in_blocks for job in jobs.values())
 
     def map(self, chunk: Chunk, state: Any) -> Statistics:
         return {

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from farandole.learn.describe.sketch import Summary
 from farandole.learn.linear.moments import Array
+from farandole.learn.statistics.sketch import Summary
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import ClassifierMixin, RegressorMixin
 
-from farandole.learn.describe.sketch import SketchSum
 from farandole.learn.estimators.base import SumEstimator
 from farandole.learn.estimators.classes import encoded
 from farandole.learn.estimators.targets import one_target
 from farandole.learn.linear.moments import Array
+from farandole.learn.statistics.sketch import SketchSum
 from farandole.learn.tree.bins import as_bins
 from farandole.learn.tree.grow import Grower, Limits
 from farandole.learn.tree.impurity import CLASSIFICATION, REGRESSION, Impurity

@@ -4,6 +4,7 @@ late ones put what nobody waits for any more."""
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -87,5 +88,8 @@ def test_the_same_minimum_with_a_worker_killed_and_one_stopped(tmp_path: Path) -
 
 
 def test_what_servers_cannot_be_for() -> None:
-    with pytest.raises(UserError, match="servers= is for a pool of other processes"):
-        LBFGS(F.cross_entropy, linear(), servers=("127.0.0.1:1", "key")).fit(X, Y)
+    with ThreadPoolExecutor(2) as threads:
+        for pool in (None, threads):
+            optimizer = LBFGS(F.cross_entropy, linear(), pool=pool, servers=("127.0.0.1:1", "key"))
+            with pytest.raises(UserError, match=r"servers= is for a pool .*give pool=NUMBER"):
+                optimizer.fit(X, Y)

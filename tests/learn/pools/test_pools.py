@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -11,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
+from farandole.errors import UserError
 from farandole.learn import KMeans, LinearRegression, LogisticRegression
 from farandole.learn.pools.base import Pool
 from farandole.learn.pools.executor import OnExecutor
@@ -23,7 +27,7 @@ from farandole.learn.sources.source import Source
 from farandole.learn.sums.sum import Sum
 from farandole.testing import run_world
 from farandole.train.run import Run
-from tests.support.sums import Deadly, Raising, Total
+from tests.support.sums import Deadly, ProcessSum, Raising, Total
 
 random = np.random.default_rng(0)
 X = random.normal(size=(1003, 7)) * 10.0 ** random.integers(-3, 4, size=7)
@@ -107,6 +111,26 @@ def test_a_process_that_is_killed_is_named() -> None:
 def test_chunks_that_end_every_process_are_named() -> None:
     with pytest.raises(LostPoolError, match=r"in pass 1 over X, 3 workers were lost with chunks "):
         total(Processes(2), Deadly())
+
+
+def test_processes_are_kept_from_fit_to_fit() -> None:
+    def processes_of(pool: Pool) -> list[int]:
+        with pool.place(Source(X, chunk_rows=20)) as placed:
+            found: list[int] = placed.sum(ProcessSum())
+            return found
+
+    with Processes(1) as pool:
+        assert clone(LinearRegression(pool=pool)).pool is pool
+        first = processes_of(pool)
+        assert np.array_equal(total(pool), EXPECTED)
+        assert processes_of(pool) == first
+        os.kill(first[0], signal.SIGKILL)
+        second = processes_of(pool)
+        assert second != first
+        with pytest.raises(UserError, match="open already"), pool:
+            pass
+    with pytest.raises(ProcessLookupError):
+        os.kill(second[0], 0)
 
 
 def test_estimators_have_the_same_bits_on_every_pool(processes: Any, tmp_path: Path) -> None:

@@ -46,6 +46,24 @@ def test_it_ends_when_the_perplexity_rests() -> None:
     assert 2 < found.n_iter_ < 100
 
 
+def test_partial_fit_steps_like_scikit_learn() -> None:
+    options: dict[str, Any] = {
+        "random_state": 0,
+        "mean_change_tol": 1e-9,
+        "max_doc_update_iter": 2000,
+        "total_samples": 60,
+    }
+    ours = LatentDirichletAllocation(3, chunk_rows=7, **options)
+    theirs = sklearn.decomposition.LatentDirichletAllocation(3, **options)
+    for part in np.split(X, 3):
+        ours.partial_fit(part)
+        theirs.partial_fit(part)
+        np.testing.assert_allclose(ours.components_, theirs.components_, rtol=1e-3)
+    assert ours.n_batch_iter_ == theirs.n_batch_iter_ == 4
+    with pytest.raises(ValueError, match="30 features"):
+        ours.partial_fit(X[:, :5])
+
+
 def test_documents_without_words() -> None:
     empty = np.vstack([X[:20], np.zeros((2, 30))])
     found = LatentDirichletAllocation(3, random_state=0, max_iter=3).fit(empty)
@@ -60,6 +78,8 @@ def test_documents_without_words() -> None:
         ({"n_components": 0}, "n_components=0"),
         ({"doc_topic_prior": 0}, "doc_topic_prior=0"),
         ({"topic_word_prior": -1}, "topic_word_prior=-1"),
+        ({"learning_decay": 2}, "learning_decay=2"),
+        ({"total_samples": 0}, "total_samples=0"),
     ],
 )
 def test_refused(options: Any, message: str) -> None:

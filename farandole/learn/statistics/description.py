@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from farandole.learn.describe.columns import Columns, ColumnSum
-from farandole.learn.describe.distinct import STANDARD_ERROR, DistinctSum
-from farandole.learn.describe.sketch import SketchSum, Summary
 from farandole.learn.estimators.base import SumEstimator
 from farandole.learn.linear.moments import Array, Moments, MomentSum
+from farandole.learn.statistics.columns import Columns, ColumnSum
+from farandole.learn.statistics.distinct import STANDARD_ERROR, DistinctSum
+from farandole.learn.statistics.sketch import SketchSum, Summary
 from farandole.learn.sums.sum import Statistics
 from farandole.learn.sums.together import Together
 

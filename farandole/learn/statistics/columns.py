@@ -37,6 +37,8 @@ class Columns:
 class ColumnSum(Sum):
     """All columns at once, without products of two of them. `highest` power: 2 or 4."""
 
+    in_blocks = True
+
     def __init__(self, highest: int = 2) -> None:
         self.highest = highest
 
@@ -56,7 +58,10 @@ class ColumnSum(Sum):
             )
         mean = weight @ X / total
         sparse = scipy.sparse.issparse(X)
-        powers = self._sparse_powers(X, weight, mean) if sparse else self._powers(X, weight, mean)
+        if sparse:
+            powers = self._sparse_powers(X, weight, mean)
+        else:
+            powers = self._powers(X, None if chunk.weights is None else weight, mean)
         least, largest = X.min(axis=0), X.max(axis=0)
         return as_statistics(
             rows=chunk.rows,
@@ -67,9 +72,9 @@ class ColumnSum(Sum):
             largest=largest.toarray() if sparse else largest,
         )
 
-    def _powers(self, X: Array, weight: Array, mean: Array) -> Array:
+    def _powers(self, X: Array, weight: Array | None, mean: Array) -> Array:
         centred = X - mean
-        power = centred * weight[:, None]
+        power = centred.copy() if weight is None else centred * weight[:, None]
         found = np.empty((self.highest - 1, X.shape[1]))
         for place in range(len(found)):
             power *= centred
