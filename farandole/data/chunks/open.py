@@ -66,7 +66,7 @@ def shards(
     nothing, and `DataError` naming a file that cannot be read.
     """
     _check_size(chunk_bytes)
-    paths = [path for each in _listed(pattern) for path in _files(str(each))]
+    paths = files_of(pattern)
     with ThreadPoolExecutor(_READERS, "farandole-shards") as executor:
         sources = list(executor.map(partial(_source, chunk_bytes=chunk_bytes), paths))
     _require_alike(sources)
@@ -92,14 +92,7 @@ def array(
     A process that reads mixes the rows of `window` chunks (16 unless `memory_bytes` says how many),
     while a thread reads the next ones. All of these chunks together take at most `memory_bytes`.
     """
-    path = Path(path)
-    kind = _ARRAYS.get(path.suffix)
-    if kind is None:
-        raise UserError(f"{path}: arrays are read from {', '.join(_ARRAYS)} files.")
-    if not path.exists():
-        raise UserError(f"{path}: there is no such file.")
-    _check_size(chunk_bytes)
-    source = kind(path, names or None, chunk_bytes, as_dict=False, single=len(names) <= 1)
+    source = array_source(path, names, chunk_bytes)
     if not names and len(source.described) > 1:
         raise UserError(
             f"{path} has several arrays: {', '.join(source.described)}. Name those that you want: "
@@ -110,6 +103,20 @@ def array(
     if memory_bytes is None:
         return ChunkedDataset([source], transform, WINDOW if window is None else window)
     return ChunkedDataset([source], transform, *_fitting(source, window, memory_bytes))
+
+
+def array_source(
+    path: str | Path, names: Sequence[str], chunk_bytes: int = CHUNK_BYTES
+) -> ArraySource:
+    """The arrays of a file; without names, all that it has. Raises `UserError`."""
+    path = Path(path)
+    kind = _ARRAYS.get(path.suffix)
+    if kind is None:
+        raise UserError(f"{path}: arrays are read from {', '.join(_ARRAYS)} files.")
+    if not path.exists():
+        raise UserError(f"{path}: there is no such file.")
+    _check_size(chunk_bytes)
+    return kind(path, names or None, chunk_bytes, as_dict=False, single=len(names) <= 1)
 
 
 def _fitting(source: ArraySource, window: int | None, memory_bytes: int) -> tuple[int, int]:
@@ -125,6 +132,11 @@ def _fitting(source: ArraySource, window: int | None, memory_bytes: int) -> tupl
             "smaller chunk_bytes; what the file itself keeps in one chunk is read at once."
         )
     return room - ahead if window is None else window, ahead
+
+
+def files_of(pattern: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Those that a pattern names, in its order. Raises `UserError` where it names none."""
+    return [path for each in _listed(pattern) for path in _files(str(each))]
 
 
 def _listed(pattern: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:

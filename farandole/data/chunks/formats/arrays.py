@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ import numpy as np
 
 from farandole.data.chunks.source import ChunkSource, FileStamp
 from farandole.errors import DataError, UserError
+
+_HEADERS = threading.Lock()
+"""NumPy's parser of headers fails in several threads at once (Python before 3.11.8)."""
 
 
 class Described(NamedTuple):
@@ -47,14 +51,14 @@ class ArraySource(ChunkSource):
         self._single = single
         self._names: Sequence[str] | None = None  # those that are read, once they are chosen
         self._stamp = FileStamp.of(path) if path.is_file() else None  # Zarr's is a folder
-        with self._named(), self._opened() as arrays:
+        with self.named(), self.opened() as arrays:
             found = self._chosen(arrays, names)
             self.described = {name: self.describe(arrays[name]) for name in found}
         self._names = list(self.described)
         self.sizes = self._cut(chunk_bytes)
 
     @abstractmethod
-    def _opened(self) -> Any:
+    def opened(self) -> Any:
         """A context manager of a mapping from names to arrays that can be sliced."""
 
     def describe(self, array: Any) -> Described:
@@ -71,11 +75,15 @@ class ArraySource(ChunkSource):
         """In memory, all arrays together."""
         return max(1, max(self.sizes) * sum(each.row_bytes for each in self.described.values()))
 
-    def read(self, chunk: int) -> Sequence[Any]:
+    def check_unchanged(self) -> None:
+        """Raises `DataError` if the file was written since the job began."""
         if self._stamp is not None:
             self._stamp.check()
+
+    def read(self, chunk: int) -> Sequence[Any]:
+        self.check_unchanged()
         begin = sum(self.sizes[:chunk])
-        with self._named(), self._opened() as arrays:
+        with self.named(), self.opened() as arrays:
             taken = {
                 name: self.take(arrays[name], begin, begin + self.sizes[chunk])
                 for name in self.described
@@ -124,7 +132,7 @@ class ArraySource(ChunkSource):
         return [min(rows, first - begin) for begin in range(0, first, rows)]
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def named(self) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError, KeyError) as error:
@@ -150,11 +158,26 @@ class _RowsOfArrays(Sequence[Any]):
 
 
 class NumpyFile(ArraySource):
-    """A .npy file: one array, which is called `array`."""
+    """A .npy file: one array, which is called `array`. Its header is read once."""
+
+    _header: Mapping[str, Any] | None = None  # for `np.memmap`
 
     @contextmanager
-    def _opened(self) -> Iterator[Mapping[str, Any]]:
-        yield {"array": np.load(self.path, mmap_mode="r", allow_pickle=False)}
+    def opened(self) -> Iterator[Mapping[str, Any]]:
+        if self._header is None:
+            with _HEADERS:
+                found = np.load(self.path, mmap_mode="r", allow_pickle=False)
+            order = "C" if found.flags.c_contiguous else "F"
+            self._header = {
+                "dtype": found.dtype,
+                "offset": found.offset,
+                "shape": found.shape,
+                "order": order,
+            }
+        if 0 in self._header["shape"]:
+            yield {"array": np.empty(self._header["shape"], self._header["dtype"])}
+        else:
+            yield {"array": np.memmap(self.path, mode="r", **self._header)}
 
     def take(self, array: Any, begin: int, end: int) -> Any:
         return np.array(array[begin:end])  # a copy: the map is not kept
@@ -162,7 +185,7 @@ class NumpyFile(ArraySource):
 
 class SafetensorsFile(ArraySource):
     @contextmanager
-    def _opened(self) -> Iterator[Mapping[str, Any]]:
+    def opened(self) -> Iterator[Mapping[str, Any]]:
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -189,8 +212,8 @@ class Hdf5File(ArraySource):
     _kept: tuple[int, Mapping[str, Any]] | None = None  # by the process of this number
 
     @contextmanager
-    def _opened(self) -> Iterator[Mapping[str, Any]]:
-        h5py = _imported("h5py", "HDF5")
+    def opened(self) -> Iterator[Mapping[str, Any]]:
+        h5py = imported("h5py", "HDF5")
         if self._names is not None:
             if self._kept is None or self._kept[0] != os.getpid():  # not one from before a fork
                 file = h5py.File(self.path, "r")
@@ -235,8 +258,8 @@ def _stored_ranges(array: Any, begin: int, end: int) -> Iterator[tuple[int, int]
 
 class ZarrArrays(ArraySource):
     @contextmanager
-    def _opened(self) -> Iterator[Mapping[str, Any]]:
-        zarr = _imported("zarr", "Zarr")
+    def opened(self) -> Iterator[Mapping[str, Any]]:
+        zarr = imported("zarr", "Zarr")
         opened = zarr.open(str(self.path), mode="r")
         if isinstance(opened, zarr.Array):
             yield {"array": opened}
@@ -248,7 +271,7 @@ class ZarrArrays(ArraySource):
             }
 
 
-def _imported(package: str, what: str) -> Any:
+def imported(package: str, what: str) -> Any:
     import importlib
 
     try:
