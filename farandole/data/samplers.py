@@ -25,8 +25,11 @@ class RankBatches(Sampler[list[int]]):
         order: Callable[[int, int], Sequence[int]],
         options: LoaderOptions,
         plan: Callable[[Callable[[], Iterator[list[int]]]], Iterator[list[int]]] | None = None,
+        quotas: Callable[[int], tuple[int, ...]] = lambda size: (),
     ) -> None:
-        """`plan` makes batches that say what comes after them; it may read them twice."""
+        """`plan` makes batches that say what comes after them; it may read them twice. `quotas` are
+        those of so many ranks in a full step, if shares are not equal."""
+        self._quotas = quotas
         self._count = count
         self._plan = plan
         self._group = group
@@ -43,7 +46,14 @@ class RankBatches(Sampler[list[int]]):
     def shares(self) -> Shares:
         """Of a pass that would begin now."""
         size = len(self._group.readers)
-        whole = Shares(self._count, size, self._options.global_batch(size), self._options.drop_last)
+        options = self._options
+        whole = Shares(
+            self._count,
+            size,
+            options.global_batch(size),
+            options.drop_last,
+            quotas=self._quotas(size),
+        )
         return whole if self._options.is_training else replace(whole, evaluates=True)
 
     def begin(self, epoch: int, returned: Sequence[int], start: int) -> None:

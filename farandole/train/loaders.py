@@ -57,6 +57,7 @@ class RunLoaders:
             on_begin=on_begin,
             on_end=on_end,
             on_pause=on_pause,
+            on_shares=passes.share,
             **torch_options,
         )
         loader.process_start.outlives_stop_signals = passes.preemption is not None

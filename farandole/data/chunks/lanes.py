@@ -36,10 +36,18 @@ class Readers(NamedTuple):
     processes: int  # of each rank, which take batches in turn
     drop_last: bool
     evaluates: bool
+    quotas: tuple[int, ...] = ()
 
     def lanes(self, count: int) -> Indices:
         """Of each place in the order of `count` samples, the lane that reads it."""
-        shares = Shares(count, self.ranks, self.global_batch, self.drop_last, self.evaluates)
+        shares = Shares(
+            count,
+            self.ranks,
+            self.global_batch,
+            self.drop_last,
+            self.evaluates,
+            quotas=self.quotas,
+        )
         lanes = np.zeros(count, dtype=np.int64)
         for step in range(shares.steps):
             process = step % self.processes
