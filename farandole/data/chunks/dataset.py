@@ -44,7 +44,7 @@ class ChunkedDataset(Dataset[Any]):
         self.sources = list(sources)
         self.window = window
         self.ahead = ahead
-        self._transform = transform
+        self.transform = transform
         self._where = [
             (source, chunk) for source in self.sources for chunk in range(len(source.sizes))
         ]
@@ -68,7 +68,7 @@ class ChunkedDataset(Dataset[Any]):
         source, chunk = self._where[number]
         try:
             sample = self._chunks.take(number)[row]
-            return sample if self._transform is None else self._transform(sample)
+            return sample if self.transform is None else self.transform(sample)
         except Exception as error:
             before = sum(source.sizes[:chunk])
             said = (
