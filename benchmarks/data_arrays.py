@@ -40,7 +40,7 @@ ROW = (3, 224, 224)  # bytes, as photographs are kept: 147 KiB
 ROW_BYTES = math.prod(ROW)
 ROWS_IN_BLOCK = 8  # 1.1 MiB, as the file keeps it
 BATCH = 32
-OF_LIMIT = 0.5  # for chunks; the rest is for batches and what HDF5 itself keeps
+OF_LIMIT = 0.375  # for chunks; the rest is for batches and what HDF5 itself keeps
 
 
 def write(path: Path, size: int) -> None:
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--side", choices=["sequential", "epoch"])
     parser.add_argument("--path", type=Path)
-    parser.add_argument("--chunk-kib", type=int, default=4096)
+    parser.add_argument("--chunk-kib", type=int, default=2400)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     limit = args.limit_mib * MIB

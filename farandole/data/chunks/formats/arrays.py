@@ -11,7 +11,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -234,9 +234,10 @@ class Hdf5File(ArraySource):
             return
         begin = sum(self.sizes[:chunk])
         for array in self._kept[1].values():
-            descriptor = array.file.id.get_vfd_handle()
-            for start, length in _stored_ranges(array, begin, begin + self.sizes[chunk]):
-                os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
+            with suppress(OSError, RuntimeError, TypeError, ValueError):  # some other kind of file
+                descriptor = array.file.id.get_vfd_handle()
+                for start, length in _stored_ranges(array, begin, begin + self.sizes[chunk]):
+                    os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a process that opens its own."""
