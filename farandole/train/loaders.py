@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
-from farandole.train.bench_loader import BenchLoader
+from farandole.data.bench.loader import BenchLoader
 from farandole.train.passes import Passes
 from farandole.train.session import Session
 from farandole.train.spans import WatchedLoader

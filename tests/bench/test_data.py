@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 import farandole as fd
 from farandole.bench.data import InputFigures, changes, lines
 from farandole.cli import commands
-from farandole.data.stage_times import StageClock, time_stages
+from farandole.data.bench.stage_times import StageClock, time_stages
 from farandole.errors import UserError
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]

@@ -18,10 +18,9 @@ from typing import Any, Final
 
 import torch
 
-from farandole.data import Loader
+from farandole.data.bench.stage_times import time_stages
 from farandole.data.chunks.dataset import ChunkedDataset
-from farandole.data.loader import to_device
-from farandole.data.stage_times import time_stages
+from farandole.data.loader import Loader, to_device
 from farandole.errors import UserError
 from farandole.files import write_whole
 
