@@ -1,10 +1,14 @@
-"""Trains on an HDF5 file that need not fit in memory: each worker reads its own chunks, once.
+"""Trains on an HDF5 file of four times the memory that the process may take.
 
-farandole run -n 2 examples/large_array.py
+    farandole run -n 2 examples/large_array.py
+
+Each worker reads its own chunks, once in an epoch, in the background. The limit is real: a worker
+that takes more memory than that fails.
 """
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import h5py
@@ -14,32 +18,48 @@ from torch import nn
 
 import farandole as fd
 
-ROWS, WIDTH, WINDOW = 4000, 32, 4
-CHUNK_BYTES = 32 << 10  # of such a small file: by default some MiB are read at once
+MIB = 2**20
+LIMIT = 64 * MIB  # beyond what the process has before it reads
+ROWS, WIDTH = 8192, 8192  # 256 MiB
 FILE = Path("signals.h5")
 
 
 def write() -> None:
-    """In chunks of 100 rows, as a measurement would."""
+    """In chunks of 32 rows, 1 MiB, as a measurement would."""
     random = np.random.default_rng(0)
-    signals = random.standard_normal((ROWS, WIDTH)).astype(np.float32)
+    some = random.standard_normal((512, WIDTH), dtype=np.float32)
+    weights = np.linspace(-1, 1, WIDTH, dtype=np.float32) / WIDTH**0.5
     with h5py.File(FILE, "w") as file:
-        file.create_dataset("signals", data=signals, chunks=(100, WIDTH), compression="gzip")
-        file.create_dataset("power", data=signals @ np.linspace(-1, 1, WIDTH, dtype=np.float32))
+        shape = {"shape": (ROWS, WIDTH), "dtype": np.float32}
+        signals = file.create_dataset("signals", chunks=(32, WIDTH), **shape)
+        power = file.create_dataset("power", shape=(ROWS,), dtype=np.float32)
+        for begin in range(0, ROWS, 512):
+            part = random.permutation(some)
+            signals[begin : begin + 512] = part
+            power[begin : begin + 512] = part @ weights
+
+
+def limit_memory() -> None:
+    """Of this process, to what it has now and so much more. (Linux)"""
+    status = Path("/proc/self/status").read_text().splitlines()
+    used = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (used + LIMIT, used + LIMIT))
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     run = fd.init()
     if run.rank == 0:
         write()
     run.group.barrier()
-    data = fd.data.array(FILE, "signals", "power", window=WINDOW, chunk_bytes=CHUNK_BYTES)
+    data = fd.data.array(FILE, "signals", "power", chunk_bytes=MIB, memory_bytes=8 * MIB)
     model = nn.Linear(WIDTH, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    optimizer = torch.optim.SGD(model.parameters(), 0.005)
     model, optimizer = run.distribute(model, optimizer)
+    limit_memory()
     for epoch in run.epochs(2):
         total, before = 0.0, data.chunks_read
-        for signals, power in run.loader(data, batch_size=50):
+        for signals, power in run.loader(data, batch_size=64):
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(signals).squeeze(1), power)
             loss.backward()
@@ -47,7 +67,8 @@ def main() -> None:
             total += loss.item()
         run.log(epoch=epoch, loss=run.mean(total))
         read, there = data.chunks_read - before, len(data.chunk_sizes)
-        run.print(f"read {read} of {there} chunks with {WINDOW} at hand")
+        run.print(f"read {read} of {there} chunks with {data.window + data.ahead} at hand")
+    run.print(f"{FILE.stat().st_size / LIMIT:.1f} times the memory that was allowed")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,10 @@ STARTED: Final = _internal(
 TRACE_PARTS: Final = _internal(
     "TRACE_PARTS", "The folder in which each rank writes its part of a trace, for the launcher."
 )
+BENCH_DATA: Final = _internal(
+    "BENCH_DATA",
+    "What `farandole bench data` measures: batches, batches before, and the file for the figures.",
+)
 ATTEMPT: Final = _internal(
     "ATTEMPT",
     "Which start of a job this is, from 0, where the launcher starts all workers again after a "

@@ -102,6 +102,7 @@ PACKAGES = {  # that only some tests need: the module, and how to get it
     "pyarrow": "pip install pyarrow",
     "ray": "pip install ray",
     "sklearn": "pip install scikit-learn",
+    "tifffile": "pip install tifffile",
     "zarr": "pip install zarr",
 }
 PROGRAMS = {  # the same, on the PATH or in root's folders

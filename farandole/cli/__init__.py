@@ -13,6 +13,7 @@ from farandole.cli.bench import bench
 from farandole.cli.doctor import doctor
 from farandole.cli.emulate import emulate
 from farandole.cli.encoding import print_any_character
+from farandole.cli.pack import pack
 from farandole.cli.race import race
 from farandole.cli.report import report
 from farandole.cli.run import run
@@ -29,7 +30,7 @@ def commands() -> None:
     first."""
 
 
-for _command in (run, race, report, horovodrun, schedule, server, bench, doctor, emulate):
+for _command in (run, race, report, horovodrun, schedule, server, bench, doctor, emulate, pack):
     commands.add_command(_command)
 
 

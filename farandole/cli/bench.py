@@ -10,6 +10,7 @@ import click
 from farandole import environment
 from farandole.bench.ends import check_output, run_placed
 from farandole.cli.bench_comm import comm
+from farandole.cli.bench_data import data
 from farandole.cli.host_options import host_options
 from farandole.cli.options import sync_option
 from farandole.errors import UserError
@@ -22,6 +23,7 @@ def bench() -> None:
 
 
 bench.add_command(comm)
+bench.add_command(data)
 
 
 @bench.command()

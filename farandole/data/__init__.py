@@ -1,6 +1,8 @@
 """Sharded, resumable input."""
 
 from farandole.data.chunks.open import array, shards
+from farandole.data.images.arrays import images
+from farandole.data.images.slides import slides
 from farandole.data.loader import BatchInfo, Loader
 from farandole.data.options import LoaderOptions
 from farandole.data.registry import Loaders, Request
@@ -14,5 +16,7 @@ __all__ = [
     "Request",
     "Shares",
     "array",
+    "images",
     "shards",
+    "slides",
 ]

@@ -21,6 +21,7 @@ from farandole.data.position import Position
 from farandole.data.process_start import ProcessStart
 from farandole.data.samplers import RankBatches
 from farandole.data.shares import Shares
+from farandole.data.speed_shares import SpeedShares
 from farandole.data.stream import StreamShare
 from farandole.errors import UserError
 
@@ -57,6 +58,7 @@ class Loader(DataLoaderMirror):
         on_begin: Callable[[bool], None] = lambda fresh: None,
         on_end: Callable[[bool], None] = lambda finished: None,
         on_pause: Callable[[bool], None] = lambda within: None,
+        on_shares: Callable[[Sequence[int], Sequence[float]], None] = lambda quotas, speeds: None,
         **torch_options: Any,
     ) -> None:
         self.position = position or Position()
@@ -81,6 +83,9 @@ class Loader(DataLoaderMirror):
         if torch_options.get("num_workers"):
             torch_options["worker_init_fn"] = self.process_start
         self.options = options
+        self._speeds: SpeedShares | None = None
+        if options.shares == "speed" and group.size > 1:
+            self._speeds = SpeedShares(self.position, options, group, device, on_shares)
         # A DataLoader draws a seed for its processes at every start. From torch's own generator,
         # that would shift the random numbers of a run that resumes in the middle of an epoch.
         self._seeder = torch.Generator()
@@ -92,12 +97,24 @@ class Loader(DataLoaderMirror):
                 raise UserError(
                     "an iterable dataset comes in its own order: leave out shuffle=True."
                 )
+            if options.shares == "speed":
+                raise UserError(
+                    "shares='speed' deals what is left of an epoch anew, and an iterable dataset "
+                    "cannot be entered in the middle. Pass a dataset with a length."
+                )
             self._batches = StreamShare(source, options, group, torch_options)
             self._inner: DataLoader[Any] = self._batches.loader(torch_options)
         else:
             sampler = resolved.sampler
             count = len(cast(Sized, source)) if sampler is None else sampler_length(sampler)
-            self._batches = RankBatches(count, group, self._order, options)
+            self._batches = RankBatches(
+                count,
+                group,
+                self._order,
+                options,
+                self._plan if isinstance(source, ChunkedDataset) and sampler is None else None,
+                self._quotas,
+            )
             self._inner = DataLoader(source, batch_sampler=self._batches, **torch_options)
 
     @property
@@ -147,16 +164,27 @@ class Loader(DataLoaderMirror):
 
     def _rest(self) -> Iterator[Any]:
         """What is left of the epoch, dealt anew whenever other ranks share it."""
+        speeds = self._speeds if self.trains else None
+        if speeds is not None and speeds.measure.has_measured:
+            speeds.agree()
         while True:
             self._begin_dealing()
+            if speeds is not None:
+                speeds.measure.begin_dealing()
             for index, batch in enumerate(self._inner):
                 info, batch = self._described(index, batch)
                 self.last_batch = info
                 self._on_batch(info)
                 yield self.finish(to_device(batch, self._device))
+                if speeds is not None:
+                    speeds.measure.end_step(info.own_samples, info.readers)
                 is_last = info.steps is not None and info.step + 1 >= info.steps
                 if not is_last or self.dealings.is_over:  # else the epoch is over
                     self._on_pause(True)
+                if speeds is not None:
+                    if not is_last:
+                        self._share_anew(speeds)
+                    speeds.measure.begin_step()
                 if self.dealings.is_over:
                     break
             if not self.dealings.is_over:
@@ -202,6 +230,16 @@ class Loader(DataLoaderMirror):
         returned, self.position.done_samples = self.dealings.end_here(members)
         self.position.returned = list(returned)
 
+    def _quotas(self, size: int) -> tuple[int, ...]:
+        return () if self._speeds is None else self._speeds.quotas(size)
+
+    def _share_anew(self, speeds: SpeedShares) -> None:
+        """*Together.* Between two steps: deals the rest by the ranks' speeds, if that is due."""
+        # Chunks belong to ranks as long as an epoch lasts: its next one is dealt by speed.
+        is_due = speeds.measure.is_due and not isinstance(self._resolved.dataset, ChunkedDataset)
+        if is_due and speeds.agree():
+            self.deal_anew(self._group.members)
+
     @property
     def is_under_way(self) -> bool:
         """Whether a pass has begun and not ended, and who reads what of it is known."""
@@ -244,6 +282,11 @@ class Loader(DataLoaderMirror):
             )
         return drawn
 
+    def _plan(self, batches: Callable[[], Iterator[list[int]]]) -> Iterator[list[int]]:
+        """What each process that reads chunks is told of the next ones."""
+        dataset = cast(ChunkedDataset, self._resolved.dataset)
+        return dataset.planned(batches, max(1, self._inner.num_workers))
+
     def _order_of_chunks(self, dataset: ChunkedDataset, epoch: int) -> Sequence[int]:
         """An epoch that goes on with other ranks keeps the order that it began with."""
         position, options = self.position, self.options
@@ -255,6 +298,7 @@ class Loader(DataLoaderMirror):
                 max(1, self._inner.num_workers),
                 options.drop_last,
                 not options.is_training,
+                self._quotas(ranks),
             )
         shuffle = options.shuffle is not False
         order = dataset.order(position.readers, mixed(options.seed, epoch) if shuffle else None)

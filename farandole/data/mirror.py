@@ -41,7 +41,8 @@ class DataLoaderMirror:
         """How many samples of a full step are this rank's."""
         rank, size = self._group.rank, self._group.size
         whole = self.options.global_batch(size)
-        return int(part_of(whole, size, rank, whole).samples)
+        quotas = () if isinstance(self._batches, StreamShare) else self._batches.shares.quotas
+        return int(part_of(whole, size, rank, whole, quotas).samples)
 
     @property
     def drop_last(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sized
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch.utils.data import (
@@ -18,6 +18,8 @@ from torch.utils.data import (
 )
 
 from farandole.errors import UserError
+
+SHARES: Final = ("equal", "speed")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class LoaderOptions:
     drop_last: bool = False
     seed: int = 0
     training: bool | None = None  # None: what is read with gradients enabled is training
+    shares: str = "equal"  # of the ranks in a step, or by "speed"
+
+    def __post_init__(self) -> None:
+        if self.shares not in SHARES:
+            raise UserError(f"shares={self.shares!r}: shares are {' or '.join(SHARES)}.")
 
     @property
     def is_training(self) -> bool:

@@ -27,6 +27,7 @@ class Position:
     resume_at: int = 0  # the samples of this epoch that a run which is resumed has used already
     returned: list[int] = field(default_factory=list)  # places before `done_samples`, not used
     drawn: list[int] = field(default_factory=list)  # this epoch's, by the user's own sampler
+    speeds: list[float] = field(default_factory=list)  # of the ranks, as all agreed on them
     readers: Readers | None = None  # of this epoch when it began, if its order depends on them
     read_whole: bool = False  # the last epoch that was begun was read to its end
     reader: object | None = None  # the loader whose pass is under way
@@ -37,8 +38,10 @@ class Position:
             state["drawn"] = torch.tensor(self.drawn)
         if self.returned:
             state["returned"] = torch.tensor(self.returned)
+        if self.speeds:
+            state["speeds"] = torch.tensor(self.speeds, dtype=torch.float64)
         if self.readers is not None:
-            state["readers"] = list(self.readers)
+            state["readers"] = [*self.readers[:-1], list(self.readers.quotas)]
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -48,7 +51,12 @@ class Position:
         self.done_samples = self.resume_at = state["done_samples"]
         self.drawn = state["drawn"].tolist() if "drawn" in state else []
         self.returned = state["returned"].tolist() if "returned" in state else []
-        self.readers = Readers(*state["readers"]) if "readers" in state else None
+        self.speeds = state["speeds"].tolist() if "speeds" in state else []
+        if "readers" in state:
+            *others, quotas = state["readers"]
+            self.readers = Readers(*others)._replace(quotas=tuple(quotas))
+        else:
+            self.readers = None
 
     def use(self, samples: int) -> None:
         """The next samples are handed out: those that were returned come first."""

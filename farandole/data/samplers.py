@@ -24,8 +24,14 @@ class RankBatches(Sampler[list[int]]):
         group: Group,
         order: Callable[[int, int], Sequence[int]],
         options: LoaderOptions,
+        plan: Callable[[Callable[[], Iterator[list[int]]]], Iterator[list[int]]] | None = None,
+        quotas: Callable[[int], tuple[int, ...]] = lambda size: (),
     ) -> None:
+        """`plan` makes batches that say what comes after them; it may read them twice. `quotas` are
+        those of so many ranks in a full step, if shares are not equal."""
+        self._quotas = quotas
         self._count = count
+        self._plan = plan
         self._group = group
         self._options = options
         self._order = order
@@ -40,7 +46,14 @@ class RankBatches(Sampler[list[int]]):
     def shares(self) -> Shares:
         """Of a pass that would begin now."""
         size = len(self._group.readers)
-        whole = Shares(self._count, size, self._options.global_batch(size), self._options.drop_last)
+        options = self._options
+        whole = Shares(
+            self._count,
+            size,
+            options.global_batch(size),
+            options.drop_last,
+            quotas=self._quotas(size),
+        )
         return whole if self._options.is_training else replace(whole, evaluates=True)
 
     def begin(self, epoch: int, returned: Sequence[int], start: int) -> None:
@@ -64,10 +77,15 @@ class RankBatches(Sampler[list[int]]):
 
     def _batches(self, dealing: Dealing | None, epoch: int) -> Iterator[list[int]]:
         if dealing is None:
-            return
+            return iter(())
         # The whole epoch's order, also after a resume: places are places in it. Drawing an order of
         # the rest would repeat samples and leave out others.
         order = self._order(epoch, self._count)
+        if self._plan is None:
+            return self._cut(dealing, order)
+        return self._plan(lambda: self._cut(dealing, order))
+
+    def _cut(self, dealing: Dealing, order: Sequence[int]) -> Iterator[list[int]]:
         rank = self.rank  # it may change while others read the rest of this dealing
         for step in range(dealing.shares.steps):
             yield [order[place] for place in dealing.share(step, rank)]

@@ -37,6 +37,7 @@ class Shares:
     drop_last: bool = False
     evaluates: bool = False  # every sample is read by one rank only
     is_rest: bool = False  # of an epoch that goes on after a resume: it may be short
+    quotas: tuple[int, ...] = ()  # of a full step, by rank; none: as equal as can be
 
     def __post_init__(self) -> None:
         if self.global_batch < self.size:
@@ -44,6 +45,10 @@ class Shares:
                 f"a global batch of {self.global_batch} cannot be shared by {self.size} workers. "
                 f"Use global_batch_size >= {self.size}, or fewer workers."
             )
+        assert not self.quotas or (
+            (len(self.quotas), sum(self.quotas)) == (self.size, self.global_batch)
+            and min(self.quotas) >= 1
+        )
         if self.is_rest:
             return
         if self.count == 0:
@@ -110,7 +115,8 @@ class Shares:
         return range(start, stop)
 
     def part(self, step: int, rank: int) -> Part:
-        return part_of(len(self.global_range(step)), self.size, rank, self.global_batch)
+        length = len(self.global_range(step))
+        return part_of(length, self.size, rank, self.global_batch, self.quotas)
 
     def share(self, step: int, rank: int) -> range:
         """The part of `global_range(step)` that `rank` reads; never empty."""
@@ -143,10 +149,19 @@ class Part(NamedTuple):
         return (self.stop - self.start) / self.readers
 
 
-def part_of(length: int, size: int, rank: int, global_batch: int) -> Part:
-    """`rank`'s part of `length` items: parts differ by at most one, and every item is read."""
+def part_of(
+    length: int, size: int, rank: int, global_batch: int, quotas: tuple[int, ...] = ()
+) -> Part:
+    """`rank`'s part of `length` items: parts differ by at most one, or are as `quotas` of a whole
+    batch; every item is read."""
     # Rounding the borders, not the lengths: the end of a part is the start of the next, so the
     # parts cover all items without overlap.
+    if length >= size and quotas and global_batch > size:
+        # One for each rank, and what is left by what the quotas have beyond one.
+        spare, over = length - size, global_batch - size
+        before = sum(quotas[:rank]) - rank
+        after = before + quotas[rank] - 1
+        return Part(rank + before * spare // over, rank + 1 + after * spare // over, readers=1)
     if length >= size:
         return Part(rank * length // size, (rank + 1) * length // size, readers=1)
     if length <= global_batch // size:

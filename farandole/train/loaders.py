@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
+from farandole.data.bench.loader import BenchLoader
 from farandole.train.passes import Passes
 from farandole.train.session import Session
 from farandole.train.spans import WatchedLoader
@@ -47,7 +48,7 @@ class RunLoaders:
             passes.pause(loader, within=within)
 
         followed = self._known.position(request)
-        loader = (Loader if session.watch is None else WatchedLoader)(
+        loader = self._kind(
             request.source,
             options,
             group=session.replicas,
@@ -57,8 +58,11 @@ class RunLoaders:
             on_begin=on_begin,
             on_end=on_end,
             on_pause=on_pause,
+            on_shares=passes.share,
             **torch_options,
         )
+        if isinstance(loader, BenchLoader) and session.settings.bench_data is not None:
+            loader.bench = session.settings.bench_data
         loader.process_start.outlives_stop_signals = passes.preemption is not None
         if followed is None:
             self._place(loader, request)
@@ -66,6 +70,12 @@ class RunLoaders:
         if loader.shares is not None and loader.shares.dropped:
             session.print(f"drop_last leaves out {loader.shares.dropped} samples in each epoch")
         return loader
+
+    @property
+    def _kind(self) -> type[Loader]:
+        if self._session.settings.bench_data is not None:
+            return BenchLoader
+        return Loader if self._session.watch is None else WatchedLoader
 
     def _place(self, loader: Loader, request: Request) -> None:
         """Where a loader begins that follows no other one."""

@@ -9,9 +9,12 @@ break may have come from an error on this rank alone. It is ended when the ranks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 from farandole.data import BatchInfo, Loader
+from farandole.errors import UserError
+from farandole.sync import AllReduce
 from farandole.train.checkpoint.automatic.saves import AutomaticSaves
 from farandole.train.elastic.support import refuse, require_elastic_loader
 from farandole.train.elastic.training import ElasticTraining
@@ -73,6 +76,8 @@ class Passes:
         session.group.meter.activity.step()
         if loader.is_training:
             self._check_elastic(loader)
+            if loader.options.shares == "speed":
+                self._check_shares()
             if session.progress.steps == 0 and session.size > 1 and not len(session.models):
                 session.print(
                     "note: no model was given to run.distribute, so each rank trains one of its "
@@ -100,6 +105,29 @@ class Passes:
         assert self._session.most_workers is not None
         require_elastic_loader(loader, self._session.most_workers)
         self.elastic.end_setup()
+
+    def _check_shares(self) -> None:
+        session = self._session
+        if session.most_workers is not None:
+            raise refuse("shares='speed', which counts on the same workers throughout,")
+        if session.layout is not None:
+            raise UserError(
+                f"shares='speed' with layout {session.layout}: the workers of a replica wait for "
+                "each other within a step, so that none has a speed of its own. Leave one out."
+            )
+        if len(session.models) and not isinstance(session.strategy, AllReduce):
+            raise UserError(
+                f"shares='speed' with --sync {session.strategy}: samples of a step count alike "
+                "only where gradients are averaged in every step. Take --sync allreduce, or leave "
+                "out shares='speed'."
+            )
+
+    def share(self, quotas: Sequence[int], speeds: Sequence[float]) -> None:
+        """The workers have agreed on other shares: for the report."""
+        shown = " ".join(map(str, quotas))
+        measured = " ".join(f"{speed:.4g}" for speed in speeds)
+        self._session.print(f"shares of a step by speed: {shown} samples")
+        self._metrics.add_note({"shares": shown, "samples_per_second": measured})
 
     def end(self, loader: Loader, *, finished: bool) -> None:
         if self._leading is loader:

@@ -296,6 +296,7 @@ class Run:
         shuffle: bool | None = None,
         drop_last: bool = False,
         training: bool | None = None,
+        shares: str = "equal",
         **torch_options: Any,
     ) -> Loader:
         """*Together.* This rank's share of `source`, on this rank's device.
@@ -303,6 +304,8 @@ class Run:
         A dataset is shuffled unless `shuffle` is False; a DataLoader as it was told to be. A pass
         that is read with gradients enabled trains, and one under `torch.no_grad()` evaluates; where
         a script does otherwise, `training` says which it is.
+
+        With `shares="speed"`, slower workers get fewer samples of each step, as they are measured.
 
         Calling it again with the same source and options, as one does inside the loop over epochs,
         gives the same loader, which then goes on to its next epoch; where options change from epoch
@@ -316,10 +319,11 @@ class Run:
             "shuffle": shuffle,
             "drop_last": drop_last or None,
             "training": training,
+            "shares": shares if shares != "equal" else None,
         }
         given = {name: value for name, value in ours.items() if value is not None}
         options = LoaderOptions(
-            batch_size, global_batch_size, shuffle, drop_last, self.seed, training
+            batch_size, global_batch_size, shuffle, drop_last, self.seed, training, shares
         )
         progress = self._session.progress
         request = Request(

@@ -47,6 +47,11 @@ class RunMetrics:
             counters = self._session.counters()
             self.notes += [(counters, note) for note in notes]
 
+    def add_note(self, note: Note) -> None:
+        """A decision that is no strategy's. It is written with the next log."""
+        if self._session.rank == 0:
+            self.notes.append((self._session.counters(), note))
+
     def log(self, **metrics: float | torch.Tensor | str) -> None:
         """Rank 0 writes and prints; the others' calls do nothing."""
         session = self._session

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from farandole.comm import check_transport
 from farandole.environment import (
+    BENCH_DATA,
     CHECK_FINITE,
     CHECKPOINT,
     FALLBACK,
@@ -58,6 +59,7 @@ class Settings:
     checkpoints: Checkpoints | None = None
     trace: Path | None = None
     trace_parts: Path | None = None
+    bench_data: tuple[Path, int, int] | None = None  # for `BenchLoader`
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -86,7 +88,13 @@ class Settings:
             checkpoints=parse_checkpoints(environ[CHECKPOINT]) if environ.get(CHECKPOINT) else None,
             trace=Path(environ[TRACE]) if environ.get(TRACE) else None,
             trace_parts=Path(environ[TRACE_PARTS]) if environ.get(TRACE_PARTS) else None,
+            bench_data=_read_bench(environ[BENCH_DATA]) if environ.get(BENCH_DATA) else None,
         )
+
+
+def _read_bench(text: str) -> tuple[Path, int, int]:
+    batches, warm_up, path = text.split(",", 2)
+    return Path(path), int(batches), int(warm_up)
 
 
 def _read_switch(name: str, environ: Mapping[str, str]) -> bool | None:

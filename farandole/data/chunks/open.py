@@ -21,6 +21,7 @@ from farandole.data.chunks.formats.arrays import (
 from farandole.data.chunks.formats.lines import Lines
 from farandole.data.chunks.formats.tables import ArrowShard, ParquetShard
 from farandole.data.chunks.formats.tar import TarShard
+from farandole.data.chunks.read_ahead import AHEAD
 from farandole.data.chunks.source import CHUNK_BYTES, ChunkSource
 from farandole.errors import UserError
 
@@ -65,7 +66,7 @@ def shards(
     nothing, and `DataError` naming a file that cannot be read.
     """
     _check_size(chunk_bytes)
-    paths = [path for each in _listed(pattern) for path in _files(str(each))]
+    paths = files_of(pattern)
     with ThreadPoolExecutor(_READERS, "farandole-shards") as executor:
         sources = list(executor.map(partial(_source, chunk_bytes=chunk_bytes), paths))
     _require_alike(sources)
@@ -79,14 +80,35 @@ def array(
     path: str | Path,
     *names: str,
     transform: Transform | None = None,
-    window: int = WINDOW,
+    window: int | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    memory_bytes: int | None = None,
 ) -> ChunkedDataset:
     """The rows of an array, or of several side by side, in a file that need not fit in memory.
 
     An HDF5 (.h5, .hdf5) or safetensors file, a Zarr folder, or a .npy file, which is mapped. With
     several names a sample is a tuple. Without any, the file has to hold one array.
+
+    A process that reads mixes the rows of `window` chunks (16 unless `memory_bytes` says how many),
+    while a thread reads the next ones. All of these chunks together take at most `memory_bytes`.
     """
+    source = array_source(path, names, chunk_bytes)
+    if not names and len(source.described) > 1:
+        raise UserError(
+            f"{path} has several arrays: {', '.join(source.described)}. Name those that you want: "
+            f"fd.data.array({str(path)!r}, {next(iter(source.described))!r}, …)."
+        )
+    if not sum(source.sizes):
+        raise UserError(f"{path}: the array has no rows.")
+    if memory_bytes is None:
+        return ChunkedDataset([source], transform, WINDOW if window is None else window)
+    return ChunkedDataset([source], transform, *_fitting(source, window, memory_bytes))
+
+
+def array_source(
+    path: str | Path, names: Sequence[str], chunk_bytes: int = CHUNK_BYTES
+) -> ArraySource:
+    """The arrays of a file; without names, all that it has. Raises `UserError`."""
     path = Path(path)
     kind = _ARRAYS.get(path.suffix)
     if kind is None:
@@ -94,16 +116,27 @@ def array(
     if not path.exists():
         raise UserError(f"{path}: there is no such file.")
     _check_size(chunk_bytes)
-    source = kind(path, names or None, chunk_bytes, as_dict=False, single=len(names) <= 1)
-    if not names and len(source.described) > 1:
+    return kind(path, names or None, chunk_bytes, as_dict=False, single=len(names) <= 1)
+
+
+def _fitting(source: ArraySource, window: int | None, memory_bytes: int) -> tuple[int, int]:
+    """How many chunks are mixed, and how many are read ahead, within so many bytes."""
+    each = source.largest_chunk_bytes
+    room = memory_bytes // each
+    ahead = max(1, min(AHEAD, room // 4))
+    least = 1 if window is None else window
+    if room < least + ahead:
         raise UserError(
-            f"{path} has several arrays: {', '.join(source.described)}. Name those that you want: "
-            f"fd.data.array({str(path)!r}, {next(iter(source.described))!r}, …)."
+            f"{source.name}: chunks of {each} bytes, {least} mixed and {ahead} read ahead, take "
+            f"more than memory_bytes={memory_bytes}. Give {(least + ahead) * each} or more, or "
+            "smaller chunk_bytes; what the file itself keeps in one chunk is read at once."
         )
-    dataset = ChunkedDataset([source], transform, window)
-    if not len(dataset):
-        raise UserError(f"{path}: the array has no rows.")
-    return dataset
+    return room - ahead if window is None else window, ahead
+
+
+def files_of(pattern: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Those that a pattern names, in its order. Raises `UserError` where it names none."""
+    return [path for each in _listed(pattern) for path in _files(str(each))]
 
 
 def _listed(pattern: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:

@@ -7,9 +7,11 @@ as each other are read side by side: a sample is then a tuple, or a dictionary b
 from __future__ import annotations
 
 import math
+import os
+import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,9 @@ import numpy as np
 
 from farandole.data.chunks.source import ChunkSource, FileStamp
 from farandole.errors import DataError, UserError
+
+_HEADERS = threading.Lock()
+"""NumPy's parser of headers fails in several threads at once (Python before 3.11.8)."""
 
 
 class Described(NamedTuple):
@@ -44,15 +49,16 @@ class ArraySource(ChunkSource):
         self.path = path
         self._as_dict = as_dict
         self._single = single
+        self._names: Sequence[str] | None = None  # those that are read, once they are chosen
         self._stamp = FileStamp.of(path) if path.is_file() else None  # Zarr's is a folder
-        with self._named(), self._opened() as arrays:
+        with self.named(), self.opened() as arrays:
             found = self._chosen(arrays, names)
             self.described = {name: self.describe(arrays[name]) for name in found}
         self._names = list(self.described)
         self.sizes = self._cut(chunk_bytes)
 
     @abstractmethod
-    def _opened(self) -> Any:
+    def opened(self) -> Any:
         """A context manager of a mapping from names to arrays that can be sliced."""
 
     def describe(self, array: Any) -> Described:
@@ -64,14 +70,23 @@ class ArraySource(ChunkSource):
     def take(self, array: Any, begin: int, end: int) -> Any:
         return np.asarray(array[begin:end])
 
-    def read(self, chunk: int) -> Sequence[Any]:
+    @property
+    def largest_chunk_bytes(self) -> int:
+        """In memory, all arrays together."""
+        return max(1, max(self.sizes) * sum(each.row_bytes for each in self.described.values()))
+
+    def check_unchanged(self) -> None:
+        """Raises `DataError` if the file was written since the job began."""
         if self._stamp is not None:
             self._stamp.check()
+
+    def read(self, chunk: int) -> Sequence[Any]:
+        self.check_unchanged()
         begin = sum(self.sizes[:chunk])
-        with self._named(), self._opened() as arrays:
+        with self.named(), self.opened() as arrays:
             taken = {
                 name: self.take(arrays[name], begin, begin + self.sizes[chunk])
-                for name in self._names
+                for name in self.described
             }
         for name, rows in taken.items():
             if (
@@ -117,7 +132,7 @@ class ArraySource(ChunkSource):
         return [min(rows, first - begin) for begin in range(0, first, rows)]
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def named(self) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError, KeyError) as error:
@@ -143,11 +158,26 @@ class _RowsOfArrays(Sequence[Any]):
 
 
 class NumpyFile(ArraySource):
-    """A .npy file: one array, which is called `array`."""
+    """A .npy file: one array, which is called `array`. Its header is read once."""
+
+    _header: Mapping[str, Any] | None = None  # for `np.memmap`
 
     @contextmanager
-    def _opened(self) -> Iterator[Mapping[str, Any]]:
-        yield {"array": np.load(self.path, mmap_mode="r", allow_pickle=False)}
+    def opened(self) -> Iterator[Mapping[str, Any]]:
+        if self._header is None:
+            with _HEADERS:
+                found = np.load(self.path, mmap_mode="r", allow_pickle=False)
+            order = "C" if found.flags.c_contiguous else "F"
+            self._header = {
+                "dtype": found.dtype,
+                "offset": found.offset,
+                "shape": found.shape,
+                "order": order,
+            }
+        if 0 in self._header["shape"]:
+            yield {"array": np.empty(self._header["shape"], self._header["dtype"])}
+        else:
+            yield {"array": np.memmap(self.path, mode="r", **self._header)}
 
     def take(self, array: Any, begin: int, end: int) -> Any:
         return np.array(array[begin:end])  # a copy: the map is not kept
@@ -155,7 +185,7 @@ class NumpyFile(ArraySource):
 
 class SafetensorsFile(ArraySource):
     @contextmanager
-    def _opened(self) -> Iterator[Mapping[str, Any]]:
+    def opened(self) -> Iterator[Mapping[str, Any]]:
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -177,9 +207,19 @@ class SafetensorsFile(ArraySource):
 
 
 class Hdf5File(ArraySource):
+    """Opening a file takes HDF5 longer than reading a chunk: one that is read stays open."""
+
+    _kept: tuple[int, Mapping[str, Any]] | None = None  # by the process of this number
+
     @contextmanager
-    def _opened(self) -> Iterator[Mapping[str, Any]]:
-        h5py = _imported("h5py", "HDF5")
+    def opened(self) -> Iterator[Mapping[str, Any]]:
+        h5py = imported("h5py", "HDF5")
+        if self._names is not None:
+            if self._kept is None or self._kept[0] != os.getpid():  # not one from before a fork
+                file = h5py.File(self.path, "r")
+                self._kept = os.getpid(), {name: file[name] for name in self._names}
+            yield self._kept[1]
+            return
         with h5py.File(self.path, "r") as file:
             found: dict[str, Any] = {}
             file.visititems(
@@ -189,11 +229,38 @@ class Hdf5File(ArraySource):
             )
             yield found
 
+    def expect(self, chunk: int) -> None:
+        if self._kept is None or self._kept[0] != os.getpid() or not hasattr(os, "posix_fadvise"):
+            return
+        begin = sum(self.sizes[:chunk])
+        for array in self._kept[1].values():
+            with suppress(OSError, RuntimeError, TypeError, ValueError):  # some other kind of file
+                descriptor = array.file.id.get_vfd_handle()
+                for start, length in _stored_ranges(array, begin, begin + self.sizes[chunk]):
+                    os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that opens its own."""
+        return {**self.__dict__, "_kept": None}
+
+
+def _stored_ranges(array: Any, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where the file has these rows of an HDF5 array, as far as that is easily told."""
+    if array.chunks is None:
+        start, row = array.id.get_offset(), array.nbytes // max(1, len(array))
+        if start is not None:
+            yield start + begin * row, (end - begin) * row
+    elif array.chunks[1:] == array.shape[1:]:
+        for first in range(begin, end, array.chunks[0]):
+            stored = array.id.get_chunk_info_by_coord((first,) + (0,) * (array.ndim - 1))
+            if stored.byte_offset is not None:
+                yield stored.byte_offset, stored.size
+
 
 class ZarrArrays(ArraySource):
     @contextmanager
-    def _opened(self) -> Iterator[Mapping[str, Any]]:
-        zarr = _imported("zarr", "Zarr")
+    def opened(self) -> Iterator[Mapping[str, Any]]:
+        zarr = imported("zarr", "Zarr")
         opened = zarr.open(str(self.path), mode="r")
         if isinstance(opened, zarr.Array):
             yield {"array": opened}
@@ -205,7 +272,7 @@ class ZarrArrays(ArraySource):
             }
 
 
-def _imported(package: str, what: str) -> Any:
+def imported(package: str, what: str) -> Any:
     import importlib
 
     try:

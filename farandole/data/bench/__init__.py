@@ -1,0 +1,1 @@
+"""Input that is measured, for `farandole bench data`."""

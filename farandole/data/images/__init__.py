@@ -1,0 +1,1 @@
+"""Images of which parts can be read: `TileSource` over arrays and slides."""

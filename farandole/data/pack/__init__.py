@@ -1,0 +1,1 @@
+"""`farandole pack`: makes shards of a folder of files."""
