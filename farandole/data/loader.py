@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from farandole.comm import Group
+from farandole.data.bad_samples import SkippingBatch, SkippingCollate
 from farandole.data.chunks.dataset import ChunkedDataset
 from farandole.data.chunks.lanes import Readers
 from farandole.data.dealing import Dealings
@@ -35,6 +36,7 @@ class BatchInfo:
     weight: float  # see `Shares.share_weight`
     readers: int  # ranks that read each sample of this rank's batch, this one among them
     own_samples: float  # of this rank: one that n ranks read counts 1/n on each
+    skipped: int = 0  # samples of this rank's batch that could not be decoded, and are left out
 
 
 class Loader(DataLoaderMirror):
@@ -57,6 +59,7 @@ class Loader(DataLoaderMirror):
         on_begin: Callable[[bool], None] = lambda fresh: None,
         on_end: Callable[[bool], None] = lambda finished: None,
         on_pause: Callable[[bool], None] = lambda within: None,
+        on_skip: Callable[[Sequence[str]], None] = lambda reasons: None,
         **torch_options: Any,
     ) -> None:
         self.position = position or Position()
@@ -66,6 +69,7 @@ class Loader(DataLoaderMirror):
         self._on_begin = on_begin  # (whether the epoch begins, or goes on after a resume)
         self._on_end = on_end  # (whether it was read to its end, or broken off)
         self._on_pause = on_pause  # (whether the epoch is under way, or about to begin)
+        self._on_skip = on_skip  # (why samples are missing in the batch that comes)
         self.finish: Callable[[Any], Any] = _as_it_is  # applied to every batch last
         self.dealings = Dealings()
         self.trains = False  # the pass under way
@@ -86,6 +90,11 @@ class Loader(DataLoaderMirror):
         self._seeder = torch.Generator()
         if torch_options.get("generator") is None:
             torch_options["generator"] = self._seeder
+        self.skips = getattr(source, "on_error", "raise") == "skip"
+        """Whether samples that cannot be decoded are left out."""
+        if self.skips:
+            own = torch_options.get("collate_fn") or default_collate
+            torch_options["collate_fn"] = SkippingCollate(own)
         self._batches: RankBatches | StreamShare
         if isinstance(source, IterableDataset):
             if options.shuffle:
@@ -194,7 +203,14 @@ class Loader(DataLoaderMirror):
         self.position.use(dealing.length(number))
         samples, weight, readers, own = dealing.describe(number, rank, group.members)
         steps = self._steps_before + dealing.shares.steps
-        return BatchInfo(step, steps, samples, weight, readers, own), batch
+        skipped = 0
+        if isinstance(batch, SkippingBatch):
+            batch, reasons = batch
+            skipped = len(reasons)
+            own -= skipped / readers
+            if reasons:
+                self._on_skip(reasons)
+        return BatchInfo(step, steps, samples, weight, readers, own, skipped), batch
 
     def deal_anew(self, members: Collection[int]) -> None:
         """*Together.* The `members` share the rest of the epoch from the next batch on. What others

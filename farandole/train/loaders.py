@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
@@ -46,6 +46,9 @@ class RunLoaders:
         def on_pause(within: bool) -> None:
             passes.pause(loader, within=within)
 
+        def on_skip(reasons: Sequence[str]) -> None:
+            passes.skipped.add(reasons, counts=loader.is_training)
+
         followed = self._known.position(request)
         loader = (Loader if session.watch is None else WatchedLoader)(
             request.source,
@@ -57,6 +60,7 @@ class RunLoaders:
             on_begin=on_begin,
             on_end=on_end,
             on_pause=on_pause,
+            on_skip=on_skip,
             **torch_options,
         )
         loader.process_start.outlives_stop_signals = passes.preemption is not None

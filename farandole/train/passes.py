@@ -12,6 +12,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from farandole.data import BatchInfo, Loader
+from farandole.data.skipped_samples import SkippedSamples
 from farandole.train.checkpoint.automatic.saves import AutomaticSaves
 from farandole.train.elastic.support import refuse, require_elastic_loader
 from farandole.train.elastic.training import ElasticTraining
@@ -32,6 +33,7 @@ class Passes:
         self._leading: Loader | None = None  # the training pass that others lie within
         self._unsettled = False  # the last training pass was left, and the ranks have not met
         self._reads_shared = False  # the batch under way has samples that other ranks read too
+        self.skipped = SkippedSamples()
         self._has_warned = False  # of samples that several ranks read
 
     def begin(self, loader: Loader, *, fresh: bool) -> None:
@@ -70,6 +72,7 @@ class Passes:
         session.group.meter.activity.step()
         if loader.is_training:
             self._check_elastic(loader)
+            self.skipped.may_happen |= loader.skips
             if session.progress.steps == 0 and session.size > 1 and not len(session.models):
                 session.print(
                     "note: no model was given to run.distribute, so each rank trains one of its "
@@ -117,7 +120,18 @@ class Passes:
         session = self._session
         session.models.end_pass()
         self._metrics.collect_notes()
+        if self.skipped.may_happen:
+            self._report_skipped()
         session.models.check_after_pass(session.group, session.replicas)
+
+    def _report_skipped(self) -> None:
+        """*Together.* Adds to the report how many samples of the pass all ranks have left out."""
+        count = self.skipped.total(self._session.replicas)
+        if count and self._session.rank == 0:
+            self._session.print(
+                f"note: {count} samples of this pass could not be decoded, and were left out"
+            )
+            self._metrics.notes.append((self._session.counters(), {"skipped_samples": count}))
 
     def warn_of_shared_samples(self) -> None:
         """Warns once, where a script evaluates and counts samples that several ranks have read."""

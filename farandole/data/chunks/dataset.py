@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from torch.utils.data import Dataset
 
+from farandole.data.bad_samples import BadSample, OnError, check_policy
 from farandole.data.chunks.lanes import Indices, Readers, lane_order
 from farandole.data.chunks.source import ChunkSource
 from farandole.errors import DataError, FarandoleError, UserError
@@ -32,11 +33,15 @@ class ChunkedDataset(Dataset[Any]):
         sources: Sequence[ChunkSource],
         transform: Transform | None = None,
         window: int = WINDOW,
+        *,
+        on_error: OnError = "raise",
     ) -> None:
+        check_policy(on_error)
         if window < 1:
             raise UserError(f"window={window}: at least 1 chunk is read at a time.")
         self.sources = list(sources)
         self.window = window
+        self.on_error = on_error
         self._transform = transform
         self._where = [
             (source, chunk) for source in self.sources for chunk in range(len(source.sizes))
@@ -58,20 +63,26 @@ class ChunkedDataset(Dataset[Any]):
             raise IndexError(f"sample {index} of {len(self)}")
         number = bisect.bisect_right(self._ends, index)
         row = index - (self._ends[number] - self.chunk_sizes[number])
-        source, chunk = self._where[number]
         try:
-            sample = self._chunk(number)[row]
+            samples = self._chunk(number)
+        except Exception as error:  # a shard that cannot be read is no bad sample
+            raise DataError(self._named(index, number, row, error)) from error
+        try:
+            sample = samples[row]
             return sample if self._transform is None else self._transform(sample)
         except Exception as error:
-            before = sum(source.sizes[:chunk])
-            said = (
-                str(error)
-                if isinstance(error, FarandoleError)
-                else f"{type(error).__name__}: {error}"
-            )
-            raise DataError(
-                f"sample {before + row} of {source.name} (sample {index} of the dataset): {said}"
-            ) from error
+            reason = self._named(index, number, row, error)
+            if self.on_error == "skip":
+                return BadSample(reason)
+            raise DataError(reason) from error
+
+    def _named(self, index: int, number: int, row: int, error: Exception) -> str:
+        """What is wrong with a sample, with the shard and its place in it."""
+        source, chunk = self._where[number]
+        is_ours = isinstance(error, FarandoleError)
+        said = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        at = sum(source.sizes[:chunk]) + row
+        return f"sample {at} of {source.name} (sample {index} of the dataset): {said}"
 
     def _chunk(self, number: int) -> Sequence[Any]:
         """Reads it, unless it is at hand. The one that was not needed for longest goes."""

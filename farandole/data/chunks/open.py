@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from farandole.data.bad_samples import OnError
 from farandole.data.chunks.dataset import WINDOW, ChunkedDataset, Transform
 from farandole.data.chunks.files.cache import ShardCache, suffix_of
 from farandole.data.chunks.files.cached import ArraysByPath, CachedFile
@@ -67,6 +68,7 @@ def shards(
     chunk_bytes: int = CHUNK_BYTES,
     cache: str | Path | None = None,
     cache_limit: int | None = None,
+    on_error: OnError = "raise",
 ) -> ChunkedDataset:
     """The samples of all files that `pattern` names, for `run.loader`.
 
@@ -77,6 +79,9 @@ def shards(
 
     `cache` is a folder on a local disk, in which shards are kept when they are first used: at most
     `cache_limit` bytes of them, those that were used last. Ranks and jobs share it.
+
+    A sample that cannot be decoded, or that `transform` fails on, is an error that names it. With
+    `on_error="skip"`, loaders leave it out and count it. A shard that cannot be read always is one.
 
     A process has `window` chunks at hand, and mixes their samples. A chunk has about `chunk_bytes`,
     or what the file itself keeps together, if that is more. Raises `UserError` for names of
@@ -89,7 +94,7 @@ def shards(
         make = partial(_source, chunk_bytes=chunk_bytes, cache=kept)
         sources = list(executor.map(make, names))
     _require_alike(sources)
-    dataset = ChunkedDataset(sources, transform, window)
+    dataset = ChunkedDataset(sources, transform, window, on_error=on_error)
     if not len(dataset):
         raise UserError(f"{pattern}: none of the {len(names)} shards holds a sample.")
     return dataset
