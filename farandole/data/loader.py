@@ -106,7 +106,13 @@ class Loader(DataLoaderMirror):
         else:
             sampler = resolved.sampler
             count = len(cast(Sized, source)) if sampler is None else sampler_length(sampler)
-            self._batches = RankBatches(count, group, self._order, options)
+            self._batches = RankBatches(
+                count,
+                group,
+                self._order,
+                options,
+                self._plan if isinstance(source, ChunkedDataset) and sampler is None else None,
+            )
             self._inner = DataLoader(source, batch_sampler=self._batches, **torch_options)
 
     @property
@@ -259,6 +265,11 @@ class Loader(DataLoaderMirror):
                 f"its length is {count}. They must be the same."
             )
         return drawn
+
+    def _plan(self, batches: Callable[[], Iterator[list[int]]]) -> Iterator[list[int]]:
+        """What each process that reads chunks is told of the next ones."""
+        dataset = cast(ChunkedDataset, self._resolved.dataset)
+        return dataset.planned(batches, max(1, self._inner.num_workers))
 
     def _order_of_chunks(self, dataset: ChunkedDataset, epoch: int) -> Sequence[int]:
         """An epoch that goes on with other ranks keeps the order that it began with."""

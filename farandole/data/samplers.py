@@ -24,8 +24,11 @@ class RankBatches(Sampler[list[int]]):
         group: Group,
         order: Callable[[int, int], Sequence[int]],
         options: LoaderOptions,
+        plan: Callable[[Callable[[], Iterator[list[int]]]], Iterator[list[int]]] | None = None,
     ) -> None:
+        """`plan` makes batches that say what comes after them; it may read them twice."""
         self._count = count
+        self._plan = plan
         self._group = group
         self._options = options
         self._order = order
@@ -64,10 +67,15 @@ class RankBatches(Sampler[list[int]]):
 
     def _batches(self, dealing: Dealing | None, epoch: int) -> Iterator[list[int]]:
         if dealing is None:
-            return
+            return iter(())
         # The whole epoch's order, also after a resume: places are places in it. Drawing an order of
         # the rest would repeat samples and leave out others.
         order = self._order(epoch, self._count)
+        if self._plan is None:
+            return self._cut(dealing, order)
+        return self._plan(lambda: self._cut(dealing, order))
+
+    def _cut(self, dealing: Dealing, order: Sequence[int]) -> Iterator[list[int]]:
         rank = self.rank  # it may change while others read the rest of this dealing
         for step in range(dealing.shares.steps):
             yield [order[place] for place in dealing.share(step, rank)]

@@ -8,15 +8,18 @@ own is the order in which it wants to be read (`lanes`).
 from __future__ import annotations
 
 import bisect
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
+import numpy as np
 from torch.utils.data import Dataset
 
 from farandole.data.bad_samples import BadSample, OnError, check_policy
 from farandole.data.chunks.lanes import Indices, Readers, lane_order
+from farandole.data.chunks.plan import PlannedBatch, planned
+from farandole.data.chunks.read_ahead import AHEAD, ChunkReader
 from farandole.data.chunks.source import ChunkSource
 from farandole.errors import DataError, FarandoleError, UserError
 
@@ -33,14 +36,18 @@ class ChunkedDataset(Dataset[Any]):
         sources: Sequence[ChunkSource],
         transform: Transform | None = None,
         window: int = WINDOW,
+        ahead: int = AHEAD,
         *,
         on_error: OnError = "raise",
     ) -> None:
         check_policy(on_error)
         if window < 1:
             raise UserError(f"window={window}: at least 1 chunk is read at a time.")
+        if ahead < 0:
+            raise UserError(f"ahead={ahead}: no chunk is read ahead with 0, and so many with more.")
         self.sources = list(sources)
         self.window = window
+        self.ahead = ahead
         self.on_error = on_error
         self._transform = transform
         self._where = [
@@ -48,7 +55,7 @@ class ChunkedDataset(Dataset[Any]):
         ]
         self.chunk_sizes = [source.sizes[chunk] for source, chunk in self._where]
         self._ends = list(accumulate(self.chunk_sizes))
-        self._at_hand: OrderedDict[int, Sequence[Any]] = OrderedDict()
+        self._reader: tuple[int, ChunkReader] | None = None  # of the process with this number
         self.chunks_read = 0  # by this process
 
     def __len__(self) -> int:
@@ -64,7 +71,7 @@ class ChunkedDataset(Dataset[Any]):
         number = bisect.bisect_right(self._ends, index)
         row = index - (self._ends[number] - self.chunk_sizes[number])
         try:
-            samples = self._chunk(number)
+            samples = self._chunks.take(number)
         except Exception as error:  # a shard that cannot be read is no bad sample
             raise DataError(self._named(index, number, row, error)) from error
         try:
@@ -84,19 +91,39 @@ class ChunkedDataset(Dataset[Any]):
         at = sum(source.sizes[:chunk]) + row
         return f"sample {at} of {source.name} (sample {index} of the dataset): {said}"
 
-    def _chunk(self, number: int) -> Sequence[Any]:
-        """Reads it, unless it is at hand. The one that was not needed for longest goes."""
-        at_hand = self._at_hand
-        if number in at_hand:
-            at_hand.move_to_end(number)
-            return at_hand[number]
-        while len(at_hand) >= self.window:
-            at_hand.popitem(last=False)
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """A batch, as DataLoader asks for it; one that was planned says what comes next."""
+        if isinstance(indices, PlannedBatch):
+            self._chunks.expect(indices)
+        return [self[index] for index in indices]
+
+    def planned(
+        self, batches: Callable[[], Iterable[list[int]]], processes: int
+    ) -> Iterator[PlannedBatch]:
+        """The batches, which `processes` take in turn, with what they need to read ahead."""
+        ends = np.asarray(self._ends)
+        return planned(
+            batches,
+            lambda batch: np.searchsorted(ends, batch, side="right"),
+            processes,
+            self.window + self.ahead,
+        )
+
+    @property
+    def _chunks(self) -> ChunkReader:
+        """Of this process: threads do not outlive a fork."""
+        if self._reader is None or self._reader[0] != os.getpid():
+            self._reader = os.getpid(), ChunkReader(self._read, self.window, self.ahead)
+        return self._reader[1]
+
+    def _read(self, number: int, following: int | None) -> Sequence[Any]:
+        if following is not None:
+            source, chunk = self._where[following]
+            source.expect(chunk)
         source, chunk = self._where[number]
-        at_hand[number] = source.read(chunk)
         self.chunks_read += 1
-        return at_hand[number]
+        return source.read(chunk)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a process that reads its own."""
-        return {**self.__dict__, "_at_hand": OrderedDict(), "chunks_read": 0}
+        return {**self.__dict__, "_reader": None, "chunks_read": 0}

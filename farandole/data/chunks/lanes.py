@@ -5,7 +5,7 @@ them in theirs would show the model all of one shard before the next. Between th
 
     chunks, shuffled           c3 c0 c5 c1 c4 c2
     cut into lanes             c3 c0 c5 │ c1 c4 c2           one for each process that reads
-    shuffled, `window` chunks  (c3 c0)(c5) │ (c1 c4)(c2)     samples of a window are mixed
+    mixed, `window` chunks     (c3 c0)(c0 c5) │ …            a chunk comes when one is used up
     dealt to the places that the reader of each lane takes
 
 All samples are there exactly once, whatever happens to the ranks: this is one order of the epoch,
@@ -65,8 +65,25 @@ def lane_order(sizes: Sequence[int], lanes: Indices, window: int, seed: int | No
     places = np.argsort(lanes, kind="stable")
     borders = np.searchsorted(lanes[places], np.arange(lanes.max(initial=0) + 2))
     for begin, end in pairwise(borders):
-        own = turns[begin:end]
-        windows = (own - own[:1]) // window
-        mixed = np.lexsort((random.random(end - begin), windows))
-        order[places[begin:end]] = samples[begin:end][mixed]
+        when = _spread(turns[begin:end], window, random)
+        order[places[begin:end]] = samples[begin:end][np.argsort(when)]
     return order
+
+
+def _spread(turns: Indices, window: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
+    """When each sample of a lane comes, if chunk t of it lasts as long as its neighbours do:
+
+    time     0 1 2 3
+    chunk 0  ─                 window 3, 6 chunks: at any time three of them are mixed
+    chunk 1  ───               and one is read while one is used up
+    chunk 2  ─────
+    chunk 3    ─────
+    chunk 4      ───
+    chunk 5        ─
+    """
+    chunk = turns - turns[:1]
+    last = chunk.max(initial=0) + 1
+    begin = np.maximum(0, chunk - window + 1)
+    end = np.minimum(chunk + 1, max(1, last - window + 1))
+    when: npt.NDArray[np.float64] = begin + random.random(len(turns)) * (end - begin)
+    return when

@@ -25,6 +25,7 @@ from farandole.data.chunks.formats.lines import Lines
 from farandole.data.chunks.formats.tables import ArrowShard, ParquetShard
 from farandole.data.chunks.formats.tar import TarShard
 from farandole.data.chunks.names import expanded
+from farandole.data.chunks.read_ahead import AHEAD
 from farandole.data.chunks.source import CHUNK_BYTES, ChunkSource, FileStamp
 from farandole.errors import UserError
 from farandole.urls import is_url
@@ -104,13 +105,17 @@ def array(
     path: str | Path,
     *names: str,
     transform: Transform | None = None,
-    window: int = WINDOW,
+    window: int | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    memory_bytes: int | None = None,
 ) -> ChunkedDataset:
     """The rows of an array, or of several side by side, in a file that need not fit in memory.
 
     An HDF5 (.h5, .hdf5) or safetensors file, a Zarr folder, or a .npy file, which is mapped. With
     several names a sample is a tuple. Without any, the file has to hold one array.
+
+    A process that reads mixes the rows of `window` chunks (16 unless `memory_bytes` says how many),
+    while a thread reads the next ones. All of these chunks together take at most `memory_bytes`.
     """
     path = Path(path)
     kind = _ARRAYS.get(path.suffix)
@@ -125,10 +130,26 @@ def array(
             f"{path} has several arrays: {', '.join(source.described)}. Name those that you want: "
             f"fd.data.array({str(path)!r}, {next(iter(source.described))!r}, …)."
         )
-    dataset = ChunkedDataset([source], transform, window)
-    if not len(dataset):
+    if not sum(source.sizes):
         raise UserError(f"{path}: the array has no rows.")
-    return dataset
+    if memory_bytes is None:
+        return ChunkedDataset([source], transform, WINDOW if window is None else window)
+    return ChunkedDataset([source], transform, *_fitting(source, window, memory_bytes))
+
+
+def _fitting(source: ArraySource, window: int | None, memory_bytes: int) -> tuple[int, int]:
+    """How many chunks are mixed, and how many are read ahead, within so many bytes."""
+    each = source.largest_chunk_bytes
+    room = memory_bytes // each
+    ahead = max(1, min(AHEAD, room // 4))
+    least = 1 if window is None else window
+    if room < least + ahead:
+        raise UserError(
+            f"{source.name}: chunks of {each} bytes, {least} mixed and {ahead} read ahead, take "
+            f"more than memory_bytes={memory_bytes}. Give {(least + ahead) * each} or more, or "
+            "smaller chunk_bytes; what the file itself keeps in one chunk is read at once."
+        )
+    return room - ahead if window is None else window, ahead
 
 
 def _listed(pattern: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:

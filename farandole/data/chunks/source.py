@@ -33,6 +33,10 @@ class ChunkSource(ABC):
         Raises `DataError`, or whatever the format's library does, for what cannot be read.
         """
 
+    def expect(self, chunk: int) -> None:  # noqa: B027  (most have nothing to do)
+        """It will be read soon: a source may tell the system, which reads it into its own memory
+        meanwhile. Called by the thread that reads."""
+
 
 @dataclass(frozen=True)
 class FileStamp(ShardFile):

@@ -7,6 +7,7 @@ as each other are read side by side: a sample is then a tuple, or a dictionary b
 from __future__ import annotations
 
 import math
+import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ class ArraySource(ChunkSource):
         self.path = path
         self._as_dict = as_dict
         self._single = single
+        self._names: Sequence[str] | None = None  # those that are read, once they are chosen
         self._stamp = FileStamp.of(path) if path.is_file() else None  # Zarr's is a folder
         with self._named(), self._opened() as arrays:
             found = self._chosen(arrays, names)
@@ -64,6 +66,11 @@ class ArraySource(ChunkSource):
     def take(self, array: Any, begin: int, end: int) -> Any:
         return np.asarray(array[begin:end])
 
+    @property
+    def largest_chunk_bytes(self) -> int:
+        """In memory, all arrays together."""
+        return max(1, max(self.sizes) * sum(each.row_bytes for each in self.described.values()))
+
     def read(self, chunk: int) -> Sequence[Any]:
         if self._stamp is not None:
             self._stamp.check()
@@ -71,7 +78,7 @@ class ArraySource(ChunkSource):
         with self._named(), self._opened() as arrays:
             taken = {
                 name: self.take(arrays[name], begin, begin + self.sizes[chunk])
-                for name in self._names
+                for name in self.described
             }
         for name, rows in taken.items():
             if (
@@ -177,9 +184,19 @@ class SafetensorsFile(ArraySource):
 
 
 class Hdf5File(ArraySource):
+    """Opening a file takes HDF5 longer than reading a chunk: one that is read stays open."""
+
+    _kept: tuple[int, Mapping[str, Any]] | None = None  # by the process of this number
+
     @contextmanager
     def _opened(self) -> Iterator[Mapping[str, Any]]:
         h5py = _imported("h5py", "HDF5")
+        if self._names is not None:
+            if self._kept is None or self._kept[0] != os.getpid():  # not one from before a fork
+                file = h5py.File(self.path, "r")
+                self._kept = os.getpid(), {name: file[name] for name in self._names}
+            yield self._kept[1]
+            return
         with h5py.File(self.path, "r") as file:
             found: dict[str, Any] = {}
             file.visititems(
@@ -188,6 +205,32 @@ class Hdf5File(ArraySource):
                 )
             )
             yield found
+
+    def expect(self, chunk: int) -> None:
+        if self._kept is None or self._kept[0] != os.getpid() or not hasattr(os, "posix_fadvise"):
+            return
+        begin = sum(self.sizes[:chunk])
+        for array in self._kept[1].values():
+            descriptor = array.file.id.get_vfd_handle()
+            for start, length in _stored_ranges(array, begin, begin + self.sizes[chunk]):
+                os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that opens its own."""
+        return {**self.__dict__, "_kept": None}
+
+
+def _stored_ranges(array: Any, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where the file has these rows of an HDF5 array, as far as that is easily told."""
+    if array.chunks is None:
+        start, row = array.id.get_offset(), array.nbytes // max(1, len(array))
+        if start is not None:
+            yield start + begin * row, (end - begin) * row
+    elif array.chunks[1:] == array.shape[1:]:
+        for first in range(begin, end, array.chunks[0]):
+            stored = array.id.get_chunk_info_by_coord((first,) + (0,) * (array.ndim - 1))
+            if stored.byte_offset is not None:
+                yield stored.byte_offset, stored.size
 
 
 class ZarrArrays(ArraySource):
