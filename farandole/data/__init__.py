@@ -2,6 +2,7 @@
 
 from farandole.data.chunks.open import array, shards
 from farandole.data.loader import BatchInfo, Loader
+from farandole.data.mixture import mix
 from farandole.data.options import LoaderOptions
 from farandole.data.registry import Loaders, Request
 from farandole.data.shares import Shares
@@ -14,5 +15,6 @@ __all__ = [
     "Request",
     "Shares",
     "array",
+    "mix",
     "shards",
 ]

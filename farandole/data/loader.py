@@ -16,6 +16,7 @@ from farandole.data.chunks.dataset import ChunkedDataset
 from farandole.data.chunks.lanes import Readers
 from farandole.data.dealing import Dealings
 from farandole.data.mirror import DataLoaderMirror
+from farandole.data.mixture import MixedDataset
 from farandole.data.options import LoaderOptions, resolve
 from farandole.data.order import from_sampler, mixed, sampler_length, shuffled
 from farandole.data.position import Position
@@ -251,8 +252,9 @@ class Loader(DataLoaderMirror):
 
     def _order(self, epoch: int, count: int) -> Sequence[int]:
         sampler = self._resolved.sampler
-        if sampler is None and isinstance(self._resolved.dataset, ChunkedDataset):
-            return self._order_of_chunks(self._resolved.dataset, epoch)
+        dataset = self._resolved.dataset
+        if sampler is None and isinstance(dataset, (ChunkedDataset, MixedDataset)):
+            return self._own_order(dataset, epoch)
         if sampler is None:
             shuffle = self.options.shuffle is not False
             return shuffled(count, self.options.seed, epoch) if shuffle else range(count)
@@ -271,8 +273,9 @@ class Loader(DataLoaderMirror):
         dataset = cast(ChunkedDataset, self._resolved.dataset)
         return dataset.planned(batches, max(1, self._inner.num_workers))
 
-    def _order_of_chunks(self, dataset: ChunkedDataset, epoch: int) -> Sequence[int]:
-        """An epoch that goes on with other ranks keeps the order that it began with."""
+    def _own_order(self, dataset: ChunkedDataset | MixedDataset, epoch: int) -> Sequence[int]:
+        """One that depends on who reads. An epoch that goes on with other ranks keeps the order
+        that it began with."""
         position, options = self.position, self.options
         if position.readers is None:
             ranks = len(self._group.readers)
@@ -283,8 +286,8 @@ class Loader(DataLoaderMirror):
                 options.drop_last,
                 not options.is_training,
             )
-        shuffle = options.shuffle is not False
-        order = dataset.order(position.readers, mixed(options.seed, epoch) if shuffle else None)
+        seed = None if options.shuffle is False else options.seed
+        order = dataset.order(position.readers, seed, epoch)
         return array("q", order.tobytes())  # indices that are Python's own numbers
 
 

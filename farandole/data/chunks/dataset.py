@@ -21,6 +21,7 @@ from farandole.data.chunks.lanes import Indices, Readers, lane_order
 from farandole.data.chunks.plan import PlannedBatch, planned
 from farandole.data.chunks.read_ahead import AHEAD, ChunkReader
 from farandole.data.chunks.source import ChunkSource
+from farandole.data.order import mixed
 from farandole.errors import DataError, FarandoleError, UserError
 
 WINDOW: Final = 16
@@ -61,8 +62,9 @@ class ChunkedDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def order(self, readers: Readers, seed: int | None) -> Indices:
+    def order(self, readers: Readers, seed: int | None, epoch: int) -> Indices:
         """Of an epoch that begins with these readers; `seed` None: as the samples lie."""
+        seed = None if seed is None else mixed(seed, epoch)
         return lane_order(self.chunk_sizes, readers.lanes(len(self)), self.window, seed)
 
     def __getitem__(self, index: int) -> Any:
