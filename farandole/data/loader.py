@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,8 @@ from farandole.data.bad_samples import SkippingBatch, SkippingCollate
 from farandole.data.chunks.dataset import ChunkedDataset
 from farandole.data.chunks.lanes import Readers
 from farandole.data.dealing import Dealings
+from farandole.data.device import DeviceCopies
+from farandole.data.loading_processes import LoadingProcesses, ProcessLostError
 from farandole.data.mirror import DataLoaderMirror
 from farandole.data.mixture import MixedDataset
 from farandole.data.options import LoaderOptions, resolve
@@ -96,14 +99,17 @@ class Loader(DataLoaderMirror):
         if self.skips:
             own = torch_options.get("collate_fn") or default_collate
             torch_options["collate_fn"] = SkippingCollate(own)
+        self._processes = LoadingProcesses(group.rank)
+        self._copies = DeviceCopies(device)
         self._batches: RankBatches | StreamShare
+        self._make_inner: Callable[[], DataLoader[Any]]
         if isinstance(source, IterableDataset):
             if options.shuffle:
                 raise UserError(
                     "an iterable dataset comes in its own order: leave out shuffle=True."
                 )
             self._batches = StreamShare(source, options, group, torch_options)
-            self._inner: DataLoader[Any] = self._batches.loader(torch_options)
+            self._make_inner = partial(self._batches.loader, torch_options)
         else:
             sampler = resolved.sampler
             count = len(cast(Sized, source)) if sampler is None else sampler_length(sampler)
@@ -114,7 +120,10 @@ class Loader(DataLoaderMirror):
                 options,
                 self._plan if isinstance(source, ChunkedDataset) and sampler is None else None,
             )
-            self._inner = DataLoader(source, batch_sampler=self._batches, **torch_options)
+            self._make_inner = partial(
+                DataLoader, source, batch_sampler=self._batches, **torch_options
+            )
+        self._inner = self._make_inner()
 
     @property
     def is_training(self) -> bool:
@@ -162,20 +171,32 @@ class Loader(DataLoaderMirror):
             self._on_end(finished)
 
     def _rest(self) -> Iterator[Any]:
-        """What is left of the epoch, dealt anew whenever other ranks share it."""
+        """What is left of the epoch, dealt anew whenever other ranks share it, and when a process
+        that loaded some of it has died: then to the same ranks."""
         while True:
             self._begin_dealing()
-            for index, batch in enumerate(self._inner):
-                info, batch = self._described(index, batch)
-                self.last_batch = info
-                self._on_batch(info)
-                yield self.finish(to_device(batch, self._device))
-                is_last = info.steps is not None and info.step + 1 >= info.steps
-                if not is_last or self.dealings.is_over:  # else the epoch is over
-                    self._on_pause(True)
-                if self.dealings.is_over:
-                    break
+            try:
+                yield from self._dealt()
+            except ProcessLostError:
+                self._inner = self._make_inner()
+                continue
+            except Exception:
+                self._inner = self._make_inner()  # for a script that goes on
+                raise
             if not self.dealings.is_over:
+                return
+
+    def _dealt(self) -> Iterator[Any]:
+        batches = self._copies.moved(self._processes.batches(self._inner))
+        for index, batch in enumerate(batches):
+            info, batch = self._described(index, batch)
+            self.last_batch = info
+            self._on_batch(info)
+            yield self.finish(batch)
+            is_last = info.steps is not None and info.step + 1 >= info.steps
+            if not is_last or self.dealings.is_over:  # else the epoch is over
+                self._on_pause(True)
+            if self.dealings.is_over:
                 return
 
     def _begin_dealing(self) -> None:
@@ -292,21 +313,4 @@ class Loader(DataLoaderMirror):
 
 
 def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on `device`; other values as they are."""
-    if device.type == "cpu":
-        return batch
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if callable(getattr(batch, "to", None)):  # packed sequences, graphs, tokenizers' batches
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(value, device) for value in batch)
     return batch
