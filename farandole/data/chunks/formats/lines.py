@@ -25,7 +25,7 @@ class Lines(ChunkSource):
         self.sizes = runs(ends, chunk_bytes)
         last = np.cumsum(self.sizes, dtype=np.int64) - 1
         stops = [ends[at] for at in last]
-        self._ranges = list(zip([0, *stops[:-1]], stops, strict=True))
+        self._ranges = list(zip([0, *stops][:-1], stops, strict=True))
 
     def read(self, chunk: int) -> Sequence[Any]:
         lines = self._file.read(*self._ranges[chunk]).split(b"\n")[: self.sizes[chunk]]
