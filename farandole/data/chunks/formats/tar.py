@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from farandole.data.chunks.files.shard_file import ShardFile
+from farandole.data.chunks.formats.tar_headers import TarMember, members
 from farandole.data.chunks.source import ChunkSource, runs
 from farandole.errors import DataError
 
@@ -94,22 +95,13 @@ def _index(file: ShardFile) -> list[TarSample]:
     """Raises `DataError` for what is no tar file, or ends in the middle of one."""
     found: list[TarSample] = []
     try:
-        with file.opened() as opened, tarfile.open(fileobj=opened, mode="r:") as members:
-            for info in members:
-                if info.issparse():
-                    raise DataError(
-                        f"shard {file.name}: {info.name} is a sparse file. Pack it again."
-                    )
-                if info.isfile():
-                    _add(found, info, file.name)
-            # tarfile takes what is no header, or half of one, for the end. The end is a block of
-            # zeros.
-            opened.seek(members.offset)
-            if opened.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise DataError(
-                    f"shard {file.name} is cut short or damaged: there is no end of the archive at "
-                    f"byte {members.offset} of {file.size}, after {len(found)} samples."
-                )
+        with file.opened() as opened:
+            for member in members(opened):
+                _add(found, member, file.name)
+    except DataError as error:
+        raise (
+            error if file.name in str(error) else DataError(f"shard {file.name}: {error}.")
+        ) from None
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"shard {file.name} is no whole tar file: {error}.") from error
     keys = [sample.key for sample in found]
@@ -127,13 +119,13 @@ def _index(file: ShardFile) -> list[TarSample]:
     return found
 
 
-def _add(found: list[TarSample], info: tarfile.TarInfo, shard: str) -> None:
-    folder, slash, name = info.name.rpartition("/")
+def _add(found: list[TarSample], file: TarMember, shard: str) -> None:
+    folder, slash, name = file.name.rpartition("/")
     base, dot, field = name.partition(".")
     if not dot or not base or name.startswith("."):
         return  # no sample of WebDataset's, such as a note of the one who packed it
     key = f"{folder}{slash}{base}"
-    member = Member(field.lower(), info.offset_data, info.offset_data + info.size)
+    member = Member(field.lower(), file.start, file.stop)
     if found and found[-1].key == key:
         if any(other.field == member.field for other in found[-1].members):
             raise DataError(f"shard {shard} has {key}.{field} twice.")
