@@ -17,6 +17,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "network_link": "the rate and the delay of a link between hosts",
         "registry": "names under which strategies, schedules and transports are found",
         "files": "files that are written whole or not at all",
+        "urls": "files behind URLs, through fsspec",
         "serialization": "trees of tensors and plain values as bytes, without pickle",
         "system": "processes and folders of this host",
         "models": "networks, as sequences of blocks",

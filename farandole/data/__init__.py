@@ -4,6 +4,7 @@ from farandole.data.chunks.open import array, shards
 from farandole.data.images.arrays import images
 from farandole.data.images.slides import slides
 from farandole.data.loader import BatchInfo, Loader
+from farandole.data.mixture import mix
 from farandole.data.options import LoaderOptions
 from farandole.data.registry import Loaders, Request
 from farandole.data.shares import Shares
@@ -17,6 +18,7 @@ __all__ = [
     "Shares",
     "array",
     "images",
+    "mix",
     "shards",
     "slides",
 ]

@@ -5,16 +5,21 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from farandole.comm import Group
+from farandole.data.bad_samples import SkippingBatch, SkippingCollate
 from farandole.data.chunks.dataset import ChunkedDataset
 from farandole.data.chunks.lanes import Readers
 from farandole.data.dealing import Dealings
+from farandole.data.device import DeviceCopies
+from farandole.data.loading_processes import LoadingProcesses, ProcessLostError
 from farandole.data.mirror import DataLoaderMirror
+from farandole.data.mixture import MixedDataset
 from farandole.data.options import LoaderOptions, resolve
 from farandole.data.order import from_sampler, mixed, sampler_length, shuffled
 from farandole.data.position import Position
@@ -36,6 +41,7 @@ class BatchInfo:
     weight: float  # see `Shares.share_weight`
     readers: int  # ranks that read each sample of this rank's batch, this one among them
     own_samples: float  # of this rank: one that n ranks read counts 1/n on each
+    skipped: int = 0  # samples of this rank's batch that could not be decoded, and are left out
 
 
 class Loader(DataLoaderMirror):
@@ -59,6 +65,7 @@ class Loader(DataLoaderMirror):
         on_end: Callable[[bool], None] = lambda finished: None,
         on_pause: Callable[[bool], None] = lambda within: None,
         on_shares: Callable[[Sequence[int], Sequence[float]], None] = lambda quotas, speeds: None,
+        on_skip: Callable[[Sequence[str]], None] = lambda reasons: None,
         **torch_options: Any,
     ) -> None:
         self.position = position or Position()
@@ -68,6 +75,7 @@ class Loader(DataLoaderMirror):
         self._on_begin = on_begin  # (whether the epoch begins, or goes on after a resume)
         self._on_end = on_end  # (whether it was read to its end, or broken off)
         self._on_pause = on_pause  # (whether the epoch is under way, or about to begin)
+        self._on_skip = on_skip  # (why samples are missing in the batch that comes)
         self.finish: Callable[[Any], Any] = _as_it_is  # applied to every batch last
         self.dealings = Dealings()
         self.trains = False  # the pass under way
@@ -91,7 +99,15 @@ class Loader(DataLoaderMirror):
         self._seeder = torch.Generator()
         if torch_options.get("generator") is None:
             torch_options["generator"] = self._seeder
+        self.skips = getattr(source, "on_error", "raise") == "skip"
+        """Whether samples that cannot be decoded are left out."""
+        if self.skips:
+            own = torch_options.get("collate_fn") or default_collate
+            torch_options["collate_fn"] = SkippingCollate(own)
+        self._processes = LoadingProcesses(group.rank)
+        self._copies = DeviceCopies(device)
         self._batches: RankBatches | StreamShare
+        self._make_inner: Callable[[], DataLoader[Any]]
         if isinstance(source, IterableDataset):
             if options.shuffle:
                 raise UserError(
@@ -103,7 +119,7 @@ class Loader(DataLoaderMirror):
                     "cannot be entered in the middle. Pass a dataset with a length."
                 )
             self._batches = StreamShare(source, options, group, torch_options)
-            self._inner: DataLoader[Any] = self._batches.loader(torch_options)
+            self._make_inner = partial(self._batches.loader, torch_options)
         else:
             sampler = resolved.sampler
             count = len(cast(Sized, source)) if sampler is None else sampler_length(sampler)
@@ -115,7 +131,10 @@ class Loader(DataLoaderMirror):
                 self._plan if isinstance(source, ChunkedDataset) and sampler is None else None,
                 self._quotas,
             )
-            self._inner = DataLoader(source, batch_sampler=self._batches, **torch_options)
+            self._make_inner = partial(
+                DataLoader, source, batch_sampler=self._batches, **torch_options
+            )
+        self._inner = self._make_inner()
 
     @property
     def is_training(self) -> bool:
@@ -163,7 +182,8 @@ class Loader(DataLoaderMirror):
             self._on_end(finished)
 
     def _rest(self) -> Iterator[Any]:
-        """What is left of the epoch, dealt anew whenever other ranks share it."""
+        """What is left of the epoch, dealt anew whenever other ranks share it, and when a process
+        that loaded some of it has died: then to the same ranks."""
         speeds = self._speeds if self.trains else None
         if speeds is not None and speeds.measure.has_measured:
             speeds.agree()
@@ -171,23 +191,34 @@ class Loader(DataLoaderMirror):
             self._begin_dealing()
             if speeds is not None:
                 speeds.measure.begin_dealing()
-            for index, batch in enumerate(self._inner):
-                info, batch = self._described(index, batch)
-                self.last_batch = info
-                self._on_batch(info)
-                yield self.finish(to_device(batch, self._device))
-                if speeds is not None:
-                    speeds.measure.end_step(info.own_samples, info.readers)
-                is_last = info.steps is not None and info.step + 1 >= info.steps
-                if not is_last or self.dealings.is_over:  # else the epoch is over
-                    self._on_pause(True)
-                if speeds is not None:
-                    if not is_last:
-                        self._share_anew(speeds)
-                    speeds.measure.begin_step()
-                if self.dealings.is_over:
-                    break
+            try:
+                yield from self._dealt(speeds)
+            except ProcessLostError:
+                self._inner = self._make_inner()
+                continue
+            except Exception:
+                self._inner = self._make_inner()  # for a script that goes on
+                raise
             if not self.dealings.is_over:
+                return
+
+    def _dealt(self, speeds: SpeedShares | None) -> Iterator[Any]:
+        batches = self._copies.moved(self._processes.batches(self._inner))
+        for index, batch in enumerate(batches):
+            info, batch = self._described(index, batch)
+            self.last_batch = info
+            self._on_batch(info)
+            yield self.finish(batch)
+            if speeds is not None:
+                speeds.measure.end_step(info.own_samples, info.readers)
+            is_last = info.steps is not None and info.step + 1 >= info.steps
+            if not is_last or self.dealings.is_over:  # else the epoch is over
+                self._on_pause(True)
+            if speeds is not None:
+                if not is_last:
+                    self._share_anew(speeds)
+                speeds.measure.begin_step()
+            if self.dealings.is_over:
                 return
 
     def _begin_dealing(self) -> None:
@@ -222,7 +253,14 @@ class Loader(DataLoaderMirror):
         self.position.use(dealing.length(number))
         samples, weight, readers, own = dealing.describe(number, rank, group.members)
         steps = self._steps_before + dealing.shares.steps
-        return BatchInfo(step, steps, samples, weight, readers, own), batch
+        skipped = 0
+        if isinstance(batch, SkippingBatch):
+            batch, reasons = batch
+            skipped = len(reasons)
+            own -= skipped / readers
+            if reasons:
+                self._on_skip(reasons)
+        return BatchInfo(step, steps, samples, weight, readers, own, skipped), batch
 
     def deal_anew(self, members: Collection[int]) -> None:
         """*Together.* The `members` share the rest of the epoch from the next batch on. What others
@@ -267,8 +305,9 @@ class Loader(DataLoaderMirror):
 
     def _order(self, epoch: int, count: int) -> Sequence[int]:
         sampler = self._resolved.sampler
-        if sampler is None and isinstance(self._resolved.dataset, ChunkedDataset):
-            return self._order_of_chunks(self._resolved.dataset, epoch)
+        dataset = self._resolved.dataset
+        if sampler is None and isinstance(dataset, (ChunkedDataset, MixedDataset)):
+            return self._own_order(dataset, epoch)
         if sampler is None:
             shuffle = self.options.shuffle is not False
             return shuffled(count, self.options.seed, epoch) if shuffle else range(count)
@@ -287,8 +326,9 @@ class Loader(DataLoaderMirror):
         dataset = cast(ChunkedDataset, self._resolved.dataset)
         return dataset.planned(batches, max(1, self._inner.num_workers))
 
-    def _order_of_chunks(self, dataset: ChunkedDataset, epoch: int) -> Sequence[int]:
-        """An epoch that goes on with other ranks keeps the order that it began with."""
+    def _own_order(self, dataset: ChunkedDataset | MixedDataset, epoch: int) -> Sequence[int]:
+        """One that depends on who reads. An epoch that goes on with other ranks keeps the order
+        that it began with."""
         position, options = self.position, self.options
         if position.readers is None:
             ranks = len(self._group.readers)
@@ -300,27 +340,10 @@ class Loader(DataLoaderMirror):
                 not options.is_training,
                 self._quotas(ranks),
             )
-        shuffle = options.shuffle is not False
-        order = dataset.order(position.readers, mixed(options.seed, epoch) if shuffle else None)
+        seed = None if options.shuffle is False else options.seed
+        order = dataset.order(position.readers, seed, epoch)
         return array("q", order.tobytes())  # indices that are Python's own numbers
 
 
 def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on `device`; other values as they are."""
-    if device.type == "cpu":
-        return batch
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if callable(getattr(batch, "to", None)):  # packed sequences, graphs, tokenizers' batches
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(value, device) for value in batch)
     return batch

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from farandole.comm import Group
+from farandole.data.bad_samples import SkippingCollate
 from farandole.data.options import LoaderOptions, ResolvedLoader
 from farandole.data.position import Position
 from farandole.data.samplers import RankBatches, RankBatchSampler, RankSampler
@@ -74,7 +75,8 @@ class DataLoaderMirror:
     def collate_fn(self) -> Callable[[list[Any]], Any]:
         """What makes a batch of this rank's samples."""
         inner = self._batches if isinstance(self._batches, StreamShare) else self._inner
-        return inner.collate_fn
+        collate: Any = inner.collate_fn
+        return collate.own if isinstance(collate, SkippingCollate) else collate
 
     @property
     def generator(self) -> torch.Generator | None:

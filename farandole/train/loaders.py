@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
@@ -47,6 +47,9 @@ class RunLoaders:
         def on_pause(within: bool) -> None:
             passes.pause(loader, within=within)
 
+        def on_skip(reasons: Sequence[str]) -> None:
+            passes.skipped.add(reasons, counts=loader.is_training)
+
         followed = self._known.position(request)
         loader = self._kind(
             request.source,
@@ -59,6 +62,7 @@ class RunLoaders:
             on_end=on_end,
             on_pause=on_pause,
             on_shares=passes.share,
+            on_skip=on_skip,
             **torch_options,
         )
         if isinstance(loader, BenchLoader) and session.settings.bench_data is not None:

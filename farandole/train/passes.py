@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from farandole.data import BatchInfo, Loader
+from farandole.data.skipped_samples import SkippedSamples
 from farandole.errors import UserError
 from farandole.sync import AllReduce
 from farandole.train.checkpoint.automatic.saves import AutomaticSaves
@@ -38,6 +39,7 @@ class Passes:
         self._leading: Loader | None = None  # the training pass that others lie within
         self._unsettled = False  # the last training pass was left, and the ranks have not met
         self._reads_shared = False  # the batch under way has samples that other ranks read too
+        self.skipped = SkippedSamples()
         self._has_warned = False  # of samples that several ranks read
 
     def begin(self, loader: Loader, *, fresh: bool) -> None:
@@ -78,6 +80,7 @@ class Passes:
             self._check_elastic(loader)
             if loader.options.shares == "speed":
                 self._check_shares()
+            self.skipped.may_happen |= loader.skips
             if session.progress.steps == 0 and session.size > 1 and not len(session.models):
                 session.print(
                     "note: no model was given to run.distribute, so each rank trains one of its "
@@ -152,6 +155,8 @@ class Passes:
         session = self._session
         session.models.end_pass()
         self._metrics.collect_notes()
+        if self.skipped.may_happen:
+            self._report_skipped()
         session.models.check_after_pass(session.group, session.replicas)
         peaks = gather_peaks(session.group, session.device)
         if peaks is not None:
@@ -161,6 +166,15 @@ class Passes:
         """The run is over."""
         if self._trial is not None:
             self._trial.close()
+
+    def _report_skipped(self) -> None:
+        """*Together.* Adds to the report how many samples of the pass all ranks have left out."""
+        count = self.skipped.total(self._session.replicas)
+        if count and self._session.rank == 0:
+            self._session.print(
+                f"note: {count} samples of this pass could not be decoded, and were left out"
+            )
+            self._metrics.notes.append((self._session.counters(), {"skipped_samples": count}))
 
     def warn_of_shared_samples(self) -> None:
         """Warns once, where a script evaluates and counts samples that several ranks have read."""

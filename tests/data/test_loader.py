@@ -31,7 +31,7 @@ from torch.utils.data import (
 
 from farandole.comm import Exchange, Group, InProcess
 from farandole.data import BatchInfo, Loader, LoaderOptions
-from farandole.data.loader import to_device
+from farandole.data.device import to_device
 from farandole.errors import UserError
 from farandole.testing import run_world
 from farandole.train import Run

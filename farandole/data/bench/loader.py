@@ -20,7 +20,8 @@ import torch
 
 from farandole.data.bench.stage_times import time_stages
 from farandole.data.chunks.dataset import ChunkedDataset
-from farandole.data.loader import Loader, to_device
+from farandole.data.device import to_device
+from farandole.data.loader import Loader
 from farandole.errors import UserError
 from farandole.files import write_whole
 

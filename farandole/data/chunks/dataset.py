@@ -16,10 +16,12 @@ from typing import Any, Final
 import numpy as np
 from torch.utils.data import Dataset
 
+from farandole.data.bad_samples import BadSample, OnError, check_policy
 from farandole.data.chunks.lanes import Indices, Readers, lane_order
 from farandole.data.chunks.plan import PlannedBatch, planned
 from farandole.data.chunks.read_ahead import AHEAD, ChunkReader
 from farandole.data.chunks.source import ChunkSource
+from farandole.data.order import mixed
 from farandole.errors import DataError, FarandoleError, UserError
 
 WINDOW: Final = 16
@@ -36,7 +38,10 @@ class ChunkedDataset(Dataset[Any]):
         transform: Transform | None = None,
         window: int = WINDOW,
         ahead: int = AHEAD,
+        *,
+        on_error: OnError = "raise",
     ) -> None:
+        check_policy(on_error)
         if window < 1:
             raise UserError(f"window={window}: at least 1 chunk is read at a time.")
         if ahead < 0:
@@ -44,6 +49,7 @@ class ChunkedDataset(Dataset[Any]):
         self.sources = list(sources)
         self.window = window
         self.ahead = ahead
+        self.on_error = on_error
         self.transform = transform
         self._where = [
             (source, chunk) for source in self.sources for chunk in range(len(source.sizes))
@@ -56,8 +62,9 @@ class ChunkedDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def order(self, readers: Readers, seed: int | None) -> Indices:
+    def order(self, readers: Readers, seed: int | None, epoch: int) -> Indices:
         """Of an epoch that begins with these readers; `seed` None: as the samples lie."""
+        seed = None if seed is None else mixed(seed, epoch)
         return lane_order(self.chunk_sizes, readers.lanes(len(self)), self.window, seed)
 
     def __getitem__(self, index: int) -> Any:
@@ -65,20 +72,26 @@ class ChunkedDataset(Dataset[Any]):
             raise IndexError(f"sample {index} of {len(self)}")
         number = bisect.bisect_right(self._ends, index)
         row = index - (self._ends[number] - self.chunk_sizes[number])
-        source, chunk = self._where[number]
         try:
-            sample = self._chunks.take(number)[row]
+            samples = self._chunks.take(number)
+        except Exception as error:  # a shard that cannot be read is no bad sample
+            raise DataError(self._named(index, number, row, error)) from error
+        try:
+            sample = samples[row]
             return sample if self.transform is None else self.transform(sample)
         except Exception as error:
-            before = sum(source.sizes[:chunk])
-            said = (
-                str(error)
-                if isinstance(error, FarandoleError)
-                else f"{type(error).__name__}: {error}"
-            )
-            raise DataError(
-                f"sample {before + row} of {source.name} (sample {index} of the dataset): {said}"
-            ) from error
+            reason = self._named(index, number, row, error)
+            if self.on_error == "skip":
+                return BadSample(reason)
+            raise DataError(reason) from error
+
+    def _named(self, index: int, number: int, row: int, error: Exception) -> str:
+        """What is wrong with a sample, with the shard and its place in it."""
+        source, chunk = self._where[number]
+        is_ours = isinstance(error, FarandoleError)
+        said = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        at = sum(source.sizes[:chunk]) + row
+        return f"sample {at} of {source.name} (sample {index} of the dataset): {said}"
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """A batch, as DataLoader asks for it; one that was planned says what comes next."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import glob
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from farandole.data.bad_samples import OnError
 from farandole.data.chunks.dataset import WINDOW, ChunkedDataset, Transform
+from farandole.data.chunks.files.cache import ShardCache, suffix_of
+from farandole.data.chunks.files.cached import ArraysByPath, CachedFile
+from farandole.data.chunks.files.remote import RemoteFile
+from farandole.data.chunks.files.shard_file import ShardFile
 from farandole.data.chunks.formats.arrays import (
     ArraySource,
     Hdf5File,
@@ -21,23 +24,33 @@ from farandole.data.chunks.formats.arrays import (
 from farandole.data.chunks.formats.lines import Lines
 from farandole.data.chunks.formats.tables import ArrowShard, ParquetShard
 from farandole.data.chunks.formats.tar import TarShard
+from farandole.data.chunks.names import expanded
 from farandole.data.chunks.read_ahead import AHEAD
-from farandole.data.chunks.source import CHUNK_BYTES, ChunkSource
+from farandole.data.chunks.source import CHUNK_BYTES, ChunkSource, FileStamp
 from farandole.errors import UserError
+from farandole.urls import is_url
 
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _READERS = 8  # files whose headers are read at once
 
-_FORMATS: dict[str, Callable[[Path, int], ChunkSource]] = {
+
+def _arrays(
+    kind: type[ArraySource], file: ShardFile, chunk_bytes: int, *, as_dict: bool
+) -> ChunkSource:
+    def make(path: Path) -> ArraySource:
+        return kind(path, None, chunk_bytes, as_dict=as_dict, single=not as_dict)
+
+    return make(file.path) if isinstance(file, FileStamp) else ArraysByPath(file, make)
+
+
+_FORMATS: dict[str, Callable[[ShardFile, int], ChunkSource]] = {
     ".tar": TarShard,
-    ".parquet": lambda path, _: ParquetShard(path),
-    ".arrow": lambda path, _: ArrowShard(path),
-    ".feather": lambda path, _: ArrowShard(path),
-    ".jsonl": lambda path, size: Lines(path, size, is_json=True),
-    ".txt": lambda path, size: Lines(path, size, is_json=False),
-    ".npy": lambda path, size: NumpyFile(path, None, size, as_dict=False, single=True),
-    ".safetensors": lambda path, size: SafetensorsFile(path, None, size, as_dict=True),
+    ".parquet": lambda file, _: ParquetShard(file),
+    ".arrow": lambda file, _: ArrowShard(file),
+    ".feather": lambda file, _: ArrowShard(file),
+    ".jsonl": lambda file, size: Lines(file, size, is_json=True),
+    ".txt": lambda file, size: Lines(file, size, is_json=False),
+    ".npy": lambda file, size: _arrays(NumpyFile, file, size, as_dict=False),
+    ".safetensors": lambda file, size: _arrays(SafetensorsFile, file, size, as_dict=True),
 }
 _ARRAYS: dict[str, type[ArraySource]] = {
     ".h5": Hdf5File,
@@ -54,25 +67,37 @@ def shards(
     transform: Transform | None = None,
     window: int = WINDOW,
     chunk_bytes: int = CHUNK_BYTES,
+    cache: str | Path | None = None,
+    cache_limit: int | None = None,
+    on_error: OnError = "raise",
 ) -> ChunkedDataset:
     """The samples of all files that `pattern` names, for `run.loader`.
 
     A pattern has braces (`train-{000..127}.tar`, `{a,b}.parquet`), or `*` and `?`; a list of
     patterns is their files one after the other. By their suffix, files are WebDataset's tars,
-    Parquet or Arrow tables, NumPy or safetensors arrays, JSONL, or lines of text.
+    Parquet or Arrow tables, NumPy or safetensors arrays, JSONL, or lines of text. Names may be URLs
+    of anything that fsspec opens.
+
+    `cache` is a folder on a local disk, in which shards are kept when they are first used: at most
+    `cache_limit` bytes of them, those that were used last. Ranks and jobs share it.
+
+    A sample that cannot be decoded, or that `transform` fails on, is an error that names it. With
+    `on_error="skip"`, loaders leave it out and count it. A shard that cannot be read always is one.
 
     A process has `window` chunks at hand, and mixes their samples. A chunk has about `chunk_bytes`,
     or what the file itself keeps together, if that is more. Raises `UserError` for names of
     nothing, and `DataError` naming a file that cannot be read.
     """
     _check_size(chunk_bytes)
-    paths = files_of(pattern)
+    kept = _cache(cache, cache_limit)
+    names = [name for each in _listed(pattern) for name in expanded(str(each))]
     with ThreadPoolExecutor(_READERS, "farandole-shards") as executor:
-        sources = list(executor.map(partial(_source, chunk_bytes=chunk_bytes), paths))
+        make = partial(_source, chunk_bytes=chunk_bytes, cache=kept)
+        sources = list(executor.map(make, names))
     _require_alike(sources)
-    dataset = ChunkedDataset(sources, transform, window)
+    dataset = ChunkedDataset(sources, transform, window, on_error=on_error)
     if not len(dataset):
-        raise UserError(f"{pattern}: none of the {len(paths)} shards holds a sample.")
+        raise UserError(f"{pattern}: none of the {len(names)} shards holds a sample.")
     return dataset
 
 
@@ -136,45 +161,11 @@ def _fitting(source: ArraySource, window: int | None, memory_bytes: int) -> tupl
 
 def files_of(pattern: str | Path | Sequence[str | Path]) -> list[Path]:
     """Those that a pattern names, in its order. Raises `UserError` where it names none."""
-    return [path for each in _listed(pattern) for path in _files(str(each))]
+    return [Path(name) for each in _listed(pattern) for name in expanded(str(each))]
 
 
 def _listed(pattern: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
     return [pattern] if isinstance(pattern, (str, Path)) else pattern
-
-
-def _files(pattern: str) -> list[Path]:
-    found: list[Path] = []
-    for name in _without_braces(pattern):
-        if glob.has_magic(name):
-            matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207  (of any root)
-            if not matches:
-                raise UserError(f"{name}: no file has such a name.")
-            found += map(Path, matches)
-        else:
-            found.append(Path(name))
-    return found
-
-
-def _without_braces(pattern: str) -> Iterator[str]:
-    """As a shell expands them."""
-    braces = _BRACES.search(pattern)
-    if braces is None:
-        yield pattern
-        return
-    before, after = pattern[: braces.start()], pattern[braces.end() :]
-    numbers = _RANGE.fullmatch(braces[1])
-    if numbers is not None:
-        first, last = numbers[1], numbers[2]
-        if int(first) > int(last):
-            raise UserError(f"{pattern}: {{{braces[1]}}} counts down.")
-        inner: Sequence[str] = [
-            str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)
-        ]
-    else:
-        inner = braces[1].split(",")
-    for each in inner:
-        yield from _without_braces(before + each + after)
 
 
 def _check_size(chunk_bytes: int) -> None:
@@ -182,19 +173,33 @@ def _check_size(chunk_bytes: int) -> None:
         raise UserError(f"chunk_bytes={chunk_bytes}: at least 1 byte is read at a time.")
 
 
-def _source(path: Path, chunk_bytes: int) -> ChunkSource:
-    make = _FORMATS.get(path.suffix)
-    if make is None and path.name.endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
-        make = TarShard  # which says what to do
+def _cache(folder: str | Path | None, limit: int | None) -> ShardCache | None:
+    if folder is None:
+        if limit is not None:
+            raise UserError(f"cache_limit={limit} needs cache=, the folder of the cache.")
+        return None
+    if is_url(str(folder)):
+        raise UserError(f"cache={str(folder)!r}: a cache is a folder on a local disk.")
+    return ShardCache(Path(folder), limit)
+
+
+def _source(name: str, chunk_bytes: int, cache: ShardCache | None) -> ChunkSource:
+    make = _FORMATS.get(suffix_of(name))
+    if make is None and name.endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
+        raise UserError(
+            f"{name} is compressed, and cannot be read from the middle. Unpack it to a .tar "
+            "first; what is inside may well be compressed."
+        )
     if make is None:
-        raise UserError(f"{path}: shards are {', '.join(_FORMATS)} files.")
-    return make(path, chunk_bytes)
+        raise UserError(f"{name}: shards are {', '.join(_FORMATS)} files.")
+    file: ShardFile = RemoteFile.of(name) if is_url(name) else FileStamp.of(Path(name))
+    return make(file if cache is None else CachedFile(file, cache), chunk_bytes)
 
 
 def _require_alike(sources: Sequence[ChunkSource]) -> None:
     """Arrays of all files must have rows of one kind: another one in the middle of an epoch would
     be an error hours later."""
-    arrays = [source for source in sources if isinstance(source, ArraySource)]
+    arrays = [source for source in sources if isinstance(source, (ArraySource, ArraysByPath))]
     for other in arrays[1:]:
         first = arrays[0]
         for name in {*first.described, *other.described}:
@@ -206,6 +211,6 @@ def _require_alike(sources: Sequence[ChunkSource]) -> None:
                 )
 
 
-def _row_kind(source: ArraySource, name: str) -> Any:
+def _row_kind(source: ArraySource | ArraysByPath, name: str) -> Any:
     found = source.described.get(name)
     return "none" if found is None else f"{found.dtype} of shape {found.shape[1:]}"

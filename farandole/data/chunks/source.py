@@ -7,11 +7,13 @@ perhaps, and closed again: so a source can be sent to a process, and outlives a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
+from farandole.data.chunks.files.shard_file import ShardFile
 from farandole.errors import DataError
 
 CHUNK_BYTES: Final = 8 << 20
@@ -37,8 +39,8 @@ class ChunkSource(ABC):
 
 
 @dataclass(frozen=True)
-class FileStamp:
-    """By which a file is known again: one that changes under a job is refused."""
+class FileStamp(ShardFile):
+    """A file on a disk, and by what it is known again: one that changes under a job is refused."""
 
     path: Path
     size: int
@@ -52,31 +54,37 @@ class FileStamp:
             raise DataError(f"shard {path} cannot be read: {error.strerror}.") from error
         return cls(path, found.st_size, found.st_mtime_ns)
 
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.size} {self.modified_ns}"
+
     def check(self) -> None:
-        """Raises `DataError` if it is another file now."""
         now = FileStamp.of(self.path)
         if now != self:
-            raise DataError(
-                f"shard {self.path} has changed since the job began: it had {self.size} bytes, "
-                f"and now has {now.size}, or was written again. Samples would be missed or read "
-                "twice: start the job again, on files that stay as they are."
-            )
+            raise self.has_changed(now.size)
 
-    def read(self, start: int, stop: int) -> bytes:
-        """These bytes. Raises `DataError`."""
-        self.check()
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
         try:
             with self.path.open("rb") as file:
-                file.seek(start)
-                data = file.read(stop - start)
+                yield file
         except OSError as error:
             raise DataError(f"shard {self.path} cannot be read: {error}.") from error
-        if len(data) != stop - start:
-            raise DataError(
-                f"shard {self.path} is cut short: {stop - start} bytes from {start} on were "
-                f"expected, and there are {len(data)}."
-            )
-        return data
+
+    @contextmanager
+    def at_path(self) -> Iterator[Path | None]:
+        yield self.path
+
+    def read(self, start: int, stop: int) -> bytes:
+        self.check()
+        with self.opened() as file:
+            file.seek(start)
+            data = file.read(stop - start)
+        return self.whole(data, start, stop)
 
 
 def runs(ends: Sequence[int], chunk_bytes: int) -> list[int]:

@@ -12,7 +12,6 @@ from farandole.train.checkpoint.background_save import BackgroundSaves
 from farandole.train.checkpoint.contents import check_random_state
 from farandole.train.checkpoint.fitting_model import require_fitting_model
 from farandole.train.checkpoint.places.run_places import Places
-from farandole.train.checkpoint.places.urls import is_url
 from farandole.train.checkpoint.same_optimizer import OtherOptimizer
 from farandole.train.checkpoint.saver import State, count_models, merged_parts
 from farandole.train.checkpoint.saving import load_together, save_together, take_together
@@ -22,6 +21,7 @@ from farandole.train.randomness import random_state, restore_random_state
 from farandole.train.run_metrics import RunMetrics
 from farandole.train.session import Session
 from farandole.train.settings import WHOLE
+from farandole.urls import is_url
 
 _LOCK_SECONDS: Final = 60.0
 

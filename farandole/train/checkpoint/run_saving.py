@@ -17,7 +17,6 @@ from farandole.train.checkpoint.automatic.elastic_saves import ElasticSaves
 from farandole.train.checkpoint.automatic.policy import Checkpoints
 from farandole.train.checkpoint.automatic.saves import AutomaticSaves, Saving
 from farandole.train.checkpoint.automatic.schedulers import has_scheduler
-from farandole.train.checkpoint.places.urls import is_url
 from farandole.train.checkpoint.resume import RunCheckpoints
 from farandole.train.checkpoint.saving import RanksChangedError
 from farandole.train.checkpoint.survivors.leaving import SurvivorSaves
@@ -28,6 +27,7 @@ from farandole.train.passes import Passes
 from farandole.train.run_metrics import RunMetrics
 from farandole.train.session import Session
 from farandole.train.stopping.preemption import Preemption
+from farandole.urls import is_url
 from farandole.worker.grace import grace_seconds
 from farandole.worker.marker_files import record_saving
 

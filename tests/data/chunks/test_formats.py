@@ -199,6 +199,10 @@ def test_empty_shards_are_fine_unless_all_are(tmp_path: Path) -> None:
         fd.data.shards(tmp_path / "0.tar")
     write_tar(tmp_path / "1.tar", range(5))
     assert len(fd.data.shards(str(tmp_path / "{0,1}.tar"))) == 5
+    for suffix in ("jsonl", "txt"):
+        (tmp_path / f"0.{suffix}").touch()
+        FORMATS[suffix][0](tmp_path / f"1.{suffix}", range(5))
+        assert len(fd.data.shards(str(tmp_path / f"{{0,1}}.{suffix}"))) == 5
 
 
 @pytest.mark.parametrize("suffix", ["tar", "parquet", "arrow", "npy", "safetensors"])

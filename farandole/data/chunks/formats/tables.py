@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from farandole.data.chunks.source import ChunkSource, FileStamp
+from farandole.data.chunks.files.shard_file import ShardFile
+from farandole.data.chunks.source import ChunkSource
 from farandole.errors import DataError, UserError
 
 
@@ -25,43 +25,52 @@ def require_pyarrow() -> None:
 
 
 class ParquetShard(ChunkSource):
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: ShardFile) -> None:
         require_pyarrow()
-        import pyarrow.parquet as pq
 
-        self.name = str(path)
-        self._stamp = FileStamp.of(path)
-        with _named(path):
-            about = pq.read_metadata(path)
-        self.sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+        self.name = file.name
+        self._file = file
+        with _opened(file) as opened, _parquet(opened) as parquet:
+            about = parquet.metadata
+            self.sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
 
     def read(self, chunk: int) -> Sequence[Any]:
-        import pyarrow.parquet as pq
-
-        self._stamp.check()
-        with _named(self._stamp.path), pq.ParquetFile(self._stamp.path) as file:
-            return _Rows(file.read_row_group(chunk))
+        self._file.check()
+        with _opened(self._file) as opened, _parquet(opened) as parquet:
+            rows = _Rows(parquet.read_row_group(chunk))
+        self._file.check()  # and nobody has written it again meanwhile
+        return rows
 
 
 class ArrowShard(ChunkSource):
     """Of the file format, which Feather is too."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: ShardFile) -> None:
         require_pyarrow()
         import pyarrow as pa
 
-        self.name = str(path)
-        self._stamp = FileStamp.of(path)
-        with _named(path), pa.memory_map(str(path)) as mapped:
-            file = pa.ipc.open_file(mapped)
-            self.sizes = [file.get_batch(at).num_rows for at in range(file.num_record_batches)]
+        self.name = file.name
+        self._file = file
+        with _opened(file, mapped=True) as opened:
+            batches = pa.ipc.open_file(opened)
+            self.sizes = [
+                batches.get_batch(at).num_rows for at in range(batches.num_record_batches)
+            ]
 
     def read(self, chunk: int) -> Sequence[Any]:
         import pyarrow as pa
 
-        self._stamp.check()
-        with _named(self._stamp.path), pa.OSFile(str(self._stamp.path)) as opened:
-            return _Rows(pa.ipc.open_file(opened).get_batch(chunk))
+        self._file.check()
+        with _opened(self._file) as opened:
+            rows = _Rows(pa.ipc.open_file(opened).get_batch(chunk))
+        self._file.check()
+        return rows
+
+
+def _parquet(opened: Any) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(opened)
 
 
 class _Rows(Sequence[Any]):
@@ -99,11 +108,19 @@ def _is_plain(kind: Any) -> bool:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """What pyarrow finds wrong, with the name of the file."""
+def _opened(file: ShardFile, *, mapped: bool = False) -> Iterator[Any]:
+    """As pyarrow reads it: itself, where there is a path. What it finds wrong has the name."""
+    import pyarrow as pa
+
     try:
-        yield
+        with file.at_path() as path:
+            if path is not None:
+                with pa.memory_map(str(path)) if mapped else pa.OSFile(str(path)) as opened:
+                    yield opened
+            else:
+                with file.opened() as opened:
+                    yield pa.PythonFile(opened, "r")
     except (OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise DataError(f"shard {path} cannot be read: {error}") from error
+        raise DataError(f"shard {file.name} cannot be read: {error}") from error

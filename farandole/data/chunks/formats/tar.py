@@ -14,13 +14,14 @@ import json
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from farandole.data.chunks.source import ChunkSource, FileStamp, runs
-from farandole.errors import DataError, UserError
+from farandole.data.chunks.files.shard_file import ShardFile
+from farandole.data.chunks.formats.tar_headers import TarMember, members
+from farandole.data.chunks.source import ChunkSource, runs
+from farandole.errors import DataError
 
 
 class Member(NamedTuple):
@@ -53,15 +54,10 @@ DECODERS: Mapping[str, Callable[[bytes], Any]] = {
 class TarShard(ChunkSource):
     """One of them, all of whose headers are read when it is made."""
 
-    def __init__(self, path: Path, chunk_bytes: int) -> None:
-        if path.suffix != ".tar":
-            raise UserError(
-                f"{path} is compressed, and cannot be read from the middle. Unpack it to a .tar "
-                "first; what is inside may well be compressed."
-            )
-        self.name = str(path)
-        self._stamp = FileStamp.of(path)
-        self._samples = _index(path)
+    def __init__(self, file: ShardFile, chunk_bytes: int) -> None:
+        self.name = file.name
+        self._file = file
+        self._samples = _index(file)
         self.sizes = runs([sample.members[-1].stop for sample in self._samples], chunk_bytes)
         self._begins = [0, *accumulate(self.sizes)]  # of each chunk, its first sample
 
@@ -70,7 +66,7 @@ class TarShard(ChunkSource):
         samples = self._samples[begin : begin + self.sizes[chunk]]
         start = min(member.start for member in samples[0].members)
         stop = max(member.stop for sample in samples for member in sample.members)
-        return _Run(samples, start, self._stamp.read(start, stop))
+        return _Run(samples, start, self._file.read(start, stop))
 
 
 class _Run(Sequence[Any]):
@@ -95,43 +91,44 @@ class _Run(Sequence[Any]):
         return sample
 
 
-def _index(path: Path) -> list[TarSample]:
+def _index(file: ShardFile) -> list[TarSample]:
     """Raises `DataError` for what is no tar file, or ends in the middle of one."""
     found: list[TarSample] = []
     try:
-        with tarfile.open(path, "r:") as file:
-            for info in file:
-                if info.issparse():
-                    raise DataError(f"shard {path}: {info.name} is a sparse file. Pack it again.")
-                if info.isfile():
-                    _add(found, info, path)
+        with file.opened() as opened:
+            for member in members(opened):
+                _add(found, member, file.name)
+    except DataError as error:
+        raise (
+            error if file.name in str(error) else DataError(f"shard {file.name}: {error}.")
+        ) from None
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise DataError(f"shard {path} is no whole tar file: {error}.") from error
+        raise DataError(f"shard {file.name} is no whole tar file: {error}.") from error
     keys = [sample.key for sample in found]
     if len(set(keys)) < len(keys):
         apart = next(key for key in keys if keys.count(key) > 1)
         raise DataError(
-            f"shard {path}: the files of sample {apart!r} do not stand together, and would be "
+            f"shard {file.name}: the files of sample {apart!r} do not stand together, and would be "
             "taken for several samples. Pack it again, sorted by name."
         )
     end = max((member.stop for sample in found for member in sample.members), default=0)
-    if end > path.stat().st_size:
+    if end > file.size:
         raise DataError(
-            f"shard {path} is cut short: its last file ends after the end of the shard."
+            f"shard {file.name} is cut short: its last file ends after the end of the shard."
         )
     return found
 
 
-def _add(found: list[TarSample], info: tarfile.TarInfo, path: Path) -> None:
-    folder, slash, name = info.name.rpartition("/")
+def _add(found: list[TarSample], file: TarMember, shard: str) -> None:
+    folder, slash, name = file.name.rpartition("/")
     base, dot, field = name.partition(".")
     if not dot or not base or name.startswith("."):
         return  # no sample of WebDataset's, such as a note of the one who packed it
     key = f"{folder}{slash}{base}"
-    member = Member(field.lower(), info.offset_data, info.offset_data + info.size)
+    member = Member(field.lower(), file.start, file.stop)
     if found and found[-1].key == key:
         if any(other.field == member.field for other in found[-1].members):
-            raise DataError(f"shard {path} has {key}.{field} twice.")
+            raise DataError(f"shard {shard} has {key}.{field} twice.")
         found[-1] = TarSample(key, (*found[-1].members, member))
     else:
         found.append(TarSample(key, (member,)))

@@ -18,7 +18,7 @@ from farandole.train.checkpoint.automatic.durations import (
     read_seconds,
     write_seconds,
 )
-from farandole.train.checkpoint.places.urls import is_url
+from farandole.urls import is_url
 
 AUTO: Final = "auto"
 _MODES: Final = ("max", "min")

@@ -12,8 +12,8 @@ from farandole.train.checkpoint.automatic.policy import Checkpoints
 from farandole.train.checkpoint.places.destination import Destination, Keeping
 from farandole.train.checkpoint.places.folder_destination import FolderDestination
 from farandole.train.checkpoint.places.source import FolderSource, Source
-from farandole.train.checkpoint.places.urls import is_url
 from farandole.train.checkpoint.save_folder import SaveFolders
+from farandole.urls import is_url
 
 if TYPE_CHECKING:
     from farandole.train.checkpoint.remote.remote_destination import RemoteFolder

@@ -21,14 +21,11 @@ import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from farandole.errors import UserError
 from farandole.train.checkpoint.manifest import LARGEST_BYTES, Manifest, parse_manifest
 from farandole.train.checkpoint.manifest import NAME as MANIFEST
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
+from farandole.urls import open_url
 
 _NAME: Final = re.compile(r"(\d{6,})-(.+-\d+-[0-9a-f]{8})-[0-9a-f]{8}")
 _WITHOUT_FOLDERS: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"})
@@ -54,7 +51,7 @@ class ObjectStore:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._files, self._root = _open(self.url)
+        self._files, self._root = open_url(self.url)
         self._root = self._root.rstrip("/")
         host = re.sub(r"[^A-Za-z0-9.]+", "-", socket.gethostname())
         self.run = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -155,24 +152,3 @@ def require_files(sizes: Mapping[str, int], expected: Mapping[str, int]) -> None
             raise ValueError(f"{file} is missing")
         if sizes[file] != size:
             raise ValueError(f"{file} has {sizes[file]} bytes instead of {size}")
-
-
-def _open(url: str) -> tuple[AbstractFileSystem, str]:
-    try:
-        from fsspec.core import url_to_fs
-    except ImportError:
-        raise UserError(
-            f"{url}: object stores are reached through fsspec, which is not installed. "
-            "Get it with: pip install 'farandole[objects]'"
-        ) from None
-    protocol = url.partition("://")[0]
-    try:
-        files, root = url_to_fs(url)
-    except ImportError as error:  # it names the package
-        raise UserError(
-            f"{url}: the package for {protocol}:// is not installed: {error}. Install it with pip, "
-            "such as s3fs for s3:// or gcsfs for gs://."
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{url} is no URL of an object store: {error}.") from None
-    return files, str(root)
