@@ -19,6 +19,7 @@ from farandole.cli.options import (
     layout_option,
     link_option,
     pretend_hosts_option,
+    price_option,
     seed_option,
     stall_option,
     sync_option,
@@ -87,6 +88,7 @@ from farandole.errors import UserError
     help="Go on with the race in this folder: run what is missing. With --sync, --layout, --lane, "
     "--serial or --seeds it gets more lanes or seeds. SCRIPT is left out.",
 )
+@price_option()
 @pretend_hosts_option()
 @link_option()
 @click.option(

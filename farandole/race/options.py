@@ -31,6 +31,7 @@ class RaceOptions:
     runs: Path
     seed: int | None = None
     seeds: str | None = None
+    price: float | None = None
     where: HostOptions
     pretend_hosts: str | None = None
     link: str | None = None
@@ -73,6 +74,7 @@ class RaceOptions:
             self,
             command=record.command,
             target=self.target or record.target,
+            price=record.price if self.price is None else self.price,
             where=_host_options(where),
             **kept_values,
         )
@@ -90,3 +92,8 @@ def _host_options(kept: dict[str, Any]) -> HostOptions:
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
+
+
+def check_price(price: float | None) -> None:
+    if price is not None and not 0 <= price < float("inf"):
+        raise UserError(f"--price {price:g}: give the price of a worker-hour, such as 2.5.")

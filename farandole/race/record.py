@@ -50,6 +50,7 @@ class RaceRecord:
     settings: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     runs: tuple[RunRecord, ...] = ()
+    price: float | None = None  # of a worker-hour
 
     def find(self, number: int, seed: int) -> RunRecord | None:
         return next((run for run in self.runs if (run.number, run.seed) == (number, seed)), None)
@@ -68,7 +69,7 @@ class RaceRecord:
         entry = self.entries[run.number - 1]
         path = folder / run.folder / FILE_NAME
         history = read_history(path) if path.is_file() else None
-        lane = RaceConfig(self.command, folder, run.seed).lane(entry)
+        lane = RaceConfig(self.command, folder, run.seed, price=self.price).lane(entry)
         lane = replace(lane, outcome=run.outcome, problem=run.problem, command=run.command)
         return lane if history is None else replace(lane, history=history)
 
@@ -93,6 +94,7 @@ def read_record(folder: Path) -> RaceRecord:
             settings=dict(found["settings"]),
             facts=dict(found["facts"]),
             runs=tuple(RunRecord(**run) for run in found["runs"]),
+            price=found["price"],
         )
     except FileNotFoundError:
         raise UserError(

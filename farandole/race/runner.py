@@ -83,6 +83,7 @@ class RaceConfig:
     grace_seconds: float = DEFAULT_SECONDS
     stop_at: Target | None = None  # a lane that has reached it is stopped
     budget_seconds: float | None = None  # of each lane, with its start
+    price: float | None = None  # of a worker-hour
     folder_suffix: str = ""  # tells the runs of one lane apart
     warm: WarmProcesses = field(default_factory=lambda: WarmProcesses(), compare=False)
 
@@ -128,6 +129,7 @@ class RaceConfig:
             command=text,
             layout=entry.layout or "",
             seed=self.seed,
+            price=self.price,
         )
 
     def enough(self, history: History, seconds: float) -> str:

@@ -37,7 +37,7 @@ class Lane:
     `sync` is the text the user gave, or `serial`, and `layout` likewise; what is empty was left to
     the script. `workers` is the number of processes. `command` is what one types to run this lane
     alone, `problem` one line on why it failed or was stopped. A lane that never logged has an empty
-    `History()`.
+    `History()`. `price` is in any unit of money; None: nobody said one.
     """
 
     sync: str
@@ -48,6 +48,7 @@ class Lane:
     problem: str = ""
     layout: str = ""
     seed: int | None = None
+    price: float | None = None  # of a worker-hour
 
     @property
     def name(self) -> str:
@@ -102,6 +103,21 @@ class Lane:
     def bytes_sent(self) -> int:
         """What rank 0 sent."""
         return self.history.last.bytes_sent
+
+    @property
+    def energy_joules(self) -> float | None:
+        return self.history.last.energy_joules
+
+    @property
+    def no_energy(self) -> str:
+        """Why its energy is not known; empty where it is, or where the run said nothing."""
+        return str(self.history.start.get("no_energy") or "")
+
+    def cost(self, seconds: float | None) -> float | None:
+        """Of all workers for so long; None without a price."""
+        if self.price is None or seconds is None:
+            return None
+        return self.price * self.workers * seconds / 3600
 
 
 def outcome_of(history: History, exit_code: int | None) -> Outcome:
