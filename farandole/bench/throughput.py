@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import platform
-import resource
 import statistics
 import sys
 import time
@@ -31,6 +30,7 @@ from farandole.files import write_whole
 from farandole.models import build, spec
 from farandole.options import parse_options
 from farandole.sync import AllReduce
+from farandole.system.memory import peak_process_bytes
 from farandole.train.run import Run
 from farandole.train.run_metrics import versions
 from farandole.train.start import init
@@ -237,8 +237,7 @@ def _peak_memory(device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
     else:
-        unit_bytes = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
+        peak = peak_process_bytes()
     return torch.tensor(peak, dtype=torch.float64)
 
 

@@ -89,6 +89,12 @@ from farandole.errors import UserError
     "--serial or --seeds it gets more lanes or seeds. SCRIPT is left out.",
 )
 @price_option()
+@click.option(
+    "--trace",
+    is_flag=True,
+    help="Also record when each rank computes and waits: trace.json in the folder of each lane, "
+    "and a timeline in the report. It takes up to 2 % of a step.",
+)
 @pretend_hosts_option()
 @link_option()
 @click.option(

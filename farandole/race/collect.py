@@ -76,6 +76,7 @@ def collect(folder: Path) -> Collected:
         history,
         layout=history.layout,
         seed=seed if isinstance(seed, int) else None,
+        folder=folder,
     )
     return Collected(folder, (lane,))
 

@@ -13,7 +13,7 @@ from farandole.race.record import RaceRecord
 # All lanes must have these in common, or they could not be compared.
 _COMMON = (
     *("workers", "pretend_hosts", "link", "servers", "replicas", "checkpoint"),
-    *("seed", "stop_at_target", "budget", "halve"),
+    *("seed", "stop_at_target", "budget", "halve", "trace"),
 )
 
 
@@ -41,6 +41,7 @@ class RaceOptions:
     stop_at_target: bool = False
     budget: float | None = None
     halve: bool = False
+    trace: bool = False
     stall: float | None = None
     grace: float
     resume: Path | None = None

@@ -72,6 +72,7 @@ def run_race(options: RaceOptions) -> int:
         grace_seconds=options.grace,
         stop_at=goal if options.stop_at_target else None,
         price=options.price,
+        trace=options.trace,
     )
     record = RaceRecord(
         options.command,

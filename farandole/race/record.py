@@ -70,7 +70,13 @@ class RaceRecord:
         path = folder / run.folder / FILE_NAME
         history = read_history(path) if path.is_file() else None
         lane = RaceConfig(self.command, folder, run.seed, price=self.price).lane(entry)
-        lane = replace(lane, outcome=run.outcome, problem=run.problem, command=run.command)
+        lane = replace(
+            lane,
+            outcome=run.outcome,
+            problem=run.problem,
+            command=run.command,
+            folder=folder / run.folder,
+        )
         return lane if history is None else replace(lane, history=history)
 
     def lanes(self, folder: Path) -> list[Lane]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from farandole.report import units
@@ -49,6 +50,7 @@ class Lane:
     layout: str = ""
     seed: int | None = None
     price: float | None = None  # of a worker-hour
+    folder: Path | None = None  # where it has left its files
 
     @property
     def name(self) -> str:

@@ -15,8 +15,10 @@ from markupsafe import Markup
 
 from farandole.errors import UserError
 from farandole.report import units
+from farandole.report.axes import Axis, known_axes
 from farandole.report.decisions import decisions
 from farandole.report.history import Point
+from farandole.report.interactive.charts import charts, memory
 from farandole.report.lane import Lane, labels
 from farandole.report.plots import curves as plots
 from farandole.report.plots import render
@@ -132,17 +134,17 @@ def repeats(results: Results) -> str:
 def goal_curves(results: Results) -> str:
     if results.goal is None:
         return ""
-    axes = plots.known_axes(results)
+    axes = known_axes(results)
     return fill("goal_curves.html", panel=_panel(results, results.goal.metric, axes))
 
 
 def costs(results: Results) -> str:
-    """Waiting and traffic: where the time went."""
+    """Waiting and traffic: where the time went. With its script, the page draws traffic itself."""
     if not any(lane.total_seconds for lane in results.lanes):
         return ""
     waiting = render.svg(lambda: plots.waiting(results), "share of time spent waiting")
     sent = render.svg(lambda: plots.bytes_over_time(results), "bytes sent over time")
-    return fill("costs.html", drawings=[Markup(waiting), Markup(sent)])
+    return fill("costs.html", waiting=Markup(waiting), sent=Markup(sent))
 
 
 def other_metrics(results: Results) -> str:
@@ -181,18 +183,18 @@ SECTIONS: tuple[Section, ...] = (
     warnings,
     repeats,
     race_table,
+    charts,
     goal_curves,
     costs,
     decisions,
+    memory,
     other_metrics,
     how_it_was_run,
     raw_numbers,
 )
 
 
-def _panel(
-    results: Results, metric: str, axes: Sequence[plots.Axis] = ("time", "samples")
-) -> _Panel:
+def _panel(results: Results, metric: str, axes: Sequence[Axis] = ("time", "samples")) -> _Panel:
     drawings = [
         render.svg(partial(plots.curve, results, metric, axis), f"{metric} against {axis}")
         for axis in axes

@@ -14,6 +14,7 @@ import torch
 import farandole
 from farandole.comm.transports.base import TYPICAL_LINK
 from farandole.environment import STARTED
+from farandole.report.memory import MemoryLog
 from farandole.report.metrics import MetricsLog
 from farandole.system.energy import EnergyMeter
 from farandole.train.distributed_models import Note
@@ -34,6 +35,8 @@ class RunMetrics:
         self._for_checkpoint: dict[str, float] = {}  # logged since the last one
         self.notes: list[tuple[dict[str, float], Note]] = []
         """What strategies have decided, with the counters of that moment, and is not written."""
+        self._memory = MemoryLog(self._device_bytes)
+        self._has_logged = False
         self._energy: EnergyMeter | None = None
         self._energy_facts: dict[str, str] = {}
         if session.rank == 0:
@@ -54,7 +57,9 @@ class RunMetrics:
         """Rank 0 writes and prints; the others' calls do nothing."""
         session = self._session
         session.group.meter.activity.step()
+        self._has_logged = True
         if session.rank != 0:
+            self._note_memory()
             return
         logged = {name: plain(name, value) for name, value in metrics.items()}
         if isinstance(logged.get("loss"), (int, float)):
@@ -70,6 +75,7 @@ class RunMetrics:
             log = self._open()
             self._write_notes(log)
             log.log(counters, logged)
+            self._note_memory()
         except OSError as error:
             raise unwritable(session.folder, error) from error
         shown = "  ".join(f"{name} {short(value)}" for name, value in logged.items())
@@ -82,6 +88,8 @@ class RunMetrics:
         return taken
 
     def close(self) -> None:
+        if self._has_logged:
+            self._note_memory(now=True)
         if self._log is None:
             self._end_energy()
             return
@@ -98,6 +106,16 @@ class RunMetrics:
         counters = self._session.counters()
         joules = None if self._energy is None else self._energy.joules()
         return counters if joules is None else {**counters, "energy_joules": joules}
+
+    def _note_memory(self, *, now: bool = False) -> None:
+        """Ranks that are threads of one process share its memory: nothing is said of them."""
+        session = self._session
+        if session.size == 1 or session.group.transport.name != "in-process":
+            self._memory.note(session.folder, session.rank, now=now)
+
+    def _device_bytes(self) -> int | None:
+        device = self._session.device
+        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
     def _begin_energy(self) -> None:
         """Counts from now on what the host of rank 0 uses."""

@@ -12,10 +12,11 @@ import pytest
 from farandole.errors import UserError
 from farandole.race.options import check_price
 from farandole.report import units
+from farandole.report.axes import known_axes
 from farandole.report.history import read_history
 from farandole.report.lane import Lane
 from farandole.report.page import page
-from farandole.report.plots.curves import curve, known_axes
+from farandole.report.plots.curves import curve
 from farandole.report.standing import Results
 from farandole.report.summary import columns, cost_notes, summary_json
 from farandole.report.target import Target

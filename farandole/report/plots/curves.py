@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from farandole.report import units
+from farandole.report.axes import Axis, spent, title
 from farandole.report.history import Counters, Point
 from farandole.report.lane import Lane
 from farandole.report.plots import drawing, palette
@@ -24,8 +24,6 @@ from farandole.report.plots.drawing import drawable, label_text
 from farandole.report.plots.palette import INK, LINE, MUTED
 from farandole.report.standing import Results
 from farandole.report.target import Target
-
-Axis = Literal["time", "samples", "bytes", "energy", "money"]
 
 DECADES_FOR_LOG = 2.5
 SMALLEST_ON_LOG = 1e-100
@@ -100,37 +98,20 @@ def draw_curve(axes: Axes, results: Results, metric: str, axis: Axis) -> None:
         _target_line(axes, target)
     axes.set_xlim(left=0)  # starting up is part of the race
     axes.set_ylabel(label_text(metric), color=INK.light, parse_math=False)
-    simulated = "".join(f", simulated link: {link}" for link in results.simulated_links)
-    names = {
-        "time": f"time ({unit}){simulated}",
-        "samples": "samples, over all workers",
-        "bytes": "sent by rank 0",
-        "energy": "energy",
-        "money": "cost of all workers",
-    }
-    axes.set_xlabel(names[axis], color=INK.light)
+    name = title(axis, results)
+    in_unit = name.replace("time", f"time ({unit})", 1) if axis == "time" else name
+    axes.set_xlabel(in_unit, color=INK.light)
     if axis not in ("time", "money"):
         unit_name = {"bytes": "B", "energy": "J"}.get(axis, "")
         axes.xaxis.set_major_formatter(EngFormatter(unit=unit_name, sep=" "))
 
 
-def known_axes(results: Results) -> list[Axis]:
-    """What there are numbers for."""
-    known: list[Axis] = ["time", "samples", "bytes"]
-    known += ["energy"] if results.has_energy else []
-    return [*known, "money"] if results.prices else known
-
-
 def _across(lane: Lane, axis: Axis, seconds_per_unit: float, point: Point) -> float:
     """NaN, which is not drawn, where a run does not know it."""
-    if axis == "time":
-        return point.time_seconds / seconds_per_unit
-    if axis == "energy":
-        return math.nan if point.energy_joules is None else point.energy_joules
-    if axis == "money":
-        cost = lane.cost(point.time_seconds)
-        return math.nan if cost is None else cost
-    return float(point.samples if axis == "samples" else point.bytes_sent)
+    value = spent(lane, axis, point)
+    if value is None:
+        return math.nan
+    return value / seconds_per_unit if axis == "time" else value
 
 
 def draw_waiting(axes: Axes, results: Results) -> None:
