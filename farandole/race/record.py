@@ -110,6 +110,21 @@ def read_record(folder: Path) -> RaceRecord:
         raise UserError(f"{path} cannot be read: {error!r}.") from None
 
 
+def is_running(folder: Path) -> bool:
+    """Whether a race is running in it, on this machine."""
+    try:
+        handle = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Raises `UserError` while another race runs in the same folder."""

@@ -49,13 +49,15 @@ def policy(*, live: bool = False) -> str:
     return "; ".join([*parts, "connect-src 'self'"] if live else parts)
 
 
-def charts(results: Results) -> str:
-    """Curves, periods and timelines, with their controls."""
-    if not results.lanes:
+def charts(results: Results, *, live: bool = False) -> str:
+    """Curves, periods and timelines, with their controls. A live page gets more than it has now."""
+    if not results.lanes and not live:
         return ""
     unreached = None
-    if results.target is not None and not any(
-        row.seconds_to_target is not None for row in results.standings
+    if (
+        results.target is not None
+        and not live
+        and not any(row.seconds_to_target is not None for row in results.standings)
     ):
         unreached = str(results.target)
     return fill(

@@ -10,6 +10,8 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from farandole.report import units
@@ -44,7 +46,15 @@ def read_timeline(lane: Lane) -> dict[str, Any] | None:
     if path is None or not path.is_file():
         return None
     try:
-        size = path.stat().st_size
+        facts = path.stat()
+    except OSError:
+        return None
+    return _read(path, facts.st_size, facts.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)  # a live page asks again and again
+def _read(path: Path, size: int, mtime_ns: int) -> dict[str, Any]:
+    try:
         if size > LARGEST_BYTES:
             said = f"The trace has {units.bytes_count(size)}, too much for a page: {path}"
             return _timeline({}, [said])
