@@ -18,6 +18,7 @@ from farandole.errors import UserError
 from farandole.race.record import RaceRecord, RunRecord, locked
 from farandole.race.runner import Entry
 from farandole.report.metrics import FILE_NAME
+from farandole.watch.opening import announce
 from farandole.watch.source import WatchedFolder
 from farandole.watch.state import state_of
 
@@ -199,3 +200,28 @@ def test_any_folder_of_runs_and_one_that_is_still_empty(tmp_path: Path) -> None:
         ("trial-0", "ok"),
         ("trial-1", "running"),
     ]
+
+
+def test_the_browser_gets_the_token_from_a_private_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[Path] = []
+
+    def open_page(address: str) -> bool:
+        assert "secret" not in address, "it would be in the list of processes"
+        page = Path(urlsplit(address).path)
+        assert "?token=secret" in page.read_text()
+        assert page.parent.stat().st_mode & 0o077 == 0
+        opened.append(page)
+        return False
+
+    monkeypatch.setattr("webbrowser.open", open_page)
+    with announce(tmp_path, browser=True) as ready:
+        ready("http://127.0.0.1:1/?token=secret")
+    said = capsys.readouterr()
+    assert "http://127.0.0.1:1/?token=secret" in said.out
+    assert "no browser could be opened" in said.err
+    assert not opened[0].exists()
+    with announce(tmp_path, browser=False) as ready:
+        ready("http://127.0.0.1:1/?token=secret")
+    assert len(opened) == 1
