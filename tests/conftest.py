@@ -103,9 +103,11 @@ PACKAGES = {  # that only some tests need: the module, and how to get it
     "ray": "pip install ray",
     "sklearn": "pip install scikit-learn",
     "tifffile": "pip install tifffile",
+    "tornado": "pip install tornado",
     "zarr": "pip install zarr",
 }
 PROGRAMS = {  # the same, on the PATH or in root's folders
+    "chromium": "Debian: apt install chromium",
     "mpirun": "Debian: apt install openmpi-bin",
     "munged": "Debian: apt install munge",
     "slurmctld": "Debian: apt install slurm-wlm",

@@ -53,6 +53,9 @@ FLOORS: tuple[dict[str, str], ...] = (
         "learn": "estimators whose fit is a map over chunks of rows, and a sum",
     },
     {
+        "watch": "the page of a run or a race while it runs, served on loopback",
+    },
+    {
         "testing": "for users' tests: ranks as threads, conformance suites",
         "cli": "the commands; they parse and call",
     },

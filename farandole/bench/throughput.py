@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import platform
-import resource
 import statistics
 import sys
 import time
@@ -31,6 +30,7 @@ from farandole.files import write_whole
 from farandole.models import build, spec
 from farandole.options import parse_options
 from farandole.sync import AllReduce
+from farandole.system.memory import peak_process_bytes
 from farandole.train.run import Run
 from farandole.train.run_metrics import versions
 from farandole.train.start import init
@@ -54,6 +54,7 @@ class Workload:
     batches_per_iteration: int = 10
     iterations: int = 10
     bare: bool = False  # alternate with a plain PyTorch loop, and compare
+    quiet: bool = False  # print nothing
 
     def __post_init__(self) -> None:
         spec(self.model)  # an unknown name is an error here, not on every worker
@@ -156,18 +157,20 @@ def measure(run: Run, workload: Workload) -> dict[str, Any]:
     sync = run.settings.sync or AllReduce()
     bench = Bench(workload, run.device)
     name = device_name(run.device)
-    _print_header(run, workload, str(sync), name)
+    say = _do_nothing if workload.quiet else run.print
+    if not workload.quiet:
+        _print_header(run, workload, str(sync), name)
 
     sides = {"run": run.distribute(*bench.fresh(), sync=sync)}
     if workload.bare:
         sides["bare"] = bench.fresh()
     first = ", in which torch.compile compiles the model; that may take minutes" * workload.compile
-    run.print(f"Running warm-up{first}…")
+    say(f"Running warm-up{first}…")
     for model, optimizer in sides.values():
         bench.train(model, optimizer, workload.warmup_batches)
     bench.finish()
 
-    run.print("Running benchmark…")
+    say("Running benchmark…")
     meter = run.group.meter
     rates: dict[str, list[float]] = {side: [] for side in sides}
     waited_seconds, bytes_sent = 0.0, 0
@@ -183,7 +186,7 @@ def measure(run: Run, workload: Workload) -> dict[str, Any]:
                 bytes_sent += meter.bytes_sent - before[1]
             rates[side].append(run.mean(rate))
         bare = f" (bare {rates['bare'][-1]:.1f})" if workload.bare else ""
-        run.print(f"Iter #{index}: {rates['run'][-1]:.1f} img/sec per worker{bare}")
+        say(f"Iter #{index}: {rates['run'][-1]:.1f} img/sec per worker{bare}")
 
     peaks = gather_bytes(run.group, _peak_memory(run.device))
     per_worker = _figures(rates["run"])
@@ -203,8 +206,12 @@ def measure(run: Run, workload: Workload) -> dict[str, Any]:
         result["bare_images_per_second_per_worker"] = _figures(rates["bare"])
         pairs = zip(rates["run"], rates["bare"], strict=True)
         result["ratio_to_bare"] = statistics.median(ours / bare for ours, bare in pairs)
-    _print_summary(run, result)
+    if not workload.quiet:
+        _print_summary(run, result)
     return result
+
+
+def _do_nothing(text: str) -> None: ...
 
 
 def _figures(rates: Sequence[float]) -> dict[str, Any]:
@@ -238,9 +245,7 @@ def _set_precision(precision: str) -> None:
 def _peak_memory(device: torch.device) -> int:
     """Bytes: on a GPU what tensors took, else the whole process."""
     peak = peak_bytes(device)
-    unit_bytes = 1 if sys.platform == "darwin" else 1024
-    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
-    return process if peak is None else peak
+    return peak_process_bytes() if peak is None else peak
 
 
 def _print_header(run: Run, workload: Workload, sync: str, device: str) -> None:

@@ -19,6 +19,7 @@ from farandole.cli.report import report
 from farandole.cli.run import run
 from farandole.cli.schedule import schedule
 from farandole.cli.server import server
+from farandole.cli.watch import watch
 from farandole.errors import FarandoleError, UserError
 from farandole.horovod.cli import horovodrun
 
@@ -30,7 +31,19 @@ def commands() -> None:
     first."""
 
 
-for _command in (run, race, report, horovodrun, schedule, server, bench, doctor, emulate, pack):
+for _command in (
+    run,
+    race,
+    report,
+    watch,
+    horovodrun,
+    schedule,
+    server,
+    bench,
+    doctor,
+    emulate,
+    pack,
+):
     commands.add_command(_command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,19 @@ bench.add_command(data)
 @click.option(
     "-n",
     "--workers",
-    type=int,
-    help="Number of workers. [all slots of the hosts; on this host one per GPU, or 1]",
+    metavar="N[,N…]",
+    help="Number of workers, or several for a scaling study, such as 1,2,4,8. [all slots of the "
+    "hosts; on this host one per GPU, or 1]",
 )
 @host_options
 @click.option(
     "--model",
-    default="resnet50",
+    "models",
+    default=("resnet50",),
     show_default=True,
+    multiple=True,
     metavar="NAME",
-    help="Model to train, by its name in farandole.models.",
+    help="Model to train, by its name in farandole.models. Repeat it to compare several.",
 )
 @click.option(
     "--batch-size",
@@ -66,7 +70,29 @@ bench.add_command(data)
     help="Use the channels-last memory format for model and images.",
 )
 @click.option("--compile", is_flag=True, help="Compile the model with torch.compile.")
-@sync_option()
+@sync_option(multiple=True)
+@click.option(
+    "--scaling",
+    type=click.Choice(["weak", "strong", "both"]),
+    default="weak",
+    show_default=True,
+    help="With several numbers of workers. weak: each worker keeps its batch. strong: all together "
+    "keep the batch of the smallest number of workers.",
+)
+@click.option(
+    "--epoch-images",
+    type=int,
+    default=50_000,
+    show_default=True,
+    help="Images of an epoch, for the time per epoch of a scaling study.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw the scaling study: a .png or .svg file.",
+)
 @click.option(
     "--warmup-batches",
     type=int,
@@ -93,9 +119,13 @@ bench.add_command(data)
     help="Write the settings and all figures to FILE.",
 )
 def train(
-    workers: int | None,
+    workers: str | None,
     where: HostOptions,
-    sync: str | None,
+    models: tuple[str, ...],
+    sync: tuple[str, ...],
+    scaling: str,
+    epoch_images: int,
+    plot_path: Path | None,
     json_path: Path | None,
     **options: Any,
 ) -> None:
@@ -104,14 +134,27 @@ def train(
     The command trains some warm-up batches, then times iterations of several batches each. The
     result is the mean of the iterations, ± 1.96 standard deviations.
 
+    With several numbers of workers, models or strategies, or with --plot, it is a scaling study: a
+    table of images per second, time per epoch and efficiency, and a picture of all of them.
+
     \b
       farandole bench train -n 2 --model resnet18 --image-size 64
       farandole bench train -H node1:4,node2:4 --sync daso
       farandole bench train --model resnet50 --batch-size 256 --precision bf16 \\
         --channels-last --compile --bare --json resnet50.json
+      farandole bench train -n 1,2,4,8 --model resnet18 --sync allreduce --sync local:every=8 \\
+        --scaling both --plot scaling.svg
     """
-    if workers is not None and workers < 1:
-        raise UserError(f"-n {workers}: a benchmark needs at least 1 worker.")
+    from farandole.bench.scaling.plan import read_counts
+
+    counts = None if workers is None else read_counts(workers)
+    is_study = plot_path is not None or any(
+        len(given) > 1 for given in (counts or (), models, sync)
+    )
+    if is_study:
+        paths = (json_path, plot_path)
+        _study(counts, where, models, sync, scaling, epoch_images, paths, options)
+        return
 
     import torch
 
@@ -120,10 +163,11 @@ def train(
     from farandole.options import format_options
     from farandole.sync import parse
 
-    placement = place(where, workers)
-    count = placement.topology.size if placement else workers or torch.cuda.device_count() or 1
-    strategy = parse(sync) if sync else None
-    workload = Workload(**options)
+    asked = counts[0] if counts else None
+    placement = place(where, asked)
+    count = placement.topology.size if placement else asked or torch.cuda.device_count() or 1
+    strategy = parse(sync[0]) if sync else None
+    workload = Workload(model=models[0], **options)
     workload.rehearse()
     if workload.precision == "tf32":
         _check_tf32()
@@ -142,6 +186,48 @@ def train(
         rank0_owns_terminal=True,  # only rank 0 prints, so its lines need no prefix
     )
     run_placed(job, placement, *([f"--json {json_path}"] if output else []))
+
+
+def _study(
+    counts: tuple[int, ...] | None,
+    where: HostOptions,
+    models: tuple[str, ...],
+    sync: tuple[str, ...],
+    scaling: str,
+    epoch_images: int,
+    paths: tuple[Path | None, Path | None],
+    options: dict[str, Any],
+) -> None:
+    """Refuses bad input before the first worker starts."""
+    import torch
+
+    from farandole.bench.scaling.command import measure_scaling
+    from farandole.bench.scaling.plan import BOTH, plan_cells
+    from farandole.bench.throughput import Workload
+    from farandole.report.plots.render import picture_kind
+    from farandole.sync import AllReduce, parse
+
+    if options["bare"]:
+        raise UserError("--bare compares one run with a plain loop; leave it out of a study.")
+    workload = Workload(model=models[0], **options)
+    if counts is None:
+        placement = place(where, None)
+        counts = (placement.topology.size if placement else torch.cuda.device_count() or 1,)
+    syncs = [str(parse(text)) for text in sync] or [str(AllReduce())]
+    scalings = BOTH if scaling == "both" else tuple(name for name in BOTH if name == scaling)
+    cells = plan_cells(models, syncs, scalings, counts, workload.batch_size)
+    for model, size in dict.fromkeys((cell.curve.model, cell.batch_size) for cell in cells):
+        replace(workload, model=model, batch_size=size).rehearse()
+    if workload.precision == "tf32":
+        _check_tf32()
+    if workload.compile:
+        _check_compile()
+    json_path, plot_path = paths
+    if plot_path is not None:
+        picture_kind(plot_path, "a scaling study")
+    json_file = check_output("--json", json_path) if json_path else None
+    plot_file = check_output("--plot", plot_path) if plot_path else None
+    measure_scaling(cells, workload, epoch_images, where, json_file, plot_file)
 
 
 def _check_tf32() -> None:

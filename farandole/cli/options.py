@@ -100,6 +100,16 @@ def check_link(link: str | None, pretend_hosts: str | None) -> None:
         )
 
 
+def price_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--price",
+        type=float,
+        metavar="PRICE",
+        help="Price of one worker for one hour, in any unit of money, such as 2.5. The results "
+        "then have what each lane cost.",
+    )
+
+
 def seed_option() -> Callable[[Any], Any]:
     return click.option(
         "--seed",

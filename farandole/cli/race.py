@@ -19,6 +19,7 @@ from farandole.cli.options import (
     layout_option,
     link_option,
     pretend_hosts_option,
+    price_option,
     seed_option,
     stall_option,
     sync_option,
@@ -86,6 +87,13 @@ from farandole.errors import UserError
     metavar="DIR",
     help="Go on with the race in this folder: run what is missing. With --sync, --layout, --lane, "
     "--serial or --seeds it gets more lanes or seeds. SCRIPT is left out.",
+)
+@price_option()
+@click.option(
+    "--trace",
+    is_flag=True,
+    help="Also record when each rank computes and waits: trace.json in the folder of each lane, "
+    "and a timeline in the report. It takes up to 2 % of a step.",
 )
 @pretend_hosts_option()
 @link_option()

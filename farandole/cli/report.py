@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from farandole.cli.options import price_option
+
 
 @click.command()
 @click.option(
@@ -21,6 +23,7 @@ import click
     metavar="DIR",
     help="Folder of the report. [the folder itself if there is one, else runs/report]",
 )
+@price_option()
 @click.argument(
     "folders",
     metavar="DIR…",
@@ -28,7 +31,9 @@ import click
     required=True,
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )
-def report(target: str | None, out: Path | None, folders: tuple[Path, ...]) -> None:
+def report(
+    target: str | None, out: Path | None, price: float | None, folders: tuple[Path, ...]
+) -> None:
     """Draw the report of one race again, or one report of several races or runs.
 
     Each DIR is the folder of a race or of a run. Races of the same script under the same settings
@@ -42,4 +47,4 @@ def report(target: str | None, out: Path | None, folders: tuple[Path, ...]) -> N
     """
     from farandole.race.collect import draw
 
-    sys.exit(draw(folders, out, target))
+    sys.exit(draw(folders, out, target, price))

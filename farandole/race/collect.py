@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from farandole.errors import UserError
+from farandole.race.options import check_price
 from farandole.race.record import NAME, RaceRecord, read_record
 from farandole.race.results import show
 from farandole.report.history import read_history
@@ -30,8 +31,11 @@ class Collected:
     record: RaceRecord | None = None
 
 
-def draw(folders: Sequence[Path], out: Path | None, target: str | None) -> int:
+def draw(
+    folders: Sequence[Path], out: Path | None, target: str | None, price: float | None = None
+) -> int:
     """Writes the report and shows its table. Raises `UserError` for folders that have nothing."""
+    check_price(price)
     given = [folder.resolve() for folder in folders]
     twice = next((folder for folder in given if given.count(folder) > 1), None)
     if twice is not None:
@@ -39,6 +43,8 @@ def draw(folders: Sequence[Path], out: Path | None, target: str | None) -> int:
     found = [collect(folder) for folder in folders]
     goal = _target(found, target)
     lanes = join(found)
+    if price is not None:
+        lanes = [replace(lane, price=price) for lane in lanes]
     place = out or (folders[0] if len(folders) == 1 else DEFAULT_OUT)
     facts = dict(found[0].record.facts) if len(found) == 1 and found[0].record else {}
     facts |= {"folders": ", ".join(map(str, folders))} if len(folders) > 1 else {}
@@ -70,6 +76,7 @@ def collect(folder: Path) -> Collected:
         history,
         layout=history.layout,
         seed=seed if isinstance(seed, int) else None,
+        folder=folder,
     )
     return Collected(folder, (lane,))
 

@@ -13,7 +13,7 @@ from farandole.race.record import RaceRecord
 # All lanes must have these in common, or they could not be compared.
 _COMMON = (
     *("workers", "pretend_hosts", "link", "servers", "replicas", "checkpoint"),
-    *("seed", "stop_at_target", "budget", "halve"),
+    *("seed", "stop_at_target", "budget", "halve", "trace"),
 )
 
 
@@ -31,6 +31,7 @@ class RaceOptions:
     runs: Path
     seed: int | None = None
     seeds: str | None = None
+    price: float | None = None
     where: HostOptions
     pretend_hosts: str | None = None
     link: str | None = None
@@ -40,6 +41,7 @@ class RaceOptions:
     stop_at_target: bool = False
     budget: float | None = None
     halve: bool = False
+    trace: bool = False
     stall: float | None = None
     grace: float
     resume: Path | None = None
@@ -73,6 +75,7 @@ class RaceOptions:
             self,
             command=record.command,
             target=self.target or record.target,
+            price=record.price if self.price is None else self.price,
             where=_host_options(where),
             **kept_values,
         )
@@ -90,3 +93,8 @@ def _host_options(kept: dict[str, Any]) -> HostOptions:
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
+
+
+def check_price(price: float | None) -> None:
+    if price is not None and not 0 <= price < float("inf"):
+        raise UserError(f"--price {price:g}: give the price of a worker-hour, such as 2.5.")

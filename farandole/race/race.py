@@ -22,7 +22,7 @@ from farandole.launch.probes.preflight import check_hosts
 from farandole.race.checks import check_entries, check_servers, checked_policy
 from farandole.race.course import Course
 from farandole.race.lanes import all_entries, read_lane
-from farandole.race.options import RaceOptions
+from farandole.race.options import RaceOptions, check_price
 from farandole.race.plan import read_seeds
 from farandole.race.record import RaceRecord, locked, read_record
 from farandole.race.results import show
@@ -46,6 +46,7 @@ def run_race(options: RaceOptions) -> int:
         options = options.resumed(old)
     goal = Target.parse(options.target) if options.target else None
     _check_limits(options, goal)
+    check_price(options.price)
     policy = checked_policy(options.checkpoint, os.environ)
     placement = place(options.where, options.workers)
     entries = _entries(options, old, _count(options.workers, placement))
@@ -70,6 +71,8 @@ def run_race(options: RaceOptions) -> int:
         stall_seconds=options.stall,
         grace_seconds=options.grace,
         stop_at=goal if options.stop_at_target else None,
+        price=options.price,
+        trace=options.trace,
     )
     record = RaceRecord(
         options.command,
@@ -79,6 +82,7 @@ def run_race(options: RaceOptions) -> int:
         settings=options.settings(),
         facts=_facts(placement),
         runs=() if old is None else old.runs,
+        price=options.price,
     )
     with locked(folder):
         return _race(config, record, goal, options, placement)

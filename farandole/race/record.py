@@ -50,6 +50,7 @@ class RaceRecord:
     settings: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     runs: tuple[RunRecord, ...] = ()
+    price: float | None = None  # of a worker-hour
 
     def find(self, number: int, seed: int) -> RunRecord | None:
         return next((run for run in self.runs if (run.number, run.seed) == (number, seed)), None)
@@ -68,8 +69,14 @@ class RaceRecord:
         entry = self.entries[run.number - 1]
         path = folder / run.folder / FILE_NAME
         history = read_history(path) if path.is_file() else None
-        lane = RaceConfig(self.command, folder, run.seed).lane(entry)
-        lane = replace(lane, outcome=run.outcome, problem=run.problem, command=run.command)
+        lane = RaceConfig(self.command, folder, run.seed, price=self.price).lane(entry)
+        lane = replace(
+            lane,
+            outcome=run.outcome,
+            problem=run.problem,
+            command=run.command,
+            folder=folder / run.folder,
+        )
         return lane if history is None else replace(lane, history=history)
 
     def lanes(self, folder: Path) -> list[Lane]:
@@ -93,6 +100,7 @@ def read_record(folder: Path) -> RaceRecord:
             settings=dict(found["settings"]),
             facts=dict(found["facts"]),
             runs=tuple(RunRecord(**run) for run in found["runs"]),
+            price=found["price"],
         )
     except FileNotFoundError:
         raise UserError(
@@ -100,6 +108,21 @@ def read_record(folder: Path) -> RaceRecord:
         ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path} cannot be read: {error!r}.") from None
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a race is running in it, on this machine."""
+    try:
+        handle = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from farandole.launch.job_directory import worker_defaults
 from farandole.launch.outcome_file import OutcomeRecord, read_outcome
 from farandole.launch.placement.placement import HostOptions, place
 from farandole.report.history import Follower, History
+from farandole.report.interactive.timeline import TRACE_NAME
 from farandole.report.lane import Lane, outcome_of
 from farandole.report.metrics import FILE_NAME
 from farandole.report.target import Target
@@ -82,6 +83,8 @@ class RaceConfig:
     grace_seconds: float = DEFAULT_SECONDS
     stop_at: Target | None = None  # a lane that has reached it is stopped
     budget_seconds: float | None = None  # of each lane, with its start
+    price: float | None = None  # of a worker-hour
+    trace: bool = False  # each lane leaves a timeline in its folder
     folder_suffix: str = ""  # tells the runs of one lane apart
     warm: WarmProcesses = field(default_factory=lambda: WarmProcesses(), compare=False)
 
@@ -127,6 +130,7 @@ class RaceConfig:
             command=text,
             layout=entry.layout or "",
             seed=self.seed,
+            price=self.price,
         )
 
     def enough(self, history: History, seconds: float) -> str:
@@ -195,13 +199,15 @@ def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
     lane = config.lane(entry)
     name = folder_name(number, lane) + config.folder_suffix
     place = config.folder / name
+    lane = replace(lane, folder=place)
     shutil.rmtree(place, ignore_errors=True)  # what an interrupted race has left
     place.mkdir(parents=True, exist_ok=True)
     output = place / "output.log"
     _, *rest = config.arguments(entry)
     command = [sys.executable, "-m", "farandole", "run", "--name", name]
     ended = place / ".outcome.json"
-    command += ["--runs", str(config.folder), "--outcome-file", str(ended), *rest]
+    traced = ["--trace", str(place / TRACE_NAME)] if config.trace else []
+    command += ["--runs", str(config.folder), "--outcome-file", str(ended), *traced, *rest]
     follower = Follower(place / FILE_NAME)
     with output.open("wb") as sink:
         process = config.warm.start(command, config.workers_here(entry), sink)

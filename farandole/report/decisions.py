@@ -30,11 +30,11 @@ def decisions(results: Results) -> str:
     """Periods and phases over time, and each lane's decisions in a table."""
     if not any(lane.history.notes for lane in results.lanes):
         return ""
-    drawings = []
+    periods, phases = [], []
     if adaptation.has_steps(results):
-        drawings.append(render.svg(lambda: adaptation.periods(results), "periods over time"))
+        periods.append(render.svg(lambda: adaptation.periods(results), "periods over time"))
     if adaptation.has_phases(results):
-        drawings.append(render.svg(lambda: adaptation.phases(results), "phases over time"))
+        phases.append(render.svg(lambda: adaptation.phases(results), "phases over time"))
     lanes = [
         _decisions(index, name, lane)
         for index, (name, lane) in enumerate(zip(labels(results.lanes), results.lanes, strict=True))
@@ -42,7 +42,8 @@ def decisions(results: Results) -> str:
     ]
     return fill(
         "decisions.html",
-        drawings=[Markup(svg) for svg in drawings],
+        periods=[Markup(svg) for svg in periods],  # the script draws them too
+        phases=[Markup(svg) for svg in phases],
         gaps=_gaps(results),
         lanes=lanes,
         most=MOST_NOTES,

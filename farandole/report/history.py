@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,17 @@ MOST = 1e20  # no run counts this far: a line that says so is damaged
 
 @dataclass(frozen=True)
 class Counters:
-    """What a run has spent so far. Samples count all ranks; waiting and bytes are rank 0's."""
+    """What a run has spent so far. Samples count all ranks; waiting and bytes are rank 0's.
+
+    Energy is that of rank 0's host; None where the machine does not tell.
+    """
 
     time_seconds: float = 0.0
     samples: int = 0
     steps: int = 0
     waited_seconds: float = 0.0
     bytes_sent: int = 0
+    energy_joules: float | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,8 @@ class _Parser:
         self._finished = False
         self._damage: list[str] = []
         self._gpu_peak_bytes: tuple[int, ...] = ()
+        self._joules = 0.0  # the most so far,
+        self._joules_before = 0.0  # and when the run was resumed: its meter began at 0 again
 
     def feed(self, line: bytes) -> None:
         self._line += 1
@@ -174,8 +180,9 @@ class _Parser:
             self._start = record
             self._finished = False
             self._gpu_peak_bytes = ()  # of other ranks, perhaps
+            self._joules_before = self._joules
         elif event in ("log", "end"):
-            counters = _counters(record)
+            counters = self._counters(record)
             if event == "log":
                 metrics = _values("metrics", record.get("metrics", {}))
                 numbers = {k: v for k, v in metrics.items() if not isinstance(v, str)}
@@ -183,13 +190,21 @@ class _Parser:
             self._last = counters
             self._finished = event == "end"
         elif event == "sync":
-            counters = _counters(record)
+            counters = self._counters(record)
             self._notes.append(Note(**vars(counters), values=_values("sync", record.get("sync"))))
             if counters.time_seconds > self._last.time_seconds:
                 self._last = counters
         elif event == "memory":
             self._gpu_peak_bytes = _counts("gpu_peak_bytes", record.get("gpu_peak_bytes"))
         # Other events belong to later writers; an older reader passes over them.
+
+    def _counters(self, record: Mapping[str, Any]) -> Counters:
+        counters = _counters(record)
+        if counters.energy_joules is None:
+            return counters
+        joules = self._joules_before + counters.energy_joules
+        self._joules = max(self._joules, joules)
+        return replace(counters, energy_joules=joules)
 
     def history(self) -> History:
         return History(
@@ -225,6 +240,7 @@ def _counters(record: Mapping[str, Any]) -> Counters:
         steps=int(_number(record, "steps")),
         waited_seconds=_number(record, "waited_seconds"),
         bytes_sent=int(_number(record, "bytes_sent")),
+        energy_joules=_number(record, "energy_joules") if "energy_joules" in record else None,
     )
 
 

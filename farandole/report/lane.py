@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from farandole.report import units
@@ -37,7 +38,7 @@ class Lane:
     `sync` is the text the user gave, or `serial`, and `layout` likewise; what is empty was left to
     the script. `workers` is the number of processes. `command` is what one types to run this lane
     alone, `problem` one line on why it failed or was stopped. A lane that never logged has an empty
-    `History()`.
+    `History()`. `price` is in any unit of money; None: nobody said one.
     """
 
     sync: str
@@ -48,6 +49,8 @@ class Lane:
     problem: str = ""
     layout: str = ""
     seed: int | None = None
+    price: float | None = None  # of a worker-hour
+    folder: Path | None = None  # where it has left its files
 
     @property
     def name(self) -> str:
@@ -107,6 +110,21 @@ class Lane:
     def gpu_peak_bytes(self) -> int | None:
         """What the tensors of a rank took of its GPU at most, of all ranks; None: without GPUs."""
         return max(self.history.gpu_peak_bytes, default=None)
+
+    @property
+    def energy_joules(self) -> float | None:
+        return self.history.last.energy_joules
+
+    @property
+    def no_energy(self) -> str:
+        """Why its energy is not known; empty where it is, or where the run said nothing."""
+        return str(self.history.start.get("no_energy") or "")
+
+    def cost(self, seconds: float | None) -> float | None:
+        """Of all workers for so long; None without a price."""
+        if self.price is None or seconds is None:
+            return None
+        return self.price * self.workers * seconds / 3600
 
 
 def outcome_of(history: History, exit_code: int | None) -> Outcome:

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from farandole.report import memory
+
 FILE_NAME = "metrics.jsonl"
 
 
@@ -76,13 +78,13 @@ class MetricsLog:
 
 
 def _set_aside(folder: Path) -> None:
-    """Moves an earlier run's metrics, and its curves for TensorBoard, to a folder beside them."""
+    """Moves an earlier run's metrics, memory and curves for TensorBoard to a folder beside them."""
     old = folder / FILE_NAME
     if not old.exists():
         return
     aside = folder / f"earlier-{old.stat().st_mtime_ns}"
     aside.mkdir(exist_ok=True)
-    for file in (*folder.glob("events.out.tfevents.*"), old):
+    for file in (*folder.glob("events.out.tfevents.*"), *folder.glob(memory.FOLDER), old):
         file.rename(aside / file.name)
 
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from farandole.errors import FarandoleError
 from farandole.files import write_whole
+from farandole.report.interactive.charts import policy
 from farandole.report.lane import Lane
 from farandole.report.plots import curves as plots
 from farandole.report.plots import render
@@ -69,7 +70,7 @@ def page(results: Results, sections: Sequence[Section] = SECTIONS) -> str:
     """The whole page; a section that returns nothing is left out."""
     parts = [Markup(part) for section in sections if (part := section(results))]
     title = plain(sentence(results))
-    return str(fill("page.html", title=title, style=style_sheet(), sections=parts))
+    return str(fill("page.html", title=title, policy=policy(), style=style_sheet(), sections=parts))
 
 
 def style_sheet() -> Markup:

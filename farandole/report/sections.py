@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from markupsafe import Markup
 
 from farandole.errors import UserError
 from farandole.report import units
+from farandole.report.axes import Axis, known_axes
 from farandole.report.decisions import decisions
 from farandole.report.history import Point
+from farandole.report.interactive.charts import charts, memory
 from farandole.report.lane import Lane, labels
 from farandole.report.plots import curves as plots
 from farandole.report.plots import render
@@ -23,7 +26,7 @@ from farandole.report.plots.drawing import drawable
 from farandole.report.repeats import placed
 from farandole.report.repeats_text import TITLES, repeats_headline, rows
 from farandole.report.standing import Results, require_metric
-from farandole.report.summary import Name, columns, headline, simulation
+from farandole.report.summary import Name, columns, cost_notes, headline, simulation
 from farandole.report.templating import fill
 
 Section = Callable[[Results], str]
@@ -43,7 +46,7 @@ class _Warning:
 
 @dataclass(frozen=True)
 class _Panel:
-    """One metric against time, and against samples."""
+    """One metric against time, samples, or what else it costs."""
 
     metric: str
     drawings: list[Markup]
@@ -115,6 +118,7 @@ def race_table(results: Results) -> str:
         speed_up_in="time to target" if results.target else "samples/s",
         baseline=labels(results.lanes)[0],
         link=results.link,
+        cost_notes=cost_notes(results),
         simulation=simulation(results) if results.simulated_links else "",
     )
 
@@ -130,16 +134,17 @@ def repeats(results: Results) -> str:
 def goal_curves(results: Results) -> str:
     if results.goal is None:
         return ""
-    return fill("goal_curves.html", panel=_panel(results, results.goal.metric))
+    axes = known_axes(results)
+    return fill("goal_curves.html", panel=_panel(results, results.goal.metric, axes))
 
 
 def costs(results: Results) -> str:
-    """Waiting and traffic: where the time went."""
+    """Waiting and traffic: where the time went. With its script, the page draws traffic itself."""
     if not any(lane.total_seconds for lane in results.lanes):
         return ""
     waiting = render.svg(lambda: plots.waiting(results), "share of time spent waiting")
     sent = render.svg(lambda: plots.bytes_over_time(results), "bytes sent over time")
-    return fill("costs.html", drawings=[Markup(waiting), Markup(sent)])
+    return fill("costs.html", waiting=Markup(waiting), sent=Markup(sent))
 
 
 def other_metrics(results: Results) -> str:
@@ -178,26 +183,28 @@ SECTIONS: tuple[Section, ...] = (
     warnings,
     repeats,
     race_table,
+    charts,
     goal_curves,
     costs,
     decisions,
+    memory,
     other_metrics,
     how_it_was_run,
     raw_numbers,
 )
 
 
-def _panel(results: Results, metric: str) -> _Panel:
-    by_time = render.svg(lambda: plots.curve(results, metric, "time"), f"{metric} against time")
-    by_samples = render.svg(
-        lambda: plots.curve(results, metric, "samples"), f"{metric} against samples"
-    )
+def _panel(results: Results, metric: str, axes: Sequence[Axis] = ("time", "samples")) -> _Panel:
+    drawings = [
+        render.svg(partial(plots.curve, results, metric, axis), f"{metric} against {axis}")
+        for axis in axes
+    ]
     gaps = sum(
         drawable(point.metrics[metric]) != point.metrics[metric]
         for lane in results.lanes
         for point in lane.history.series(metric)
     )
-    return _Panel(metric, [Markup(by_time), Markup(by_samples)], gaps)
+    return _Panel(metric, [Markup(svg) for svg in drawings], gaps)
 
 
 def _run_facts(lane: Lane) -> dict[str, str]:
@@ -236,18 +243,27 @@ def _numbers(index: int, name: str, lane: Lane) -> _Numbers:
     points = lane.history.points
     every = -(-len(points) // MOST_RAW_ROWS)
     kept = [point for at, point in enumerate(points) if at % every == 0 or point is points[-1]]
-    heads = ["time (s)", "samples", "steps", "waited (s)", "bytes sent", *names]
+    with_energy = ["energy (J)"] if lane.energy_joules is not None else []
+    heads = ["time (s)", "samples", "steps", "waited (s)", "bytes sent", *with_energy, *names]
     return _Numbers(
-        index, name, len(points), every, heads, [_raw_row(point, names) for point in kept]
+        index,
+        name,
+        len(points),
+        every,
+        heads,
+        [_raw_row(point, names, bool(with_energy)) for point in kept],
     )
 
 
-def _raw_row(point: Point, names: Sequence[str]) -> list[str]:
+def _raw_row(point: Point, names: Sequence[str], with_energy: bool) -> list[str]:
+    joules = point.energy_joules
+    energy = ["" if joules is None else f"{joules:.6g}"] if with_energy else []
     return [
         f"{point.time_seconds:.3f}",
         str(point.samples),
         str(point.steps),
         f"{point.waited_seconds:.3f}",
         str(point.bytes_sent),
+        *energy,
         *(f"{point.metrics[name]:.6g}" if name in point.metrics else "" for name in names),
     ]

@@ -49,6 +49,11 @@ class Standing:
     best: float | None
     best_seconds: float | None
     speed_up: float | None
+    energy_to_target: float | None = None  # joules
+
+    @property
+    def cost_to_target(self) -> float | None:
+        return self.lane.cost(self.seconds_to_target)
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,21 @@ class Results:
     def simulated_links(self) -> tuple[str, ...]:
         """Links in software between pretended hosts, of any lane: there is one, or none."""
         return tuple(dict.fromkeys(filter(None, (lane.simulated_link for lane in self.lanes))))
+
+    @cached_property
+    def prices(self) -> tuple[float, ...]:
+        """Of a worker-hour. One, or none, unless races with different prices are compared."""
+        return tuple(dict.fromkeys(lane.price for lane in self.lanes if lane.price is not None))
+
+    @cached_property
+    def has_energy(self) -> bool:
+        return any(lane.energy_joules is not None for lane in self.lanes)
+
+    @cached_property
+    def no_energy(self) -> str:
+        """Why no lane has its energy measured."""
+        said = () if self.has_energy else (lane.no_energy for lane in self.lanes)
+        return next(filter(None, said), "")
 
     @cached_property
     def metric_names(self) -> tuple[str, ...]:
@@ -138,6 +158,7 @@ def rank(lanes: Sequence[Lane], target: Target | None) -> tuple[Standing, ...]:
             best=point.metrics[goal.metric] if goal and (point := best[index]) else None,
             best_seconds=point.time_seconds if (point := best[index]) else None,
             speed_up=_speed_up(lanes, reached, index, target),
+            energy_to_target=_energy(lanes[index], target),
         )
         for place, index in enumerate(sorted(range(len(lanes)), key=merit), start=1)
     )
@@ -172,6 +193,11 @@ def _speed_up(
     else:
         theirs, ours = lanes[index].samples_per_second, lanes[0].samples_per_second
     return theirs / ours if theirs is not None and ours else None
+
+
+def _energy(lane: Lane, target: Target | None) -> float | None:
+    point = target.first_met(lane.history) if target else None
+    return None if point is None else point.energy_joules
 
 
 def _metric_names(histories: Iterable[History]) -> tuple[str, ...]:

@@ -102,6 +102,10 @@ def _too_close(winner: Standing, rival: Standing) -> bool:
     return ours is not None and theirs is not None and theirs <= TOO_CLOSE * ours
 
 
+_Shown = tuple[str, str, Callable[[Standing], str]]
+"""Title, short title, and the text of a row."""
+
+
 @dataclass(frozen=True)
 class Column:
     """`short` is the title in a terminal, which has 80 characters; without one it is left out."""
@@ -114,7 +118,7 @@ class Column:
 def columns(results: Results, rows: Sequence[Standing]) -> tuple[Column, ...]:
     """What the terminal and the page both show, one row for each standing."""
     target, goal = results.target, results.goal
-    shown: list[tuple[str, str, Callable[[Standing], str]]] = [
+    shown: list[_Shown] = [
         ("strategy", "strategy", lambda row: row.label),
         ("workers", "n", lambda row: str(row.lane.workers)),
         ("outcome", "", lambda row: row.lane.outcome),  # in a terminal, beside the name
@@ -125,6 +129,8 @@ def columns(results: Results, rows: Sequence[Standing]) -> tuple[Column, ...]:
         )
     if goal is not None:
         shown.append((f"best {goal.metric}", "best", lambda row: units.number(row.best)))
+    costs = _cost_columns(results)
+    shown += costs
     shown += [
         ("speed-up", "speed-up", lambda row: units.times(row.speed_up)),
         ("samples/s", "samples/s", lambda row: units.rate(row.lane.samples_per_second)),
@@ -135,8 +141,12 @@ def columns(results: Results, rows: Sequence[Standing]) -> tuple[Column, ...]:
         ("start-up", "", lambda row: units.seconds(row.lane.startup_seconds)),
         ("total time", "total", lambda row: units.seconds(row.lane.total_seconds)),
     ]
+    # A terminal has 80 characters: what a lane cost takes the place of what is least missed.
+    taken = sum(bool(short) for _, short, _ in costs)
+    left_out = ("total", "samples/s")[:taken]
     return tuple(
-        Column(title, short, tuple(text(row) for row in rows)) for title, short, text in shown
+        Column(title, "" if short in left_out else short, tuple(text(row) for row in rows))
+        for title, short, text in shown
     )
 
 
@@ -153,6 +163,40 @@ def _gpu_memory(
             lambda row: units.memory(row.lane.gpu_peak_bytes),
         )
     ]
+
+
+def _cost_columns(results: Results) -> list[_Shown]:
+    """What is not known has no column: it would look like 0."""
+    to_target = results.target is not None
+    shown: list[_Shown] = []
+    if results.prices:
+        total = "" if to_target else "cost"
+        if to_target:
+            shown.append(("cost to target", "cost", lambda row: units.money(row.cost_to_target)))
+        shown.append(
+            ("cost in all", total, lambda row: units.money(row.lane.cost(row.lane.total_seconds)))
+        )
+    if results.has_energy:
+        total = "" if to_target else "energy"
+        if to_target:
+            shown.append(
+                ("energy to target", "energy", lambda row: units.joules(row.energy_to_target))
+            )
+        shown.append(("energy in all", total, lambda row: units.joules(row.lane.energy_joules)))
+    return shown
+
+
+def cost_notes(results: Results) -> list[str]:
+    """What the columns of costs mean, in the words that the table and the page share."""
+    told = []
+    if results.prices:
+        told.append(f"price of a worker-hour: {' and '.join(map(units.money, results.prices))}")
+    sources = (str(lane.history.start.get("energy") or "") for lane in results.lanes)
+    if results.has_energy:
+        told.append(f"energy: {'; '.join(dict.fromkeys(filter(None, sources)))}")
+    elif results.no_energy:
+        told.append(f"energy is not measured: {results.no_energy}")
+    return told
 
 
 def table(lanes: Sequence[Lane], target: Target | None = None, *, ranked: bool = True) -> Table:
@@ -201,6 +245,7 @@ def _caption(results: Results, rows: Sequence[Standing]) -> str:
         told.append(f"link between hosts: {results.link}")
     if results.simulated_links:
         told.append(simulation(results))
+    told += cost_notes(results)
     if any(row.lane.startup_seconds is not None for row in rows):
         seconds = (units.seconds(row.lane.startup_seconds) for row in rows)
         told.append(f"start-up before, until fd.init() was done: {', '.join(seconds)}")
@@ -259,6 +304,11 @@ def _lane_record(row: Standing) -> dict[str, Any]:
         "waited_share": units.jsonable(lane.waited_share),
         "bytes_sent": lane.bytes_sent,
         "gpu_peak_bytes": list(lane.history.gpu_peak_bytes),
+        "energy_joules": lane.energy_joules,
+        "energy_joules_to_target": row.energy_to_target,
+        "price_per_worker_hour": lane.price,
+        "cost": lane.cost(lane.total_seconds),
+        "cost_to_target": row.cost_to_target,
         "startup_seconds": lane.startup_seconds,
         "total_seconds": lane.total_seconds,
         "damage": list(lane.history.damage),

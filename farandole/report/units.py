@@ -39,6 +39,25 @@ def bytes_count(value: float | None) -> str:
     return f"{value / 1000:.4g} PB"
 
 
+def joules(value: float | None) -> str:
+    if value is None:
+        return NONE
+    if value < 999.5:
+        return f"{value:.3g} J"
+    for unit in ("kJ", "MJ"):
+        value /= 1000
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+    return f"{value / 1000:,.3g} GJ"
+
+
+def money(value: float | None) -> str:
+    """In the unit in which the price was given."""
+    if value is None:
+        return NONE
+    return f"{value:,.2f}" if value >= 10 else f"{value:.3g}"
+
+
 def number(value: float | None) -> str:
     """Four significant digits, which is more than one run can promise."""
     return NONE if value is None else f"{value:.4g}"

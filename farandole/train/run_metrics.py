@@ -14,7 +14,9 @@ import torch
 import farandole
 from farandole.comm.transports.base import TYPICAL_LINK
 from farandole.environment import STARTED
+from farandole.report.memory import MemoryLog
 from farandole.report.metrics import MetricsLog
+from farandole.system.energy import EnergyMeter
 from farandole.train.distributed_models import Note
 from farandole.train.numbers import plain, short
 from farandole.train.session import Session
@@ -35,6 +37,12 @@ class RunMetrics:
         """What strategies have decided, with the counters of that moment, and is not written."""
         self.gpu_peaks: list[int] = []  # bytes, by rank; empty without GPUs
         self._written_peaks: list[int] = []
+        self._memory = MemoryLog(self._device_bytes)
+        self._has_logged = False
+        self._energy: EnergyMeter | None = None
+        self._energy_facts: dict[str, str] = {}
+        if session.rank == 0:
+            self._begin_energy()
 
     @property
     def has_begun(self) -> bool:
@@ -44,7 +52,7 @@ class RunMetrics:
         """Takes what strategies have decided; it is written with the next log."""
         notes = list(self._session.models.take_notes())
         if notes and self._session.rank == 0:
-            counters = self._session.counters()
+            counters = self._counters()
             self.notes += [(counters, note) for note in notes]
 
     def add_note(self, note: Note) -> None:
@@ -56,7 +64,9 @@ class RunMetrics:
         """Rank 0 writes and prints; the others' calls do nothing."""
         session = self._session
         session.group.meter.activity.step()
+        self._has_logged = True
         if session.rank != 0:
+            self._note_memory()
             return
         logged = {name: plain(name, value) for name, value in metrics.items()}
         if isinstance(logged.get("loss"), (int, float)):
@@ -67,11 +77,12 @@ class RunMetrics:
             if not isinstance(value, str) and math.isfinite(value)
         }
         self.on_log(logged)
-        counters = session.counters()
+        counters = self._counters()
         try:
             log = self._open()
             self._write_notes(log)
             log.log(counters, logged)
+            self._note_memory()
         except OSError as error:
             raise unwritable(session.folder, error) from error
         shown = "  ".join(f"{name} {short(value)}" for name, value in logged.items())
@@ -84,14 +95,49 @@ class RunMetrics:
         return taken
 
     def close(self) -> None:
+        if self._has_logged:
+            self._note_memory(now=True)
         if self._log is None:
+            self._end_energy()
             return
         try:
             self._write_notes(self._log)
-            self._log.close(self._session.counters())
+            self._log.close(self._counters())
         except OSError as error:  # must not hide the error that ended the script
             folder = self._session.folder
             warnings.warn(f"the end of {folder} is not written: {error}", stacklevel=3)
+        finally:
+            self._end_energy()
+
+    def _counters(self) -> dict[str, float]:
+        counters = self._session.counters()
+        joules = None if self._energy is None else self._energy.joules()
+        return counters if joules is None else {**counters, "energy_joules": joules}
+
+    def _note_memory(self, *, now: bool = False) -> None:
+        """Ranks that are threads of one process share its memory: nothing is said of them."""
+        session = self._session
+        if session.size == 1 or session.group.transport.name != "in-process":
+            self._memory.note(session.folder, session.rank, now=now)
+
+    def _device_bytes(self) -> int | None:
+        device = self._session.device
+        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+    def _begin_energy(self) -> None:
+        """Counts from now on what the host of rank 0 uses."""
+        self._energy, missing = EnergyMeter.begin(used_gpus(self._session))
+        if self._energy is None:
+            self._energy_facts = {"no_energy": missing}
+            return
+        hosts = len(self._session.topology.hosts)
+        pretended = self._session.settings.pretend_hosts is not None
+        where = "" if hosts == 1 or pretended else f", on rank 0's host alone, of {hosts}"
+        self._energy_facts = {"energy": self._energy.source + where}
+
+    def _end_energy(self) -> None:
+        if self._energy is not None:
+            self._energy.close()
 
     def _write_notes(self, log: MetricsLog) -> None:
         self.collect_notes()
@@ -105,6 +151,8 @@ class RunMetrics:
     def _open(self) -> MetricsLog:
         if self._log is None:
             session = self._session
+            if not self._energy_facts:  # another worker was rank 0 before
+                self._begin_energy()
             start = {
                 "name": session.folder.name,
                 "sync": str(session.strategy),
@@ -112,6 +160,7 @@ class RunMetrics:
                 "size": session.size,
                 "hosts": len(session.topology.hosts),
                 **self._link(),
+                **self._energy_facts,
                 "device": str(session.device),
                 "script": session.settings.script,
                 "startup_seconds": self._startup_seconds,
@@ -141,6 +190,16 @@ class RunMetrics:
                 **({} if age_seconds is None else {"age_seconds": age_seconds}),
             }
         }
+
+
+def used_gpus(session: Session) -> list[str]:
+    """UUIDs of the GPUs of the ranks on this host, as far as this rank can see them."""
+    if session.device.type != "cuda":
+        return []
+    pretended = session.settings.pretend_hosts is not None
+    here = session.size if pretended else len(session.topology.host(session.rank).ranks)
+    count = min(here, torch.cuda.device_count())
+    return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(count)]
 
 
 def _do_nothing(logged: Mapping[str, float | str]) -> None: ...

@@ -26,6 +26,8 @@ if mixed and str(run.settings.sync) == "allreduce:algorithm=ring":
 for step in range(3):
     if "--slow" in sys.argv:
         time.sleep(30)
+    if mixed and run.size > 1:
+        run.mean(1.0)
     if not mixed or run.size > 1:
         run.log(epoch=step, accuracy=0.3 * (step + 1), loss=1.0 / (step + 1))
 """
@@ -47,7 +49,7 @@ def test_lanes_that_crash_and_say_nothing_are_shown_and_the_rest_go_on(sandbox, 
     syncs = ("--sync", "allreduce:algorithm=ring", "--sync", "allreduce:bucket_mib=2", "--serial")
     done = sandbox.farandole(
         "race", "-n", "2", *syncs, "--target", "accuracy=0.5", "--seed", "7",
-        script.name, "--mixed", COLUMNS="120",
+        "--trace", "--price", "3600", script.name, "--mixed", COLUMNS="120",
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert "no luck today" in done.stdout
@@ -67,6 +69,16 @@ def test_lanes_that_crash_and_say_nothing_are_shown_and_the_rest_go_on(sandbox, 
     assert "[1] seed 7 sync allreduce:bucket_mib=2" in outputs["3-allreduce-bucket-mib-2"]
     assert "seed 7 sync None" in outputs["1-serial"]
     assert "report.html" in done.stdout
+    assert ok["cost_to_target"] == pytest.approx(2 * ok["seconds_to_target"])
+    lane = folder / "3-allreduce-bucket-mib-2"
+    events = json.loads((lane / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event["ph"] == "X"} == {0, 1}
+    for rank in range(2):
+        (last,) = (lane / "memory" / f"rank-{rank}.jsonl").read_text().splitlines()[-1:]
+        assert json.loads(last)["process_bytes"] > 50 * 2**20
+    page = (folder / "report.html").read_text()
+    assert '"waits":[' in page
+    assert "<span>rank 1</span>" in page
 
 
 def test_a_script_that_never_joins_is_named_as_the_cause(sandbox):

@@ -69,7 +69,7 @@ def test_make_race(tmp_path):
     (command,) = re.findall(r"^race:.*?\n((?:\t.*\n)+)", makefile, re.MULTILINE)
     arguments = shlex.split(command.replace("$(BIN)/", "").replace("\\\n", " "))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    printed = run([*arguments, "--epochs", "1", "--width", "32"], tmp_path)  # as it is: minutes
+    printed = run([*arguments, "--epochs", "1", "--channels", "8"], tmp_path)  # as it is: minutes
     assert "SIMULATED link" in printed
     (folder,) = tmp_path.glob("runs/race-*")
     assert (folder / "report.html").stat().st_size > 10_000

@@ -224,3 +224,18 @@ def test_folders_without_a_race(
     (tmp_path / "race.json").write_text('{"format": 1, "command"')
     assert race("report", str(tmp_path))[0] == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_the_price_of_a_race_stays_with_it(race: Race, tmp_path: Path) -> None:
+    race(*BEGIN, *TWO, "--price", "3600", "train.py")
+    folder = folder_of(tmp_path)
+
+    def costs() -> list[float]:
+        summary = json.loads((folder / "summary.json").read_text())
+        return [row["cost_to_target"] for row in summary["lanes"]]
+
+    assert costs() == [2.0, 6.0]  # 2 workers for 1 s and for 3 s
+    race("report", str(folder))
+    assert costs() == [2.0, 6.0]
+    race("report", str(folder), "--price", "7200")
+    assert costs() == [4.0, 12.0]

@@ -177,9 +177,10 @@ def test_a_second_run_of_the_same_name_sets_the_first_aside(tmp_path: Path) -> N
         return from_board
 
     folder = tmp_path / "world"
-    earlier = sorted(path for path in folder.iterdir() if path.is_dir())
+    earlier = sorted(folder.glob("earlier-*"))
     assert losses(folder) == [3.0]
     assert [losses(path) for path in earlier] == [[1.0], [2.0]]
+    assert all((path / "memory" / "rank-0.jsonl").is_file() for path in (*earlier, folder))
 
 
 def test_a_resumed_run_adds_to_its_own_metrics(tmp_path: Path) -> None:

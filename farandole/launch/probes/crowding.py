@@ -25,6 +25,12 @@ def crowding(
     return [Problem(host, "warning", text, f"Give it at most {count}: {less}")]
 
 
+def places_here() -> tuple[str, int]:
+    """What workers of this host compute on: its GPUs, or else its cores; and how many there are."""
+    gpus = count_gpus(os.environ)
+    return ("GPU", gpus) if gpus else ("core", usable_cores())
+
+
 def warn_if_crowded(workers: int, option: str | None = None) -> None:
     """Where so many workers on this host are too many. Does not import torch."""
     tell_warnings(crowding(HERE, workers, usable_cores(), count_gpus(os.environ), option))

@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from farandole.report import units
+from farandole.report.axes import Axis, spent, title
 from farandole.report.history import Counters, Point
+from farandole.report.lane import Lane
 from farandole.report.plots import drawing, palette
 from farandole.report.plots.drawing import drawable, label_text
 from farandole.report.plots.palette import INK, LINE, MUTED
 from farandole.report.standing import Results
 from farandole.report.target import Target
 
-Axis = Literal["time", "samples"]
-
 DECADES_FOR_LOG = 2.5
 SMALLEST_ON_LOG = 1e-100
 
 
 def curve(results: Results, metric: str, axis: Axis) -> Figure:
-    """One metric against time or against samples, one line for each lane."""
+    """One metric against time, samples or a cost, one line for each lane."""
     figure = drawing.new_figure(6.4, 3.2)
     draw_curve(figure.subplots(), results, metric, axis)
     drawing.legend(figure, results)
@@ -74,10 +74,6 @@ def overview(results: Results) -> Figure:
 
 def draw_curve(axes: Axes, results: Results, metric: str, axis: Axis) -> None:
     unit, seconds_per_unit = drawing.time_unit(results)
-
-    def across(point: Point) -> float:
-        return point.time_seconds / seconds_per_unit if axis == "time" else float(point.samples)
-
     target = results.target if results.target and results.target.metric == metric else None
     if target is not None and math.isnan(drawable(target.value)):
         target = None
@@ -88,6 +84,7 @@ def draw_curve(axes: Axes, results: Results, metric: str, axis: Axis) -> None:
         finite = [(p, h) for p, h in zip(series, heights, strict=True) if not math.isnan(h)]
         if not finite:
             continue
+        across = partial(_across, lane, axis, seconds_per_unit)
         values += [height for _, height in finite]
         drawing.line(axes, index, [across(point) for point in series], heights)
         if lane.outcome == "failed":
@@ -101,12 +98,20 @@ def draw_curve(axes: Axes, results: Results, metric: str, axis: Axis) -> None:
         _target_line(axes, target)
     axes.set_xlim(left=0)  # starting up is part of the race
     axes.set_ylabel(label_text(metric), color=INK.light, parse_math=False)
-    if axis == "time":
-        simulated = "".join(f", simulated link: {link}" for link in results.simulated_links)
-        axes.set_xlabel(f"time ({unit}){simulated}", color=INK.light)
-    else:
-        axes.set_xlabel("samples, over all workers", color=INK.light)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    name = title(axis, results)
+    in_unit = name.replace("time", f"time ({unit})", 1) if axis == "time" else name
+    axes.set_xlabel(in_unit, color=INK.light)
+    if axis not in ("time", "money"):
+        unit_name = {"bytes": "B", "energy": "J"}.get(axis, "")
+        axes.xaxis.set_major_formatter(EngFormatter(unit=unit_name, sep=" "))
+
+
+def _across(lane: Lane, axis: Axis, seconds_per_unit: float, point: Point) -> float:
+    """NaN, which is not drawn, where a run does not know it."""
+    value = spent(lane, axis, point)
+    if value is None:
+        return math.nan
+    return value / seconds_per_unit if axis == "time" else value
 
 
 def draw_waiting(axes: Axes, results: Results) -> None:

@@ -6,6 +6,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib
@@ -13,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from farandole.errors import UserError
 from farandole.report.plots.palette import INK, LINE, MUTED, SHADES
 
 SETTINGS = {
@@ -52,6 +54,27 @@ def svg(draw: Callable[[], Figure], title: str) -> str:
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         FigureCanvasSVG(draw()).figure.savefig(buffer, format="svg", metadata=nothing)
     return _inlined(buffer.getvalue(), title)
+
+
+def picture_kind(path: Path, what: str) -> str:
+    """`.png` or `.svg`. Raises `UserError` for any other ending."""
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise UserError(f"{path}: {what} is drawn as .png or .svg; end the file's name so.")
+    return path.suffix.lower()
+
+
+def picture(path: Path, draw: Callable[[], Figure], name: str) -> bytes:
+    """A file of its own, by the ending of `path`; `svg` makes a part of a page, in its colours."""
+    if picture_kind(path, name) == ".png":
+        return png(draw)
+    buffer = io.BytesIO()
+    with _own_settings():
+        matplotlib.rcParams["svg.hashsalt"] = name
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        FigureCanvasSVG(draw()).figure.savefig(
+            buffer, format="svg", facecolor="white", metadata=nothing
+        )
+    return buffer.getvalue()
 
 
 @contextmanager

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from farandole.errors import UserError
 from farandole.files import write_whole
 from farandole.report.plots import drawing, render
 from farandole.report.plots.palette import INK, LANES, Shade
@@ -35,13 +31,12 @@ def draw_timeline(timeline: PipelineTimeline, path: Path) -> None:
 
     Raises `UserError` for any other ending and `FarandoleError` when it cannot be written.
     """
-    write_whole(path, _svg(timeline) if check_ending(path) == ".svg" else _png(timeline))
+    check_ending(path)
+    write_whole(path, render.picture(path, lambda: figure(timeline), timeline.pipeline.name))
 
 
 def check_ending(path: Path) -> str:
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise UserError(f"{path}: a timeline is drawn as .png or .svg; end the file's name so.")
-    return path.suffix.lower()
+    return render.picture_kind(path, "a timeline")
 
 
 def figure(timeline: PipelineTimeline) -> Figure:
@@ -135,20 +130,3 @@ def _legend(drawn: Figure, timeline: PipelineTimeline) -> None:
         frameon=False,
         labelcolor=INK.light,
     )
-
-
-def _png(timeline: PipelineTimeline) -> bytes:
-    return render.png(lambda: figure(timeline))
-
-
-def _svg(timeline: PipelineTimeline) -> bytes:
-    """A file of its own; `render.svg` makes a part of a page, in the page's colours."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update({**render.SETTINGS, "svg.hashsalt": timeline.pipeline.name})
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        FigureCanvasSVG(figure(timeline)).figure.savefig(
-            buffer, format="svg", facecolor="white", metadata=nothing
-        )
-    return buffer.getvalue()
