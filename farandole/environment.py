@@ -42,6 +42,9 @@ FALLBACK: Final = _user(
 CHECKPOINT: Final = _user(
     "CHECKPOINT", "When to save automatically, in the form that `--checkpoint` takes."
 )
+CHOOSE: Final = _user(
+    "CHOOSE", "Values for `run.choose`: what `--choose` takes, separated by spaces."
+)
 TRANSPORT: Final = _user(
     "TRANSPORT", "The transport that carries the bytes: auto, shm, c10d or mpi."
 )
@@ -79,6 +82,9 @@ STORE: Final = _internal("STORE", "The launcher's store: `unix:PORT:PATH` or `tc
 ACTIVITY: Final = _internal("ACTIVITY", "The file in which a worker records its progress.")
 STARTED: Final = _internal(
     "STARTED", "When a race started a lane, by the system's monotonic clock."
+)
+TRIAL: Final = _internal(
+    "TRIAL", "The folder of a trial, through which it asks `farandole tune` for its choices."
 )
 TRACE_PARTS: Final = _internal(
     "TRACE_PARTS", "The folder in which each rank writes its part of a trace, for the launcher."

@@ -18,6 +18,7 @@ from farandole.cli.report import report
 from farandole.cli.run import run
 from farandole.cli.schedule import schedule
 from farandole.cli.server import server
+from farandole.cli.tune import tune
 from farandole.errors import FarandoleError, UserError
 from farandole.horovod.cli import horovodrun
 
@@ -29,7 +30,7 @@ def commands() -> None:
     first."""
 
 
-for _command in (run, race, report, horovodrun, schedule, server, bench, doctor, emulate):
+for _command in (run, race, tune, report, horovodrun, schedule, server, bench, doctor, emulate):
     commands.add_command(_command)
 
 

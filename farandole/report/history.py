@@ -69,6 +69,12 @@ class History:
         return str(self.start.get("layout") or "")
 
     @property
+    def choices(self) -> dict[str, Any]:
+        """What `run.choose` has decided, by name."""
+        found = self.start.get("choices")
+        return dict(found) if isinstance(found, dict) else {}
+
+    @property
     def size(self) -> int:
         """How many workers; 0 when the start record is missing or makes no sense."""
         size = self.start.get("size", 0)
@@ -184,6 +190,9 @@ class _Parser:
             self._notes.append(Note(**vars(counters), values=_values("sync", record.get("sync"))))
             if counters.time_seconds > self._last.time_seconds:
                 self._last = counters
+        elif event == "choice" and isinstance(record.get("choices"), dict):
+            before = self._start.get("choices", {})
+            self._start = {**self._start, "choices": {**before, **record["choices"]}}
         # Other events belong to later writers; an older reader passes over them.
 
     def history(self) -> History:

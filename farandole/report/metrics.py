@@ -52,6 +52,10 @@ class MetricsLog:
         numbers = {f"sync/{k}": v for k, v in values.items() if not isinstance(v, str)}
         self._boards.log(int(counters["samples"]), numbers)
 
+    def choose(self, values: Mapping[str, bool | float | str | None]) -> None:
+        """Adds what a run has chosen after its first log."""
+        self._write({"event": "choice", "choices": dict(values)})
+
     def close(self, counters: Mapping[str, float]) -> None:
         """Adds the end record and closes the files."""
         if self._file.closed:

@@ -26,6 +26,8 @@ from farandole.topology import Topology
 from farandole.trace.spans import NO_TRACE
 from farandole.train.checkpoint.automatic.policy import Checkpoints
 from farandole.train.checkpoint.run_saving import RunSaving
+from farandole.train.choosing.choices import Choices
+from farandole.train.choosing.run_choices import RunChoices
 from farandole.train.claim import Claim, claim
 from farandole.train.counters import TrainingProgress
 from farandole.train.distribute import distribute_whole
@@ -46,7 +48,7 @@ from farandole.worker.environment import hide_rank_variables
 from farandole.worker.run_reporter import run_reporter
 
 
-class Run:
+class Run(RunChoices):
     """One rank's view of a job. Made by `fd.init()`; a run that is alone is rank 0 of 1.
 
     Methods marked *together* must be called by all ranks, in the same order.
@@ -95,6 +97,7 @@ class Run:
         )
         group.meter.go_on_from(waited_seconds=0.0, bytes_sent=0)  # from here on, like the clock
         self._metrics = RunMetrics(self._session)
+        self._choices = Choices(self._session, self._metrics)
         self._passes = Passes(self._session, self._metrics)
         self._loaders = RunLoaders(self._session, self._passes)
         self._elastic = self._passes.elastic = elastic
@@ -509,6 +512,7 @@ class Run:
         if session.bar is not None:
             session.bar.end()
         session.models.close()
+        self._choices.close()
         trained = len(session.models) and self._metrics.has_begun
         if trained and not len(self._loaders) and self.size > 1:
             self.print(

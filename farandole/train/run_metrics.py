@@ -15,6 +15,7 @@ import farandole
 from farandole.comm.transports.base import TYPICAL_LINK
 from farandole.environment import STARTED
 from farandole.report.metrics import MetricsLog
+from farandole.train.choosing.choice import Value
 from farandole.train.distributed_models import Note
 from farandole.train.numbers import plain, short
 from farandole.train.session import Session
@@ -71,6 +72,12 @@ class RunMetrics:
         waited = counters["waited_seconds"] / max(counters["time"], 1e-9)
         session.print(f"{shown}  ·  {counters['time']:.1f} s, {waited:.0%} waiting")
 
+    def choose(self, name: str, value: Value) -> None:
+        """Keeps what `run.choose` has decided. It is in the first record, or, later, in its own."""
+        self._session.choices[name] = value
+        if self._log is not None:
+            self._log.choose({name: value})
+
     def take_for_checkpoint(self) -> dict[str, float]:
         """What was logged since the last checkpoint. It belongs to this one."""
         taken, self._for_checkpoint = self._for_checkpoint, {}
@@ -107,6 +114,7 @@ class RunMetrics:
                 "startup_seconds": self._startup_seconds,
                 "seed": session.seed,
                 "versions": versions(),
+                **({"choices": dict(session.choices)} if session.choices else {}),
             }
             goes_on = session.progress.resumed or session.is_successor
             self._log = MetricsLog(session.folder, start, resumed=goes_on)

@@ -6,13 +6,14 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from farandole.comm import check_transport
 from farandole.environment import (
     CHECK_FINITE,
     CHECKPOINT,
+    CHOOSE,
     FALLBACK,
     LAYOUT,
     NAME,
@@ -26,10 +27,12 @@ from farandole.environment import (
     TRACE,
     TRACE_PARTS,
     TRANSPORT,
+    TRIAL,
 )
 from farandole.errors import FarandoleError, UserError
 from farandole.layout.layout import Layout, parse_layout
 from farandole.network_link import NetworkLink
+from farandole.options import read_chosen
 from farandole.schedule import piece
 from farandole.sync import Strategy, parse
 from farandole.topology import Topology
@@ -58,6 +61,8 @@ class Settings:
     checkpoints: Checkpoints | None = None
     trace: Path | None = None
     trace_parts: Path | None = None
+    chosen: Mapping[str, str] = field(default_factory=dict)  # for `run.choose`
+    trial: Path | None = None  # of a study
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -86,6 +91,8 @@ class Settings:
             checkpoints=parse_checkpoints(environ[CHECKPOINT]) if environ.get(CHECKPOINT) else None,
             trace=Path(environ[TRACE]) if environ.get(TRACE) else None,
             trace_parts=Path(environ[TRACE_PARTS]) if environ.get(TRACE_PARTS) else None,
+            chosen=read_chosen(environ.get(CHOOSE, "")),
+            trial=Path(environ[TRIAL]) if environ.get(TRIAL) else None,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from farandole.cli.job.scheme import checked_transport, layout_text, read_scheme
 from farandole.cli.job.trace_file import merge_trace
 from farandole.cli.options import check_limits, check_link, check_script
 from farandole.errors import UserError
+from farandole.options import read_chosen
 
 if TYPE_CHECKING:
     from farandole.launch.job import Job, Outcome
@@ -39,6 +41,7 @@ class RunOptions:
     checkpoint: str | None
     fallback: bool
     seed: int | None
+    choose: tuple[str, ...]
     transport: str | None
     pretend_hosts: str | None
     link: str | None
@@ -75,6 +78,7 @@ def check(options: RunOptions, *, script_here: bool = True, mpi: bool = False) -
     if options.workers is not None and options.workers < 1:
         raise UserError(f"-n {options.workers}: a job needs at least 1 worker.")
     _check_times(options)
+    read_chosen(shlex.join(options.choose))
     check_link(options.link, options.pretend_hosts)
     if options.link is not None and options.transport == "mpi":
         raise UserError(
@@ -314,6 +318,7 @@ def _variables(
         ),
         environment.FALLBACK: "1" if options.fallback else None,
         environment.SEED: str(options.seed) if options.seed is not None else None,
+        environment.CHOOSE: shlex.join(options.choose) if options.choose else None,
         environment.SCRIPT: options.script,
         environment.TRANSPORT: (
             checked_transport(options.transport) if options.transport is not None else None
@@ -346,9 +351,20 @@ def _checked_policy(text: str) -> str:
 
 
 def _refuse_settings_of_our_own(options: RunOptions) -> None:
-    ours = ("sync", "layout", "servers", "name", "runs", "checkpoint", "fallback", "seed", "link")
+    ours = (
+        "sync",
+        "layout",
+        "servers",
+        "name",
+        "runs",
+        "checkpoint",
+        "fallback",
+        "seed",
+        "link",
+        "choose",
+    )
     for name in ours:
-        if getattr(options, name) not in (None, False):
+        if getattr(options, name) not in (None, False, ()):
             raise UserError(
                 f"--{name} is for scripts that call fd.init(); with --horovod the script calls "
                 f"hvd.init(), which knows no such thing. Leave out --{name} or --horovod."
