@@ -17,8 +17,8 @@ class Choice:
     """Either `low` and `high`, both inclusive, or `options`. Integers where both bounds are."""
 
     name: str
-    low: float | None = None
-    high: float | None = None
+    low: int | float | None = None
+    high: int | float | None = None
     log: bool = False
     step: float | None = None
     options: tuple[Value, ...] = ()
@@ -34,7 +34,10 @@ class Choice:
         high: Any,
         **settings: Any,
     ) -> Choice:
-        """From the arguments of `run.choose`: `space` is the lower bound or the options. Raises `UserError` for what is no choice."""
+        """From the arguments of `run.choose`: `space` is the lower bound, or the options.
+
+        Raises `UserError` for what is no choice.
+        """
         _check_name(name)
         if isinstance(space, str) or not isinstance(space, (int, float, Sequence)):
             raise UserError(
