@@ -70,6 +70,13 @@ from farandole.errors import UserError
     metavar="SECONDS",
     help="End a trial that takes longer, its start included. It then counts as failed. [no limit]",
 )
+@click.option(
+    "--ensemble",
+    type=int,
+    metavar="K",
+    help="Also average the predictions of the K best trials, and report their accuracy. The script "
+    "hands them over with run.predictions.",
+)
 @sync_option(multiple=True)
 @layout_option(multiple=True)
 @click.option(

@@ -15,6 +15,7 @@ from farandole.launch.nested_runs import WarmProcesses
 from farandole.train.claim import claim
 from farandole.train.settings import default_name
 from farandole.tune import owner
+from farandole.tune.ensemble import build_ensemble
 from farandole.tune.options import TuneOptions
 from farandole.tune.results import show
 from farandole.tune.schemes import check_schemes
@@ -54,6 +55,8 @@ def run_tune(options: TuneOptions) -> int:
         finally:
             warm.close()
     show(study, options, Console())
+    if options.ensemble is not None and stopped_by is None and study.ranked():
+        click.echo(build_ensemble(study.ranked(), options.ensemble, folder))
     click.echo(f"study: {path}")
     if stopped_by is not None:
         words = ["--storage", str(path), *options.command]

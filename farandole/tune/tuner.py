@@ -13,7 +13,9 @@ from optuna.trial import Trial, TrialState
 from farandole.errors import UserError
 from farandole.launch.nested_runs import WarmProcesses
 from farandole.train.choosing.choice import Value
+from farandole.train.choosing.predictions import read_predictions
 from farandole.tune import owner
+from farandole.tune.ensemble import CALL
 from farandole.tune.options import TuneOptions
 from farandole.tune.results import describe
 from farandole.tune.schemes import check_name, scheme_spaces, scheme_words
@@ -118,6 +120,9 @@ class Tuner:
         if state == "ok" and not values:
             self._study.interrupt(each.trial.number)
             raise self._unlogged(each.run)
+        if state == "ok" and self._options.ensemble and read_predictions(each.run.folder) is None:
+            self._study.interrupt(each.trial.number)
+            raise UserError(f"--ensemble: the script must call {CALL} for its validation data.")
         each.trial.set_user_attr(SECONDS, round(each.run.seconds, 2))
         if why:
             each.trial.set_user_attr(PROBLEM, why)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from farandole.errors import FarandoleError, UserError, nearest
 from farandole.train.choosing.choice import Choice, Value, space_text
+from farandole.train.choosing.predictions import keep_predictions
 from farandole.train.choosing.questions import Questions
 from farandole.train.run_metrics import RunMetrics
 from farandole.train.session import Session
@@ -57,6 +60,9 @@ class Choices:
         except FarandoleError as error:
             return found | {"error": str(error)}
         return found | {"value": choice.value(), "how": choice.which_default()}
+
+    def keep_predictions(self, probabilities: torch.Tensor, labels: torch.Tensor) -> None:
+        keep_predictions(self._session, probabilities, labels)
 
     def close(self) -> None:
         """Tells of values that were given for choices that the script did not have."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
+import torch
+
 from farandole.train.choosing.choice import Choice
 from farandole.train.choosing.choices import Choices
 
@@ -89,3 +91,14 @@ class RunChoices:
                 structure=structure,
             )
         )
+
+    def predictions(self, probabilities: torch.Tensor, labels: torch.Tensor) -> None:
+        """*Together.* Keeps what the model predicts for validation data, for `--ensemble`.
+
+        A row of probabilities and a label for each of this rank's samples: those of `run.loader(…,
+        shuffle=False)`, or all of them on one rank and none on the others. Call it when the model
+        is trained, or after each epoch: the last call counts. They are written to
+        `predictions.safetensors` in the run's folder. Raises `UserError` on every rank for what are
+        no probabilities.
+        """
+        self._choices.keep_predictions(probabilities, labels)
