@@ -53,6 +53,8 @@ class TuneOptions:
             "metric": self.metric,
             "direction": "maximize" if self.higher_is_better else "minimize",
             "workers": self.workers,
+            "sync": list(self.syncs),
+            "layout": list(self.layouts),
         }
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from farandole.report import units
 from farandole.tune.options import TuneOptions
-from farandole.tune.schemes import NAMES, scheme_words
+from farandole.tune.schemes import scheme_spaces, scheme_words
 from farandole.tune.study import PROBLEM, SECONDS, Study
 
 _SHOWN = 10
@@ -51,10 +51,10 @@ def value_text(value: Any) -> str:
 
 def command_of(trial: FrozenTrial, options: TuneOptions) -> str:
     """What to type to run it again."""
-    words = ["farandole", "run", "-n", str(options.workers), *scheme_words(trial.params)]
-    fixed = [name for name in NAMES if getattr(options, f"{name}s")]
+    scheme = {name: trial.params[name] for name in scheme_spaces(options) if name in trial.params}
+    words = ["farandole", "run", "-n", str(options.workers), *scheme_words(scheme)]
     for name, value in trial.params.items():
-        words += [] if name in fixed else ["--choose", f"{name}={value}"]
+        words += [] if name in scheme else ["--choose", f"{name}={value}"]
     return shlex.join([*words, "--seed", str(options.seed), *options.command])
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import click
 import torch
 from rich.console import Console
 
+import farandole
 from farandole.errors import UserError
 from farandole.launch.nested_runs import WarmProcesses
 from farandole.train.claim import claim
@@ -17,6 +21,7 @@ from farandole.train.settings import default_name
 from farandole.tune import owner
 from farandole.tune.ensemble import build_ensemble
 from farandole.tune.options import TuneOptions
+from farandole.tune.page.page import write_page
 from farandole.tune.results import show
 from farandole.tune.schemes import check_schemes
 from farandole.tune.slots import Slots
@@ -55,8 +60,12 @@ def run_tune(options: TuneOptions) -> int:
         finally:
             warm.close()
     show(study, options, Console())
+    ensemble = None
     if options.ensemble is not None and stopped_by is None and study.ranked():
-        click.echo(build_ensemble(study.ranked(), options.ensemble, folder))
+        ensemble = build_ensemble(study.ranked(), options.ensemble, folder)
+        click.echo(ensemble)
+    if study.trials():
+        click.echo(f"page: {write_page(folder, study, options, _facts(slots), ensemble)}")
     click.echo(f"study: {path}")
     if stopped_by is not None:
         words = ["--storage", str(path), *options.command]
@@ -86,6 +95,15 @@ def _tell_of_before(study: Study, options: TuneOptions) -> None:
     known = len(study.trials())
     if known:
         click.echo(f"the study has {known} of {options.trials} trials already")
+
+
+def _facts(slots: Slots) -> dict[str, str]:
+    return {
+        "command": shlex.join(["farandole", *sys.argv[1:]]),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "at once": f"{slots.parallel} trials of {slots.workers} workers",
+        "farandole": farandole.__version__,
+    }
 
 
 def _prepare(warm: WarmProcesses, slots: Slots) -> None:

@@ -74,15 +74,18 @@ import farandole as fd
 run = fd.init()
 how = run.choose("how", ["well", "badly"])
 if how == "badly":
-    raise RuntimeError("out of luck")
+    raise RuntimeError("out of <luck>")
 run.log(loss=1.0)
 """,
     )
     words = ("--sampler", "grid", "--storage", "study.db")
     done = sandbox.farandole("tune", "--trials", "9", "--metric", "loss", *words, "train.py")
     assert done.returncode == 0, done.stderr
-    assert "failed: RuntimeError: out of luck" in done.stdout
+    assert "failed: RuntimeError: out of <luck>" in done.stdout
     assert "trials: 1 complete, 1 failed" in done.stdout, "a grid of two has two trials"
+    page = (sandbox.folder / "study.db-trials/tune.html").read_text()
+    assert "RuntimeError: out of &lt;luck&gt;" in page
+    assert "http" not in page, "it needs nothing else"
     script.write_text("import farandole as fd\nfd.init().log(loss=1.0)")
     unlogged = sandbox.farandole("tune", "--trials", "1", "--metric", "acuracy", "train.py")
     assert unlogged.returncode == 2
@@ -147,3 +150,30 @@ while not Path("go").exists():
     again = sandbox.folder / "found/trial-1"
     assert choices_of(again) == choices_of(first.parent)
     assert "trials: 1 complete" in done.stdout
+
+
+def test_strategies_are_choices_too(sandbox: Any) -> None:
+    sandbox.script(
+        "train.py",
+        """
+import torch, farandole as fd
+run = fd.init()
+model = torch.nn.Linear(1, 1)
+run.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+run.log(loss=float(str(run.settings.sync) != "allreduce"))
+run.choose("layout", [1])
+""",
+    )
+    syncs = ("--sync", "local:every=2", "--sync", "allreduce")
+    words = ("tune", "-n", "2", "--trials", "9", "--metric", "loss", "--sampler", "grid", *syncs)
+    done = sandbox.farandole(*words, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "trials: 2 complete" in done.stdout
+    again = "run it again: farandole run -n 2 --sync allreduce --choose layout=1 --seed 0 train.py"
+    assert again in done.stdout
+    reserved = sandbox.farandole(*words, "--layout", "whole", "train.py")
+    assert reserved.returncode == 2
+    assert 'run.choose("layout", …): --layout is a choice of this study already' in reserved.stderr
+    uneven = sandbox.farandole(*words, "--layout", "stages=3", "train.py")
+    assert uneven.returncode == 2
+    assert "one replica takes 3 workers" in uneven.stderr
