@@ -86,6 +86,12 @@ STARTED: Final = _internal(
 TRIAL: Final = _internal(
     "TRIAL", "The folder of a trial, through which it asks `farandole tune` for its choices."
 )
+UNTIL_EPOCH: Final = _internal(
+    "UNTIL_EPOCH", "After how many epochs `run.epochs` ends this part of a member's training."
+)
+PERTURBED: Final = _internal(
+    "PERTURBED", "1: the optimizer's settings are the script's own, not those of the checkpoint."
+)
 TRACE_PARTS: Final = _internal(
     "TRACE_PARTS", "The folder in which each rank writes its part of a trace, for the launcher."
 )

@@ -26,7 +26,6 @@ from farandole.errors import UserError
 @click.option(
     "--trials",
     type=int,
-    required=True,
     help="Number of trials that the study shall have in all, with those of other machines.",
 )
 @click.option(
@@ -76,6 +75,23 @@ from farandole.errors import UserError
     metavar="K",
     help="Also average the predictions of the K best trials, and report their accuracy. The script "
     "hands them over with run.predictions.",
+)
+@click.option(
+    "--populations",
+    type=int,
+    metavar="N",
+    help="Population-based training in place of trials: N members train side by side, and after "
+    "each interval the worst go on from weights and changed choices of the best.",
+)
+@click.option(
+    "--interval",
+    type=int,
+    default=1,
+    metavar="EPOCHS",
+    help="With --populations: epochs of an interval. [1]",
+)
+@click.option(
+    "--generations", type=int, metavar="N", help="With --populations: number of intervals."
 )
 @sync_option(multiple=True)
 @layout_option(multiple=True)

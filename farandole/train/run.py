@@ -345,7 +345,8 @@ class Run(RunChoices):
         if progress.resumed and progress.epoch >= count:
             self.print(f"{self.name}: all {count} epochs are done already")
         progress.total_epochs = count
-        while (epoch := self.group.transport.begin_epoch(min(progress.epoch, count))) < count:
+        end = min(count, self.settings.until_epoch or count)
+        while (epoch := self.group.transport.begin_epoch(min(progress.epoch, end))) < end:
             progress.begin_epoch(epoch)
             if automatic is not None:
                 automatic.begin_epoch()
@@ -354,7 +355,7 @@ class Run(RunChoices):
             yield epoch
             progress.end_epoch()
             if automatic is not None:
-                automatic.end_of_epoch(last=epoch + 1 >= count)
+                automatic.end_of_epoch(last=epoch + 1 >= end)
 
     def observe_loss(self, loss: float | torch.Tensor) -> None:
         """Tells the strategies the loss of this rank's batch: AdaComm and DASO steer by it.

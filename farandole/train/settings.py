@@ -17,6 +17,7 @@ from farandole.environment import (
     FALLBACK,
     LAYOUT,
     NAME,
+    PERTURBED,
     PRETEND_HOSTS,
     RUNS,
     SCRIPT,
@@ -28,6 +29,7 @@ from farandole.environment import (
     TRACE_PARTS,
     TRANSPORT,
     TRIAL,
+    UNTIL_EPOCH,
 )
 from farandole.errors import FarandoleError, UserError
 from farandole.layout.layout import Layout, parse_layout
@@ -63,6 +65,8 @@ class Settings:
     trace_parts: Path | None = None
     chosen: Mapping[str, str] = field(default_factory=dict)  # for `run.choose`
     trial: Path | None = None  # of a study
+    until_epoch: int | None = None  # where this part of the training ends
+    perturbed: bool = False  # the optimizer keeps the script's settings when it loads
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -93,6 +97,8 @@ class Settings:
             trace_parts=Path(environ[TRACE_PARTS]) if environ.get(TRACE_PARTS) else None,
             chosen=read_chosen(environ.get(CHOOSE, "")),
             trial=Path(environ[TRIAL]) if environ.get(TRIAL) else None,
+            until_epoch=int(environ[UNTIL_EPOCH]) if environ.get(UNTIL_EPOCH) else None,
+            perturbed=environ.get(PERTURBED) == "1",
         )
 
 

@@ -21,7 +21,7 @@ class TuneOptions:
 
     command: tuple[str, ...]
     workers: int
-    trials: int
+    trials: int | None = None
     metric: str
     direction: str | None = None
     sampler: str = "tpe"
@@ -36,7 +36,7 @@ class TuneOptions:
     grace: float = 30.0
     ensemble: int | None = None
     populations: int | None = None
-    interval: int = 1
+    interval: int = 1  # epochs
     generations: int | None = None
 
     @property
@@ -55,10 +55,17 @@ class TuneOptions:
             "workers": self.workers,
             "sync": list(self.syncs),
             "layout": list(self.layouts),
+            "population": [self.populations, self.interval] if self.populations else None,
         }
 
     def check(self) -> None:
         """Raises `UserError` for values that cannot work."""
+        if self.populations is not None:
+            self._check_population()
+        elif self.trials is None:
+            raise UserError("how many trials? Give --trials 40, say, or --populations 8.")
+        elif self.generations is not None:
+            raise UserError("--generations is for --populations N. Give both, or --trials.")
         for name in ("workers", "trials", "parallel", "ensemble", "interval", "generations"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -69,3 +76,16 @@ class TuneOptions:
             twice = next((value for value in values if values.count(value) > 1), None)
             if twice is not None:
                 raise UserError(f"{option} {twice} is given twice.")
+
+    def _check_population(self) -> None:
+        if self.populations is None or self.populations < 2:
+            raise UserError(f"--populations {self.populations}: members learn from others; give 2.")
+        if self.generations is None:
+            raise UserError(
+                "--populations: say with --generations N how many intervals they train."
+            )
+        if self.syncs or self.layouts:
+            raise UserError(
+                "--populations: members go on from each other's checkpoints, so strategy and "
+                "layout are those of the script. Leave out --sync and --layout."
+            )

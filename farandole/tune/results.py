@@ -14,7 +14,7 @@ from rich.table import Table
 from farandole.report import units
 from farandole.tune.options import TuneOptions
 from farandole.tune.schemes import scheme_spaces, scheme_words
-from farandole.tune.study import PROBLEM, SECONDS, Study
+from farandole.tune.study import FOLDER, PROBLEM, SECONDS, Study
 
 _SHOWN = 10
 STATES = {
@@ -87,4 +87,8 @@ def show(study: Study, options: TuneOptions, console: Console) -> None:
         f"{choices_text(best.params)}",
         bold=True,
     )
-    click.echo(f"run it again: {command_of(best, options)}")
+    if options.populations is None:
+        click.echo(f"run it again: {command_of(best, options)}")
+    else:
+        place = study.path.parent / str(best.user_attrs.get(FOLDER)) / "checkpoints"
+        click.echo(f"its choices changed while it trained; the weights of that member: {place}")

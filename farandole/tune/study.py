@@ -119,15 +119,7 @@ class Study:
 
         Raises `UserError` where the study knows it with other bounds.
         """
-        known = self.spaces().get(name)
-        if known is not None and known != space:
-            raise UserError(
-                f'run.choose("{name}") is {space_text(space)} in the script, and was '
-                f"{space_text(known)} when the study in {self.path} began. Values of both cannot "
-                "be compared: give it the same bounds, another name, or --storage another file."
-            )
-        if known is None:
-            self.optuna.set_user_attr(CHOICE + name, json.dumps(space))
+        self.know(name, space)
         if isinstance(self.sampler, Grid):
             _check_countable(name, space)
         # Kept as optuna keeps it: by its internal number, within these bounds.
@@ -138,6 +130,18 @@ class Study:
             option: Value = next(same)
             return option
         return int(found) if isinstance(distribution, IntDistribution) else float(found)
+
+    def know(self, name: str, space: Mapping[str, Any]) -> None:
+        """Keeps the bounds of a choice. Raises `UserError` where it had others."""
+        known = self.spaces().get(name)
+        if known is not None and known != space:
+            raise UserError(
+                f'run.choose("{name}") is {space_text(space)} in the script, and was '
+                f"{space_text(known)} when the study in {self.path} began. Values of both cannot "
+                "be compared: give it the same bounds, another name, or --storage another file."
+            )
+        if known is None:
+            self.optuna.set_user_attr(CHOICE + name, json.dumps(space))
 
     def interrupt(self, number: int) -> None:
         """It was stopped before its end, by nothing of its own: the next one repeats it."""

@@ -22,9 +22,10 @@ from farandole.launch.nested_runs import (
     problem_of,
 )
 from farandole.launch.outcome_file import read_outcome
-from farandole.report.history import Follower, History
+from farandole.report.history import Follower
 from farandole.report.metrics import FILE_NAME
 from farandole.train.choosing.choice import Value
+from farandole.train.choosing.questions import FOLDER as QUESTIONS
 from farandole.train.choosing.questions import Answers
 
 State = Literal["ok", "pruned", "failed", "interrupted"]
@@ -55,14 +56,16 @@ class TrialRun:
         if start.fresh:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.folder / QUESTIONS, ignore_errors=True)  # of the part before
         self.answers = Answers(self.folder)
-        self.history = History()
         self.reported = 0  # how many values the study has heard of
         self._stopped: tuple[State, str] | None = None
         self._kill_at = math.inf
         self._look_at = 0.0
         self._follower = Follower(self.folder / FILE_NAME)
         self._outcome = self.folder / ".outcome.json"
+        self.history = self._follower.poll()  # of the part before
+        self.values_before = len(self.values())
         command = [sys.executable, "-m", "farandole", "run", "--name", start.name]
         command += ["--runs", str(start.folder), "--outcome-file", str(self._outcome)]
         variables = {**start.variables, TRIAL: str(self.folder)}

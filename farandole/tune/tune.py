@@ -22,6 +22,7 @@ from farandole.tune import owner
 from farandole.tune.ensemble import build_ensemble
 from farandole.tune.options import TuneOptions
 from farandole.tune.page.page import write_page
+from farandole.tune.population.training import Population
 from farandole.tune.results import show
 from farandole.tune.schemes import check_schemes
 from farandole.tune.slots import Slots
@@ -54,7 +55,8 @@ def run_tune(options: TuneOptions) -> int:
     with signals_raised():
         try:
             _prepare(warm, slots)
-            Tuner(options, study, folder, slots, warm).run()
+            kind = Tuner if options.populations is None else Population
+            kind(options, study, folder, slots, warm).run()
         except KeyboardInterrupt as stop:
             stopped_by = stop.name if isinstance(stop, Stopped) else "SIGINT"
         finally:
@@ -94,7 +96,8 @@ def _tell_of_before(study: Study, options: TuneOptions) -> None:
         click.echo(f"trials whose process is gone are repeated: {', '.join(map(str, lost))}")
     known = len(study.trials())
     if known:
-        click.echo(f"the study has {known} of {options.trials} trials already")
+        of = f" of {options.trials}" if options.trials is not None else ""
+        click.echo(f"the study has {known}{of} trials already")
 
 
 def _facts(slots: Slots) -> dict[str, str]:

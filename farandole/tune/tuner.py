@@ -61,7 +61,7 @@ class Tuner:
 
     def _next_slot(self) -> int | None:
         """A free one, where another trial is to begin."""
-        if self._study.is_exhausted or len(self._study.trials()) >= self._options.trials:
+        if self._study.is_exhausted or len(self._study.trials()) >= (self._options.trials or 0):
             return None
         return self._slots.take()
 
