@@ -123,6 +123,9 @@ SIMULATED_LINK: Final = _internal(
 SIMULATED_LINK_FILE: Final = _internal(
     "SIMULATED_LINK_FILE", "The file in which the workers record when each simulated link is free."
 )
+PRELOAD: Final = _internal(
+    "PRELOAD", "Modules that a fork server imports beside torch, separated by commas."
+)
 RESERVED: Final = _internal("RESERVED", "Space for the variables of a forked process.")
 EMULATED_HOST: Final = _internal("EMULATED_HOST", "The number of this emulated host.")
 EMULATED_HOSTS: Final = _internal("EMULATED_HOSTS", "The number of emulated hosts.")

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from farandole.environment import STARTED
+from farandole.environment import PRELOAD, STARTED
 from farandole.launch.forks import Forked, ForkError, Forks
 from farandole.launch.job_directory import worker_defaults
 from farandole.launch.outcome_file import OutcomeRecord
@@ -37,13 +37,17 @@ class WarmProcesses:
     def __init__(self) -> None:
         self._servers: dict[int, Forks] = {}
 
-    def prepare(self, workers: Collection[int], *, alone: bool = True) -> bool:
+    def prepare(
+        self, workers: Collection[int], *, alone: bool = True, modules: Sequence[str] = ()
+    ) -> bool:
         """Starts them side by side, and waits until they are ready. False: runs start afresh.
 
-        `alone`: no run has workers on other hosts.
+        `alone`: no run has workers on other hosts. `modules` are imported beside torch.
         """
+        more = {PRELOAD: ",".join(modules)} if modules else {}
         for count in set(filter(None, workers)) - set(self._servers):
-            server = Forks.begin({**os.environ, **worker_defaults(count, alone=alone)})
+            variables = {**os.environ, **worker_defaults(count, alone=alone), **more}
+            server = Forks.begin(variables)
             if server is not None:
                 self._servers[count] = server
         for count, server in list(self._servers.items()):

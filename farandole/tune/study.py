@@ -41,15 +41,18 @@ _DATABASES = {".db", ".sqlite", ".sqlite3"}
 
 
 class Grid(BruteForceSampler):
-    """Every combination once. `is_over`: there is none left."""
-
-    is_over = False
+    """Every combination once."""
 
     def after_trial(self, *arguments: Any, **named: Any) -> None:
+        """Nothing: `is_over` looks when another trial is about to begin."""
+
+    def is_over(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        """Whether no combination is left; `trial` is one that is over."""
         try:
-            super().after_trial(*arguments, **named)
-        except RuntimeError:  # it asks `Study.optimize`, which is not what runs the trials, to stop
-            self.is_over = True
+            super().after_trial(study, trial, trial.state, trial.values)
+        except RuntimeError:  # it tells `Study.optimize`, which is not what runs these, to stop
+            return True
+        return False
 
 
 class Study:
@@ -88,8 +91,15 @@ class Study:
         return self.optuna.direction == optuna.study.StudyDirection.MAXIMIZE
 
     @property
+    def is_grid(self) -> bool:
+        return isinstance(self.sampler, Grid)
+
+    @property
     def is_exhausted(self) -> bool:
-        return isinstance(self.sampler, Grid) and self.sampler.is_over
+        """Whether a grid has no combination left."""
+        over = [trial for trial in self.trials() if trial.state.is_finished() and trial.params]
+        sampler = self.sampler
+        return isinstance(sampler, Grid) and bool(over) and sampler.is_over(self.optuna, over[-1])
 
     def trials(self) -> list[FrozenTrial]:
         """All that have begun, here or on other machines, and were not interrupted."""
@@ -120,7 +130,7 @@ class Study:
         Raises `UserError` where the study knows it with other bounds.
         """
         self.know(name, space)
-        if isinstance(self.sampler, Grid):
+        if self.is_grid:
             _check_countable(name, space)
         # Kept as optuna keeps it: by its internal number, within these bounds.
         distribution = distribution_of(space)

@@ -23,6 +23,7 @@ from farandole.tune.ensemble import build_ensemble
 from farandole.tune.options import TuneOptions
 from farandole.tune.page.page import write_page
 from farandole.tune.population.training import Population
+from farandole.tune.preloading import modules_of
 from farandole.tune.results import show
 from farandole.tune.schemes import check_schemes
 from farandole.tune.slots import Slots
@@ -54,7 +55,7 @@ def run_tune(options: TuneOptions) -> int:
     stopped_by = None
     with signals_raised():
         try:
-            _prepare(warm, slots)
+            _prepare(warm, slots, options.command[0])
             kind = Tuner if options.populations is None else Population
             kind(options, study, folder, slots, warm).run()
         except KeyboardInterrupt as stop:
@@ -109,9 +110,9 @@ def _facts(slots: Slots) -> dict[str, str]:
     }
 
 
-def _prepare(warm: WarmProcesses, slots: Slots) -> None:
+def _prepare(warm: WarmProcesses, slots: Slots, script: str) -> None:
     begin = time.perf_counter()
-    if warm.prepare({slots.at_once}):
+    if warm.prepare({slots.at_once}, modules=modules_of(Path(script))):
         click.echo(f"torch is imported once for all trials: {time.perf_counter() - begin:.1f} s")
     at_once = f"{slots.parallel} trial{'s' if slots.parallel > 1 else ''} at a time"
     click.echo(f"{at_once}, on {slots.workers} worker{'s' if slots.workers > 1 else ''} each")

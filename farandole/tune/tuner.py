@@ -45,6 +45,7 @@ class Tuner:
         self._slots = slots
         self._warm = warm
         self._running: list[Running] = []
+        self._is_full = False  # as far as is known since the last trial has ended
 
     def run(self) -> None:
         try:
@@ -61,9 +62,17 @@ class Tuner:
 
     def _next_slot(self) -> int | None:
         """A free one, where another trial is to begin."""
-        if self._study.is_exhausted or len(self._study.trials()) >= (self._options.trials or 0):
+        if self._is_full or (slot := self._slots.take()) is None:
             return None
-        return self._slots.take()
+        # A grid must know what those have chosen that have just begun, or it would try that again.
+        beginning = self._study.is_grid and any(not each.run.values() for each in self._running)
+        if not beginning:
+            known = len(self._study.trials())
+            self._is_full = known >= (self._options.trials or 0) or self._study.is_exhausted
+        if beginning or self._is_full:
+            self._slots.give_back(slot)
+            return None
+        return slot
 
     def _begin(self, slot: int) -> Running:
         trial = self._study.optuna.ask()
@@ -97,6 +106,7 @@ class Tuner:
             self._running.remove(each)
             self._slots.give_back(each.slot)
             self._end(each)
+            self._is_full = False
 
     def _answer(self, each: Running, question: dict[str, Any]) -> None:
         def decide() -> Value:
