@@ -4,9 +4,9 @@ Three comparisons, with the choices of examples/tune.py's kind, on scikit-learn'
 
 1. the same number of trials stopped early (`--pruner hyperband`) and run to their ends: time and
    accuracy of the best trial;
-2. `farandole tune` against optuna driven by hand over plain PyTorch: the same sampled choices, as
-   many at a time, one process for each trial; and, for comparison, all trials of a slot in one
-   process, which a crash would end together;
+2. `farandole tune` against optuna driven by hand over plain PyTorch: as many trials, with choices
+   at random on both sides, as many at a time, one process for each trial; and, for comparison, all
+   trials of a slot in one process, which a crash would end together;
 3. the average of the best 5 trials against the best one, over 3 seeds, on data that the choice of
    the trials has not seen.
 
@@ -49,16 +49,34 @@ def tune(folder: Path, trials: int, epochs: int, seed: int, *words: str) -> dict
 
 
 def by_hand(folder: Path, trials: int, epochs: int, seed: int, one_process: bool) -> dict[str, Any]:
-    """The same trials with optuna's own loop: a driver of this benchmark for each slot."""
-    command = [sys.executable, str(SCRIPT), "--by-hand", str(folder / "by-hand.journal")]
-    command += ["--trials", str(trials), "--epochs", str(epochs), "--seed", str(seed)]
-    command += ["--slots", str(slots()), *(["--one-process"] if one_process else [])]
+    """As many trials with optuna's own loop: a process for each of them, or one for each slot."""
+    journal = folder / "by-hand.journal"
+    command = [sys.executable, str(SCRIPT), "--by-hand", str(journal)]
+    command += ["--epochs", str(epochs), "--seed", str(seed)]
+    shares = [len(range(slot, trials, slots())) for slot in range(slots())]
+    waiting = shares if one_process else [1] * trials
+    running: list[subprocess.Popen[bytes]] = []
     begin = time.perf_counter()
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    for part, share in enumerate(waiting):
+        while len(running) == slots():
+            running = [process for process in running if process.poll() is None]
+            time.sleep(0.02)
+        words = ["--part", str(part), "--trials", str(share)]
+        running.append(subprocess.Popen([*command, *words], env=environment()))
+    for process in running:
+        process.wait()
     seconds = time.perf_counter() - begin
-    if done.returncode:
-        raise SystemExit(done.stdout + done.stderr)
-    return {"seconds": seconds, "accuracy": json.loads(done.stdout.splitlines()[-1])["accuracy"]}
+    return {"seconds": seconds, "accuracy": best_by_hand(journal, trials)}
+
+
+def best_by_hand(journal: Path, trials: int) -> float:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    backend = optuna.storages.journal.JournalFileBackend(str(journal))
+    study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(backend))
+    assert len(study.trials) == trials, f"{len(study.trials)} of {trials} trials"
+    return float(study.best_value)
 
 
 def slots() -> int:
@@ -152,7 +170,7 @@ def figures(side: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--epochs", type=int, default=27, help="of a full trial")
+    parser.add_argument("--epochs", type=int, default=81, help="of a full trial")
     parser.add_argument("--hand-trials", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=3)

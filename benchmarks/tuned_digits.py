@@ -7,9 +7,6 @@ choices matter, a third for validation, and a third that nothing is chosen by.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,34 +114,19 @@ def study_of(args: argparse.Namespace, seed: int) -> Any:
 
 
 def by_hand(args: argparse.Namespace) -> None:
-    """A process for each trial, or one for each slot; so many at a time."""
-    if args.part is not None:
-        torch.set_num_threads(1)
-        count = args.trials if args.one_process else 1
-        study_of(args, args.part).optimize(lambda trial: objective(trial, args), n_trials=count)
-        return
-    study = study_of(args, 0)
-    shares = [len(range(slot, args.trials, args.slots)) for slot in range(args.slots)]
-    waiting = shares if args.one_process else [1] * args.trials
-    running: list[subprocess.Popen[bytes]] = []
-    for number, share in enumerate(waiting):
-        if len(running) == args.slots:
-            assert running.pop(0).wait() == 0
-        command = [sys.executable, *sys.argv, "--part", str(number), "--trials", str(share)]
-        running.append(subprocess.Popen(command))
-    assert all(process.wait() == 0 for process in running)
-    print(json.dumps({"accuracy": study.best_value}))
+    """So many trials of the study in this process."""
+    torch.set_num_threads(1)
+    study = study_of(args, args.part)
+    study.optimize(lambda trial: objective(trial, args), n_trials=args.trials)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=27)
+    parser.add_argument("--epochs", type=int, default=81)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--by-hand", metavar="JOURNAL", type=Path)
-    parser.add_argument("--trials", type=int, default=8)
-    parser.add_argument("--slots", type=int, default=2)
-    parser.add_argument("--one-process", action="store_true")
-    parser.add_argument("--part", type=int)
+    parser.add_argument("--trials", type=int, default=1)
+    parser.add_argument("--part", type=int, default=0)
     args = parser.parse_args()
     if args.by_hand is None:
         tuned(args)
