@@ -42,6 +42,9 @@ FALLBACK: Final = _user(
 CHECKPOINT: Final = _user(
     "CHECKPOINT", "When to save automatically, in the form that `--checkpoint` takes."
 )
+CHOOSE: Final = _user(
+    "CHOOSE", "Values for `run.choose`: what `--choose` takes, separated by spaces."
+)
 TRANSPORT: Final = _user(
     "TRANSPORT", "The transport that carries the bytes: auto, shm, c10d or mpi."
 )
@@ -79,6 +82,15 @@ STORE: Final = _internal("STORE", "The launcher's store: `unix:PORT:PATH` or `tc
 ACTIVITY: Final = _internal("ACTIVITY", "The file in which a worker records its progress.")
 STARTED: Final = _internal(
     "STARTED", "When a race started a lane, by the system's monotonic clock."
+)
+TRIAL: Final = _internal(
+    "TRIAL", "The folder of a trial, through which it asks `farandole tune` for its choices."
+)
+UNTIL_EPOCH: Final = _internal(
+    "UNTIL_EPOCH", "After how many epochs `run.epochs` ends this part of a member's training."
+)
+PERTURBED: Final = _internal(
+    "PERTURBED", "1: the optimizer's settings are the script's own, not those of the checkpoint."
 )
 TRACE_PARTS: Final = _internal(
     "TRACE_PARTS", "The folder in which each rank writes its part of a trace, for the launcher."
@@ -120,8 +132,12 @@ PER_GPU: Final = _internal(
     "The number of workers that share a GPU. Worker r of a host has GPU r divided by it, rounded "
     "down.",
 )
-TRIAL: Final = _internal(
-    "TRIAL", "The file in which rank 0 writes how fast it trains, in a trial of `--per-gpu auto`."
+GPU_TRIAL: Final = _internal(
+    "GPU_TRIAL",
+    "The file in which rank 0 writes how fast it trains, in a trial of `--per-gpu auto`.",
+)
+PRELOAD: Final = _internal(
+    "PRELOAD", "Modules that a fork server imports beside torch, separated by commas."
 )
 RESERVED: Final = _internal("RESERVED", "Space for the variables of a forked process.")
 EMULATED_HOST: Final = _internal("EMULATED_HOST", "The number of this emulated host.")

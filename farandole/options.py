@@ -10,6 +10,7 @@ reads it: `field(default=None, metadata={"parse": parse})`. It is written by `st
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import types
 import typing
 from collections.abc import Mapping
@@ -126,3 +127,18 @@ def _read(kind: Any, raw: str, where: str) -> Any:
 _BOOLS: typing.Final = types.MappingProxyType(
     {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 )
+
+
+def read_chosen(text: str) -> dict[str, str]:
+    """Values for `run.choose`: `lr=0.01 width=64`, as words of a shell. Raises `UserError`."""
+    chosen: dict[str, str] = {}
+    for word in shlex.split(text):
+        name, sign, value = word.partition("=")
+        if not name or not sign:
+            raise UserError(f"--choose {word}: write NAME=VALUE, such as lr=0.01.")
+        if name in chosen:
+            raise UserError(
+                f"--choose {word}: {name} is given twice, and was {chosen[name]} before."
+            )
+        chosen[name] = value
+    return chosen

@@ -99,6 +99,7 @@ PACKAGES = {  # that only some tests need: the module, and how to get it
     "jsonschema": "pip install jsonschema",
     "mkdocs": "pip install mkdocs-material",
     "mpi4py": "pip install mpi4py",
+    "optuna": "pip install 'farandole[tune]'",
     "pyarrow": "pip install pyarrow",
     "ray": "pip install ray",
     "sklearn": "pip install scikit-learn",

@@ -46,6 +46,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     },
     {
         "race": "the same script under several schemes",
+        "tune": "many trials of one script, and the best choices",
         "bench": "communication and synthetic training, measured",
         "doctor": "what works on this machine",
         "emulate": "hosts as network namespaces, with links of a given rate",

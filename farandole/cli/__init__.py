@@ -19,6 +19,7 @@ from farandole.cli.report import report
 from farandole.cli.run import run
 from farandole.cli.schedule import schedule
 from farandole.cli.server import server
+from farandole.cli.tune import tune
 from farandole.cli.watch import watch
 from farandole.errors import FarandoleError, UserError
 from farandole.horovod.cli import horovodrun
@@ -34,6 +35,7 @@ def commands() -> None:
 for _command in (
     run,
     race,
+    tune,
     report,
     watch,
     horovodrun,

@@ -118,6 +118,16 @@ def seed_option() -> Callable[[Any], Any]:
     )
 
 
+def choose_option() -> Callable[[Any], Any]:
+    return click.option(
+        "--choose",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Value of a choice that the script leaves open with run.choose, such as lr=0.01. "
+        "Repeat it for several. [the script's default]",
+    )
+
+
 def checkpoint_option(place: str = "; to=FOLDER or to=s3://BUCKET/PATH") -> Callable[[Any], Any]:
     return click.option(
         "--checkpoint",

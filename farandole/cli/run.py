@@ -16,6 +16,7 @@ from farandole.cli.host_options import host_options
 from farandole.cli.options import (
     PASS_ON,
     checkpoint_option,
+    choose_option,
     grace_option,
     layout_option,
     link_option,
@@ -31,7 +32,7 @@ from farandole.launch.outcome_text import print_outcome
 SECTIONS = {
     "Workers": ("--workers", "--per-gpu", "--gpu-threads", "-m", "--horovod", "--no-fork"),
     "Training": (
-        *("--sync", "--layout", "--seed", "--transport", "--pretend-hosts", "--link"),
+        *("--sync", "--layout", "--seed", "--choose", "--transport", "--pretend-hosts", "--link"),
         "--no-check-finite",
     ),
     "Files": ("--name", "--runs", "--checkpoint", "--fallback", "--trace"),
@@ -99,6 +100,7 @@ _NOT_IN_TRIALS = (
     help="If the newest checkpoint is damaged or not finite, resume from the newest good one.",
 )
 @seed_option()
+@choose_option()
 @click.option(
     "--transport",
     metavar="NAME",

@@ -6,37 +6,27 @@ So nothing carries over from one to the next. The race only reads the metrics th
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
 
-from farandole.environment import STARTED
-from farandole.launch.forks import Forked, ForkError, Forks
-from farandole.launch.job_directory import worker_defaults
-from farandole.launch.outcome_file import OutcomeRecord, read_outcome
+from farandole.launch.nested_runs import PATIENCE_SECONDS, WarmProcesses, problem_of, stop
+from farandole.launch.outcome_file import read_outcome
 from farandole.launch.placement.placement import HostOptions, place
 from farandole.report.history import Follower, History
 from farandole.report.interactive.timeline import TRACE_NAME
 from farandole.report.lane import Lane, outcome_of
 from farandole.report.metrics import FILE_NAME
 from farandole.report.target import Target
-from farandole.system.ending import end_process
-from farandole.system.orphans import tied_to_this_process
 from farandole.worker.grace import DEFAULT_SECONDS
 
-LaneProcess = Forked | subprocess.Popen[bytes]
-
 _POLL_SECONDS = 0.25
-_PATIENCE_SECONDS = 10.0  # beyond its grace: how long a lane that was told to stop may take
 _LONGEST_NAME = 100  # of a folder: a file system takes 255 bytes, and a list of cuts may be longer
 
 
@@ -86,7 +76,7 @@ class RaceConfig:
     price: float | None = None  # of a worker-hour
     trace: bool = False  # each lane leaves a timeline in its folder
     folder_suffix: str = ""  # tells the runs of one lane apart
-    warm: WarmProcesses = field(default_factory=lambda: WarmProcesses(), compare=False)
+    warm: WarmProcesses = field(default_factory=WarmProcesses, compare=False)
 
     def arguments(self, entry: Entry) -> list[str]:
         """What to type after `farandole` to run one entry alone.
@@ -142,55 +132,6 @@ class RaceConfig:
         return ""
 
 
-class WarmProcesses:
-    """Processes that have imported torch, from which all lanes are forked.
-
-    One for each number of workers: the cores are divided by it, and libraries of threads read their
-    share when they are loaded.
-    """
-
-    def __init__(self) -> None:
-        self._servers: dict[int, Forks] = {}
-
-    def prepare(self, workers: Collection[int], *, alone: bool = True) -> bool:
-        """Starts them side by side, and waits until they are ready. False: lanes start afresh.
-
-        `alone`: no lane has workers on other hosts.
-        """
-        for count in set(filter(None, workers)) - set(self._servers):
-            server = Forks.begin({**os.environ, **worker_defaults(count, alone=alone)})
-            if server is not None:
-                self._servers[count] = server
-        for count, server in list(self._servers.items()):
-            if not server.wait():
-                self._servers.pop(count).close()
-        return bool(self._servers)
-
-    def start(self, command: Sequence[str], workers: int, sink: BinaryIO) -> LaneProcess:
-        """A lane, in a session of its own: Ctrl-C reaches the race alone, which then stops it."""
-        variables = {**os.environ, STARTED: repr(time.monotonic())}
-        if workers in self._servers:
-            with Path(os.devnull).open("rb") as nothing, contextlib.suppress(ForkError):
-                streams = [nothing.fileno(), sink.fileno(), sink.fileno()]
-                return self._servers[workers].start(
-                    command, variables, streams=streams, serves=True
-                )
-        return subprocess.Popen(
-            command,
-            env=variables,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=tied_to_this_process(),
-        )
-
-    def close(self) -> None:
-        for server in self._servers.values():
-            server.close()
-        self._servers.clear()
-
-
 def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
     """Runs one entry; yields the lane as it stands, about four times a second, then at its end.
 
@@ -223,16 +164,16 @@ def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
             if code is not None:
                 break
             if enough := config.enough(history, time.monotonic() - began):
-                end_process(process, config.grace_seconds + _PATIENCE_SECONDS)
+                stop(process, config.grace_seconds + PATIENCE_SECONDS)
                 yield replace(lane, history=follower.poll(), outcome="stopped", problem=enough)
                 return
             yield lane
-        problem = "" if lane.outcome == "ok" else _problem(output, code, read_outcome(ended))
+        problem = "" if lane.outcome == "ok" else problem_of(output, code, read_outcome(ended))
         yield replace(lane, problem=problem)
     finally:
         ended.unlink(missing_ok=True)
         if process.poll() is None:
-            end_process(process, config.grace_seconds + _PATIENCE_SECONDS)
+            stop(process, config.grace_seconds + PATIENCE_SECONDS)
 
 
 def folder_name(number: int, lane: Lane) -> str:
@@ -243,19 +184,3 @@ def folder_name(number: int, lane: Lane) -> str:
 def interrupted(lane: Lane) -> Lane:
     """A lane that was running when the race was stopped."""
     return replace(lane, outcome="unfinished", problem="stopped before its end")
-
-
-def _problem(output: Path, code: int, outcome: OutcomeRecord | None) -> str:
-    """One line on why a lane failed."""
-    if code == 0 and (outcome is None or not outcome.joined):
-        return (
-            "the script never called fd.init(), so nothing was distributed or measured: write "
-            "`run = fd.init()` at its top, and run.log(…) where it evaluates"
-        )
-    if code == 0:
-        return "the script ended without closing its metrics; did it call run.log(…)?"
-    if outcome is not None and outcome.problem:
-        return outcome.problem
-    # The job did not get so far as to have an outcome: the last line is the launcher's error.
-    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else f"exit code {code}, and no output"

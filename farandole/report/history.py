@@ -74,6 +74,12 @@ class History:
         return str(self.start.get("layout") or "")
 
     @property
+    def choices(self) -> dict[str, Any]:
+        """What `run.choose` has decided, by name."""
+        found = self.start.get("choices")
+        return dict(found) if isinstance(found, dict) else {}
+
+    @property
     def size(self) -> int:
         """How many workers; 0 when the start record is missing or makes no sense."""
         size = self.start.get("size", 0)
@@ -196,6 +202,9 @@ class _Parser:
                 self._last = counters
         elif event == "memory":
             self._gpu_peak_bytes = _counts("gpu_peak_bytes", record.get("gpu_peak_bytes"))
+        elif event == "choice" and isinstance(record.get("choices"), dict):
+            before = self._start.get("choices", {})
+            self._start = {**self._start, "choices": {**before, **record["choices"]}}
         # Other events belong to later writers; an older reader passes over them.
 
     def _counters(self, record: Mapping[str, Any]) -> Counters:

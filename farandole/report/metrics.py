@@ -59,6 +59,10 @@ class MetricsLog:
         """Adds what the tensors of each rank took of its GPU at their peak so far."""
         self._write({"event": "memory", "gpu_peak_bytes": list(peak_bytes)})
 
+    def choose(self, values: Mapping[str, bool | float | str | None]) -> None:
+        """Adds what a run has chosen after its first log."""
+        self._write({"event": "choice", "choices": dict(values)})
+
     def close(self, counters: Mapping[str, float]) -> None:
         """Adds the end record and closes the files."""
         if self._file.closed:

@@ -26,6 +26,8 @@ from farandole.topology import Topology
 from farandole.trace.spans import NO_TRACE
 from farandole.train.checkpoint.automatic.policy import Checkpoints
 from farandole.train.checkpoint.run_saving import RunSaving
+from farandole.train.choosing.choices import Choices
+from farandole.train.choosing.run_choices import RunChoices
 from farandole.train.claim import Claim, claim
 from farandole.train.counters import TrainingProgress
 from farandole.train.distribute import distribute_whole
@@ -47,7 +49,7 @@ from farandole.worker.run_reporter import run_reporter
 from farandole.worker.trial.clock import is_trial
 
 
-class Run:
+class Run(RunChoices):
     """One rank's view of a job. Made by `fd.init()`; a run that is alone is rank 0 of 1.
 
     Methods marked *together* must be called by all ranks, in the same order.
@@ -96,6 +98,7 @@ class Run:
         )
         group.meter.go_on_from(waited_seconds=0.0, bytes_sent=0)  # from here on, like the clock
         self._metrics = RunMetrics(self._session)
+        self._choices = Choices(self._session, self._metrics)
         self._passes = Passes(self._session, self._metrics)
         self._loaders = RunLoaders(self._session, self._passes)
         self._elastic = self._passes.elastic = elastic
@@ -347,7 +350,8 @@ class Run:
         if progress.resumed and progress.epoch >= count:
             self.print(f"{self.name}: all {count} epochs are done already")
         progress.total_epochs = count
-        while (epoch := self.group.transport.begin_epoch(min(progress.epoch, count))) < count:
+        end = min(count, self.settings.until_epoch or count)
+        while (epoch := self.group.transport.begin_epoch(min(progress.epoch, end))) < end:
             progress.begin_epoch(epoch)
             if automatic is not None:
                 automatic.begin_epoch()
@@ -356,7 +360,7 @@ class Run:
             yield epoch
             progress.end_epoch()
             if automatic is not None:
-                automatic.end_of_epoch(last=epoch + 1 >= count)
+                automatic.end_of_epoch(last=epoch + 1 >= end)
 
     def observe_loss(self, loss: float | torch.Tensor) -> None:
         """Tells the strategies the loss of this rank's batch: AdaComm and DASO steer by it.
@@ -515,6 +519,7 @@ class Run:
         if session.bar is not None:
             session.bar.end()
         session.models.close()
+        self._choices.close()
         trained = len(session.models) and self._metrics.has_begun
         if trained and not len(self._loaders) and self.size > 1:
             self.print(

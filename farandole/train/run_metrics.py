@@ -17,6 +17,7 @@ from farandole.environment import STARTED
 from farandole.report.memory import MemoryLog
 from farandole.report.metrics import MetricsLog
 from farandole.system.energy import EnergyMeter
+from farandole.train.choosing.choice import Value
 from farandole.train.distributed_models import Note
 from farandole.train.numbers import plain, short
 from farandole.train.session import Session
@@ -88,6 +89,12 @@ class RunMetrics:
         shown = "  ".join(f"{name} {short(value)}" for name, value in logged.items())
         waited = counters["waited_seconds"] / max(counters["time"], 1e-9)
         session.print(f"{shown}  ·  {counters['time']:.1f} s, {waited:.0%} waiting")
+
+    def choose(self, name: str, value: Value) -> None:
+        """Keeps what `run.choose` has decided. It is in the first record, or, later, in its own."""
+        self._session.choices[name] = value
+        if self._log is not None:
+            self._log.choose({name: value})
 
     def take_for_checkpoint(self) -> dict[str, float]:
         """What was logged since the last checkpoint. It belongs to this one."""
@@ -166,6 +173,7 @@ class RunMetrics:
                 "startup_seconds": self._startup_seconds,
                 "seed": session.seed,
                 "versions": versions(),
+                **({"choices": dict(session.choices)} if session.choices else {}),
             }
             goes_on = session.progress.resumed or session.is_successor
             self._log = MetricsLog(session.folder, start, resumed=goes_on)

@@ -18,6 +18,7 @@ from farandole.layout import Layout
 from farandole.sync import Strategy
 from farandole.topology import Topology
 from farandole.train.checkpoint.survivors.base import Survivors
+from farandole.train.choosing.choice import Value
 from farandole.train.counters import TrainingProgress
 from farandole.train.distributed_models import DistributedModels
 from farandole.train.progress import EpochProgress
@@ -49,6 +50,7 @@ class Session:
     is_successor: bool = False  # another worker was rank 0 before this one
     reporter: RunReporter | None = None  # on rank 0, where the launcher may start the job again
     survivors: Survivors | None = None  # where all start again when one is lost
+    choices: dict[str, Value] = field(default_factory=dict)  # by `run.choose`
     joined_later: bool = False  # the others had begun when this one came, in an elastic job
 
     @property

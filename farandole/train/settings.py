@@ -6,7 +6,7 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from farandole.comm import check_transport
@@ -14,9 +14,11 @@ from farandole.environment import (
     BENCH_DATA,
     CHECK_FINITE,
     CHECKPOINT,
+    CHOOSE,
     FALLBACK,
     LAYOUT,
     NAME,
+    PERTURBED,
     PRETEND_HOSTS,
     RUNS,
     SCRIPT,
@@ -27,10 +29,13 @@ from farandole.environment import (
     TRACE,
     TRACE_PARTS,
     TRANSPORT,
+    TRIAL,
+    UNTIL_EPOCH,
 )
 from farandole.errors import FarandoleError, UserError
 from farandole.layout.layout import Layout, parse_layout
 from farandole.network_link import NetworkLink
+from farandole.options import read_chosen
 from farandole.schedule import piece
 from farandole.sync import Strategy, parse
 from farandole.topology import Topology
@@ -60,6 +65,10 @@ class Settings:
     trace: Path | None = None
     trace_parts: Path | None = None
     bench_data: tuple[Path, int, int] | None = None  # for `BenchLoader`
+    chosen: Mapping[str, str] = field(default_factory=dict)  # for `run.choose`
+    trial: Path | None = None  # of a study
+    until_epoch: int | None = None  # where this part of the training ends
+    perturbed: bool = False  # the optimizer keeps the script's settings when it loads
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -89,6 +98,10 @@ class Settings:
             trace=Path(environ[TRACE]) if environ.get(TRACE) else None,
             trace_parts=Path(environ[TRACE_PARTS]) if environ.get(TRACE_PARTS) else None,
             bench_data=_read_bench(environ[BENCH_DATA]) if environ.get(BENCH_DATA) else None,
+            chosen=read_chosen(environ.get(CHOOSE, "")),
+            trial=Path(environ[TRIAL]) if environ.get(TRIAL) else None,
+            until_epoch=int(environ[UNTIL_EPOCH]) if environ.get(UNTIL_EPOCH) else None,
+            perturbed=environ.get(PERTURBED) == "1",
         )
 
 

@@ -45,6 +45,7 @@ def test_every_example_is_tested():
         "pipeline.py",
         "sparse_logistic.py",
         "strategies.py",
+        "tune.py",
     }
 
 
@@ -217,3 +218,18 @@ def test_lbfgs_finds_the_same_with_its_vectors_on_servers(sandbox):
         assert re.match(r"loss 0\.2\d+ after 12 iterations, accuracy 0\.9", done.stdout), (
             done.stdout
         )
+
+
+@pytest.mark.needs("sklearn", "optuna")
+def test_tune_finds_choices_and_an_ensemble(sandbox):
+    words = ("--trials", "3", "--metric", "accuracy", "--ensemble", "2", "--runs", "found")
+    done = sandbox.farandole("tune", *words, EXAMPLES / "tune.py", "--epochs", "2")
+    assert done.returncode == 0, done.stderr
+    (best,) = numbers(r"best: trial \d, accuracy ([\d.]+) with rate", done.stdout)
+    assert best > 0.2
+    together, alone = numbers(r"accuracy ([\d.]+), its best member alone ([\d.]+)", done.stdout)
+    (record,) = sandbox.folder.glob("found/tune-*/ensemble.json")
+    ensemble = json.loads(record.read_text())
+    assert ensemble["accuracy"] == pytest.approx(together, abs=1e-4)
+    assert max(ensemble["alone"]) == pytest.approx(alone, abs=1e-4) == pytest.approx(best, abs=1e-3)
+    assert len(ensemble["members"]) == 2

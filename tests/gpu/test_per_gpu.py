@@ -22,12 +22,12 @@ run = fd.init()
 model = torch.nn.Linear(256, 256)
 model, optimizer = run.distribute(model, torch.optim.SGD(model.parameters(), 0.01))
 data = torch.utils.data.TensorDataset(torch.ones(4096, 256))
-for epoch in run.epochs(1_000 if "FARANDOLE_TRIAL" in os.environ else 1):
+for epoch in run.epochs(1_000 if "FARANDOLE_GPU_TRIAL" in os.environ else 1):
     for (x,) in run.loader(data, batch_size=32):
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-    if "FARANDOLE_TRIAL" not in os.environ:
+    if "FARANDOLE_GPU_TRIAL" not in os.environ:
         run.log(epoch=epoch)
 print("trained on", run.device, "of", torch.cuda.device_count(), flush=True)
 Path(f"ready-{run.rank}").touch()

@@ -18,8 +18,6 @@ Modules that were imported here are hidden until a script imports them. The libr
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import ctypes
 import fcntl
 import gc
@@ -30,7 +28,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -40,6 +37,7 @@ from pathlib import Path
 from farandole.system.orphans import end_with_parent
 from farandole.worker.forking import forked
 from farandole.worker.forking.afresh import Beginning, execute
+from farandole.worker.forking.leaving import run_and_leave
 from farandole.worker.forking.preloaded import Preloaded
 from tests.support.stand_ins import fork_keeper, without
 from tests.support.warm_starts import (
@@ -105,7 +103,7 @@ def main() -> None:
         _set_threads(request.variables)
         beginning = Beginning(request.command, request.variables, request.folder)
         Preloaded.hide(before, request.variables, beginning)
-        _run(request.command)
+        run_and_leave(request.command)  # tests of the end of a process are `fresh`
     os._exit(0)  # a server ends as those that it has forked
 
 
@@ -116,30 +114,6 @@ def _forget_names_of_parts() -> None:
     for name in [name for name in sys.modules if "." not in name and name != "__main__"]:
         if not forked.would_be_imported(name):
             del sys.modules[name]
-
-
-def _run(command: Sequence[str]) -> None:
-    """What the interpreter does with this command, except for its last act: to take all modules
-    apart. That writes to almost every page that is shared with the server, so that each is copied
-    first: ten times the cost of everything else. Tests of the end of a process are `fresh`."""
-    code = 0
-    try:
-        forked.run(command)
-    except SystemExit as end:
-        code = _exit_code(end)
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(code)
-
-
-def _exit_code(end: SystemExit) -> int:
-    if end.code is None or isinstance(end.code, int):
-        return (end.code or 0) & 0xFF
-    print(end.code, file=sys.stderr)
-    return 1
 
 
 def _set_threads(variables: Mapping[str, str]) -> None:

@@ -23,8 +23,8 @@ class Options(Protocol):
 def refuse_settings_of_our_own(options: Options) -> None:
     """Raises `UserError` for options that only `fd.init` reads."""
     ours = ("sync", "layout", "servers", "name", "runs", "checkpoint", "fallback", "seed", "link")
-    for name in ours:
-        if getattr(options, name) not in (None, False):
+    for name in (*ours, "choose"):
+        if getattr(options, name) not in (None, False, ()):
             raise UserError(
                 f"--{name} is for scripts that call fd.init(); with --horovod the script calls "
                 f"hvd.init(), which knows no such thing. Leave out --{name} or --horovod."

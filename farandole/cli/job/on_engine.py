@@ -19,6 +19,7 @@ from farandole.launch.placement.placement import Placement, place
 # is refused where the launcher is not ours: see `ChosenEngine.check_options`.
 _BY_VARIABLES = (
     *("layout", "sync", "name", "runs", "fallback", "seed", "transport", "pretend_hosts"),
+    "choose",
     *("no_check_finite", "trace", "servers", "key_file", "module", "script", "arguments"),
 )
 _HOSTS = ("hosts", "hostfile", "ssh_port", "ssh_identity_file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from farandole.cli.job.scheme import checked_transport, layout_text, read_scheme
 from farandole.cli.job.trace_file import merge_trace
 from farandole.cli.options import check_limits, check_link, check_script
 from farandole.errors import UserError
+from farandole.options import read_chosen
 
 if TYPE_CHECKING:
     from farandole.launch.gpu.sharing import GpuSharing
@@ -44,6 +46,7 @@ class RunOptions:
     checkpoint: str | None
     fallback: bool
     seed: int | None
+    choose: tuple[str, ...]
     transport: str | None
     pretend_hosts: str | None
     link: str | None
@@ -81,6 +84,7 @@ def check(options: RunOptions, *, script_here: bool = True, mpi: bool = False) -
         raise UserError(f"-n {options.workers}: a job needs at least 1 worker.")
     check_per_gpu(options)
     _check_times(options)
+    read_chosen(shlex.join(options.choose))
     check_link(options.link, options.pretend_hosts)
     if options.link is not None and options.transport == "mpi":
         raise UserError(
@@ -331,6 +335,7 @@ def _variables(
         ),
         environment.FALLBACK: "1" if options.fallback else None,
         environment.SEED: str(options.seed) if options.seed is not None else None,
+        environment.CHOOSE: shlex.join(options.choose) if options.choose else None,
         environment.SCRIPT: options.script,
         environment.TRANSPORT: (
             checked_transport(options.transport) if options.transport is not None else None

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from farandole.environment import TRACE, TRIAL
+from farandole.environment import GPU_TRIAL, TRACE
 from farandole.errors import LaunchError, UserError
 from farandole.launch.gpu.mps_control import PIPE_DIRECTORY
 from farandole.launch.gpu.nvidia_smi import list_gpus
@@ -95,7 +95,7 @@ def _try(per_gpu: int, words: Sequence[str], folder: Path, uuids: Sequence[str])
     with output.open("wb") as sink:
         process = subprocess.Popen(
             command,
-            env={**variables, TRIAL: str(record), "TMPDIR": str(folder)},
+            env={**variables, GPU_TRIAL: str(record), "TMPDIR": str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,

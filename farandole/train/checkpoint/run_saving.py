@@ -20,6 +20,7 @@ from farandole.train.checkpoint.automatic.schedulers import has_scheduler
 from farandole.train.checkpoint.resume import RunCheckpoints
 from farandole.train.checkpoint.saving import RanksChangedError
 from farandole.train.checkpoint.survivors.leaving import SurvivorSaves
+from farandole.train.choosing.hyperparameters import kept_hyperparameters
 from farandole.train.elastic.support import refuse
 from farandole.train.elastic.training import ElasticTraining
 from farandole.train.loaders import RunLoaders
@@ -160,7 +161,10 @@ class RunSaving:
             self._checkpoints.wait_for_save()
 
             def load() -> dict[str, Any] | None:
-                return self._checkpoints.load(path)
+                if not self._session.settings.perturbed:
+                    return self._checkpoints.load(path)
+                with kept_hyperparameters(saver.optimizer for saver in self._session.models.savers):
+                    return self._checkpoints.load(path)
 
             return load() if self._elastic is None else self._elastic.as_one(load)
 

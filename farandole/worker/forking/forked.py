@@ -176,6 +176,8 @@ def would_be_imported(name: str) -> bool:
     known = sys.modules[name].__spec__
     if known is None or not known.has_location:
         return True
+    if known.name != name:  # a part of a package that also has a short name, as some of SciPy's
+        return True
     for finder in sys.meta_path:
         found = finder.find_spec(name, None)
         if found is not None:

@@ -20,6 +20,7 @@ Started by `forks`: python -m farandole.worker.forking.server DESCRIPTOR ROOM-FO
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -32,10 +33,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from farandole.environment import FORKS, RESERVED
+from farandole.environment import FORKS, PRELOAD, RESERVED, TRIAL
 from farandole.system.orphans import end_with_parent
 from farandole.worker.forking import forked
 from farandole.worker.forking.afresh import Beginning, execute
+from farandole.worker.forking.leaving import run_and_leave
 from farandole.worker.forking.preloaded import Preloaded
 
 LENGTH = struct.Struct(">I")  # of the request that follows
@@ -73,10 +75,15 @@ class Request:
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     reserved_bytes = len(os.environ.pop(RESERVED, ""))
+    more = os.environ.pop(PRELOAD, "").split(",")
     imported_under = dict(os.environ)
     before = frozenset(sys.modules)
     for name in PRELOADED:
         importlib.import_module(name)
+    for name in filter(None, more):
+        # A module that fails here fails in the script too, where its error is seen.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
     # `fork` copies the calling thread alone. A lock that another thread held would stay locked for
     # ever in the child, and a device's context does not survive in a copy.
     if threading.active_count() > 1 or sys.modules["torch"].cuda.is_initialized():
@@ -100,6 +107,8 @@ def main() -> None:
         elif (inner := _fork_server()) is not None:
             request = _serve(inner)
             continue
+        if TRIAL in request.variables:  # of which there are many, and short ones
+            run_and_leave(request.command)
         forked.run(request.command)
         return
 

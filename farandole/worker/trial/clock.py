@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from farandole.environment import TRIAL
+from farandole.environment import GPU_TRIAL
 from farandole.worker.trial.record import WARM_UP_STEPS, TrialRecord, write_trial
 
 _STEPS = 20  # at least so many are measured,
@@ -104,11 +104,11 @@ class TrialClock:
 
 def is_trial(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether this run is there to be measured, and then thrown away."""
-    return bool(environ.get(TRIAL))
+    return bool(environ.get(GPU_TRIAL))
 
 
 def trial_clock(
     rank: int, device: torch.device, environ: Mapping[str, str] = os.environ
 ) -> TrialClock | None:
     """On rank 0 of a trial."""
-    return TrialClock(Path(environ[TRIAL]), device) if is_trial(environ) and rank == 0 else None
+    return TrialClock(Path(environ[GPU_TRIAL]), device) if is_trial(environ) and rank == 0 else None

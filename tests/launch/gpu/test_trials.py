@@ -23,7 +23,7 @@ from pathlib import Path
 import torch, farandole as fd
 
 run = fd.init(name="mine", checkpoints="every=1steps")
-trial = "FARANDOLE_TRIAL" in os.environ
+trial = "FARANDOLE_GPU_TRIAL" in os.environ
 if run.rank == 0:
     with Path("starts").open("a") as file:
         print(run.size, trial, run.folder, sys.argv[1:], file=file)

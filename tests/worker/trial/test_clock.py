@@ -27,13 +27,13 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def begun(path: Path) -> clock.TrialClock:
-    found = clock.trial_clock(0, torch.device("cpu"), {"FARANDOLE_TRIAL": str(path)})
+    found = clock.trial_clock(0, torch.device("cpu"), {"FARANDOLE_GPU_TRIAL": str(path)})
     assert found is not None
     return found
 
 
 def test_only_rank_0_of_a_trial_has_one(tmp_path: Path) -> None:
-    named = {"FARANDOLE_TRIAL": str(tmp_path / "trial")}
+    named = {"FARANDOLE_GPU_TRIAL": str(tmp_path / "trial")}
     assert clock.trial_clock(1, torch.device("cpu"), named) is None
     assert clock.trial_clock(0, torch.device("cpu"), {}) is None
 

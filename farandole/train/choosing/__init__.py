@@ -1,0 +1,1 @@
+"""Choices that a script leaves open: `run.choose`, and who decides."""

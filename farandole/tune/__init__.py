@@ -1,0 +1,1 @@
+"""Tuning: many trials of one script, each with other choices, and what is found by them."""

@@ -1,0 +1,118 @@
+"""A study from its first check to its results."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+
+import farandole
+from farandole.errors import UserError
+from farandole.launch.nested_runs import WarmProcesses
+from farandole.train.claim import claim
+from farandole.train.settings import default_name
+from farandole.tune import owner
+from farandole.tune.ensemble import build_ensemble
+from farandole.tune.options import TuneOptions
+from farandole.tune.page.page import write_page
+from farandole.tune.population.training import Population
+from farandole.tune.preloading import modules_of
+from farandole.tune.results import show
+from farandole.tune.schemes import check_schemes
+from farandole.tune.slots import Slots
+from farandole.tune.study import Study
+from farandole.tune.tuner import Tuner
+from farandole.worker.signals import Stopped, exit_code_of, signals_raised
+
+FILE_NAME = "study.journal"
+
+
+def run_tune(options: TuneOptions) -> int:
+    """Runs the trials that are missing, shows the results, and returns the exit code.
+
+    Raises `UserError` before the first trial starts, and where none could do what was asked for.
+    """
+    options.check()
+    check_schemes(options)
+    path, folder = _places(options)
+    study = Study(
+        path,
+        options.identity(),
+        sampler=options.sampler,
+        pruner=options.pruner,
+        seed=options.seed,
+    )
+    _tell_of_before(study, options)
+    slots = Slots(options.workers, options.parallel, torch.cuda.device_count())
+    warm = WarmProcesses()
+    stopped_by = None
+    with signals_raised():
+        try:
+            _prepare(warm, slots, options.command[0])
+            kind = Tuner if options.populations is None else Population
+            kind(options, study, folder, slots, warm).run()
+        except KeyboardInterrupt as stop:
+            stopped_by = stop.name if isinstance(stop, Stopped) else "SIGINT"
+        finally:
+            warm.close()
+    show(study, options, Console())
+    ensemble = None
+    if options.ensemble is not None and stopped_by is None and study.ranked():
+        ensemble = build_ensemble(study.ranked(), options.ensemble, folder)
+        click.echo(ensemble)
+    if study.trials():
+        click.echo(f"page: {write_page(folder, study, options, _facts(slots), ensemble)}")
+    click.echo(f"study: {path}")
+    if stopped_by is not None:
+        words = ["--storage", str(path), *options.command]
+        click.echo(f"to go on, give the same options and: {shlex.join(words)}")
+        return exit_code_of(stopped_by)
+    return 0 if study.ranked() else 1
+
+
+def _places(options: TuneOptions) -> tuple[Path, Path]:
+    """The file of the study, and the folder of its trials."""
+    if options.storage is None:
+        made = claim(options.runs, f"tune-{default_name(options.command[0])}")
+        folder = made.parent / made.name
+        return folder / FILE_NAME, folder
+    path = options.storage
+    if path.is_dir():
+        raise UserError(f"--storage {path} is a folder: give a file, such as {path / FILE_NAME}.")
+    if path.name == FILE_NAME:
+        return path, path.parent
+    return path, path.with_name(f"{path.name}-trials")
+
+
+def _tell_of_before(study: Study, options: TuneOptions) -> None:
+    lost = study.repeat_lost(owner.is_lost)
+    if lost:
+        click.echo(f"trials whose process is gone are repeated: {', '.join(map(str, lost))}")
+    known = len(study.trials())
+    if known:
+        of = f" of {options.trials}" if options.trials is not None else ""
+        click.echo(f"the study has {known}{of} trials already")
+
+
+def _facts(slots: Slots) -> dict[str, str]:
+    return {
+        "command": shlex.join(["farandole", *sys.argv[1:]]),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "at once": f"{slots.parallel} trials of {slots.workers} workers",
+        "farandole": farandole.__version__,
+    }
+
+
+def _prepare(warm: WarmProcesses, slots: Slots, script: str) -> None:
+    begin = time.perf_counter()
+    if warm.prepare({slots.at_once}, modules=modules_of(Path(script))):
+        click.echo(f"torch is imported once for all trials: {time.perf_counter() - begin:.1f} s")
+    at_once = f"{slots.parallel} trial{'s' if slots.parallel > 1 else ''} at a time"
+    click.echo(f"{at_once}, on {slots.workers} worker{'s' if slots.workers > 1 else ''} each")
