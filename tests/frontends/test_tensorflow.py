@@ -1,0 +1,37 @@
+"""horovod.tensorflow and horovod.keras in real ranks, under `farandole run --horovod`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import Sandbox
+
+SCRIPTS = Path(__file__).parent / "scripts"
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "200"}
+
+
+@pytest.mark.parametrize(("ranks", "which"), [(1, ""), (2, ""), (4, "few")])
+def test_every_call_means_what_horovod_documents(sandbox: Sandbox, ranks: int, which: str) -> None:
+    script = SCRIPTS / "tensorflow_calls.py"
+    done = sandbox.farandole("run", "--horovod", "-n", str(ranks), script, which, **QUIET)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
+    assert done.stdout.count(" 0 failed") == ranks
+
+
+def test_two_ranks_train_as_one_with_the_global_batch(sandbox: Sandbox) -> None:
+    script = SCRIPTS / "keras_training.py"
+    trained = []
+    for ranks in (1, 2):
+        target = sandbox.folder / f"weights{ranks}.npz"
+        done = sandbox.farandole("run", "--horovod", "-n", str(ranks), script, target, **QUIET)
+        assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
+        with np.load(target) as kept:
+            trained.append({name: kept[name] for name in kept.files})
+    alone, together = trained
+    assert alone.keys() == together.keys()
+    for name, value in alone.items():
+        np.testing.assert_allclose(together[name], value, rtol=0, atol=1e-12, err_msg=name)
+    assert np.isfinite(np.concatenate([value.ravel() for value in alone.values()])).all()
