@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +67,15 @@ def test_keras_on_another_backend_is_refused(sandbox: Sandbox, backend: str, mes
     done = sandbox.fork(script, KERAS_BACKEND=backend, **QUIET)
     assert done.returncode != 0
     assert message in done.stderr
+
+
+def test_a_killed_worker_is_replaced_in_a_training_in_a_graph(sandbox: Sandbox) -> None:
+    done = sandbox.farandole(
+        "horovodrun",
+        *("-np", "2", "--min-np", "2", "-H", "localhost:2"),
+        *(sys.executable, SCRIPTS / "tensorflow_elastic.py"),
+        **QUIET,
+    )
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
+    assert (sandbox.folder / "killed").exists()
+    assert done.stdout.count("finished 12") == 2

@@ -95,7 +95,9 @@ class GradientReduction:
         if sent:
             given = [reduced[index] for index in sent]
             given = [as_dense(one) for one in given] if self.sparse_as_dense else given
-            name = _name_of([variables[index] for index in sent])
+            # Of all variables: where a rank has no gradient that others have, the requests differ
+            # under one name, which is found out at once.
+            name = _name_of(variables)
             scales = (1.0 / self.predivide, self.predivide)
             how = Reduction(self.op, name, scales, self.process_set)
             found = reduce_mixed(given, how, self.compression, "gradients")

@@ -369,6 +369,15 @@ def bad_input(wrap: Any) -> None:
     if N > 1:
         differ = wrap(lambda: hvd.allreduce(tf.ones([2 + (R == 1)]), name="differ"))
         raises(Exception, "do not ask for the same under the name 'allreduce.differ'", differ)
+        w, b = tf.Variable([1.0]), tf.Variable([1.0])
+
+        @wrap
+        def one_has_none() -> Any:
+            with tf.GradientTape() as tape:
+                y = w * 2.0 if R == 1 else w * b
+            return hvd.DistributedGradientTape(tape).gradient(y, [w, b])
+
+        raises(Exception, "do not ask for the same", one_has_none)
         same(hvd.allreduce(tf.ones(2)), [1.0, 1.0])  # and it goes on
     raises(ValueError, "XLA", lambda: tf.function(hvd.allreduce, jit_compile=True)(tf.ones(2)))
 
