@@ -11,7 +11,11 @@ import pytest
 from tests.conftest import Sandbox
 
 SCRIPTS = Path(__file__).parent / "scripts"
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "200"}
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "200",  # what would wait for ever ends with its name
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "300",
+}
 
 
 @pytest.mark.parametrize(("ranks", "which"), [(1, ""), (2, ""), (4, "few")])
