@@ -7,10 +7,14 @@ READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := race
 
-.PHONY: help race test quick tests lint types docs setup clean
+# TensorFlow and JAX want other versions of some packages, and 3 GB: an environment of their own.
+FRONT       := .venv-frontends
+FRONT_READY := $(FRONT)/.ready
+
+.PHONY: help race test quick tests lint types docs setup clean test-frontends frontends-setup
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 17
 
 race: setup  ## one script, ten ways to train over a simulated link: which reaches the target first?
 	$(BIN)/farandole race -n 2 --pretend-hosts 2 --link 200mbit,1ms --serial \
@@ -46,5 +50,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
 	touch $@
 
-clean:  ## removes .venv and whatever was made
-	rm -rf $(VENV) runs site build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+test-frontends: frontends-setup  ## the tests of the front-ends for TensorFlow, Keras and JAX
+	$(FRONT)/bin/pytest tests/frontends
+
+frontends-setup: $(FRONT_READY)  ## .venv-frontends, with TensorFlow, Keras and JAX, pinned
+
+$(FRONT_READY): pyproject.toml constraints-frontends.txt
+	test -d $(FRONT) || $(PYTHON) -m venv $(FRONT)
+	$(FRONT)/bin/pip install --quiet -c constraints-frontends.txt pip setuptools torch==2.13.0
+	$(FRONT)/bin/pip install --quiet -c constraints-frontends.txt --no-build-isolation -e '.[frontends]'
+	touch $@
+
+clean:  ## removes .venv, .venv-frontends and whatever was made
+	rm -rf $(VENV) $(FRONT) runs site build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -114,6 +114,8 @@ PROGRAMS = {  # the same, on the PATH or in root's folders
     "slurmctld": "Debian: apt install slurm-wlm",
     "sshd": "Debian: apt install openssh-server",
 }
+# They need TensorFlow and JAX, which have an environment of their own: `make test-frontends`.
+collect_ignore = [] if find_spec("tensorflow") else ["frontends"]
 PATIENCE_SECONDS = 400.0  # a machine that many share may stand still for minutes
 
 

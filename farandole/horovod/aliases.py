@@ -25,8 +25,6 @@ _THEIRS = "horovod"
 _OURS = "farandole.horovod"
 _SHIM = Path(__file__).with_name("shim")
 _OTHER_PARTS = {
-    "tensorflow": "for TensorFlow keep Horovod itself, or port the model to PyTorch",
-    "keras": "for Keras keep Horovod itself, or port the model to PyTorch",
     "mxnet": "for MXNet keep Horovod itself, or port the model to PyTorch",
     "spark": "start the script with `farandole horovodrun`, or a function with horovod.run()",
     "ray": "start the script with `farandole horovodrun`, or a function with horovod.run()",
@@ -71,17 +69,18 @@ class _Aliases(MetaPathFinder):
         advice = _OTHER_PARTS.get(rest.split(".")[0])
         if advice is not None:
             raise ModuleNotFoundError(
-                f"{fullname} is not here: Farandole stands in for Horovod's PyTorch part alone. "
-                f"Use horovod.torch; {advice}.",
+                f"{fullname} is not here: of Horovod's front-ends Farandole has horovod.torch, "
+                f"horovod.tensorflow and horovod.keras; {advice}.",
                 name=fullname,
             )
         real = f"{_OURS}.{rest}" if rest else _OURS
         found = _spec_of(real)
         if found is None:
             raise ModuleNotFoundError(
-                f"{fullname} is not here. Farandole has what Horovod documents for PyTorch: "
-                "horovod.torch, horovod.torch.elastic, horovod.run and horovod.common.exceptions; "
-                "and of its inner parts horovod.common.util and horovod.runner.util.threads.",
+                f"{fullname} is not here. Farandole has what Horovod documents for PyTorch, "
+                "TensorFlow and Keras: horovod.torch, horovod.tensorflow, horovod.keras, "
+                "horovod.tensorflow.keras, horovod.run and horovod.common.exceptions; and of its "
+                "inner parts horovod.common.util and horovod.runner.util.threads.",
                 name=fullname,
             )
         is_package = found.submodule_search_locations is not None

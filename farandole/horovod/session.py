@@ -121,6 +121,13 @@ class Session:
         assert ranks is not None
         return ranks
 
+    def set_numbered(self, number: int) -> ProcessSet:
+        """The process set that was added under this number."""
+        if number not in self._sets:
+            known = ", ".join(map(str, self._sets)) or "none but 0"
+            raise UserError(f"there is no process set {number}. Added so far: {known}.")
+        return self._sets[number]
+
     def engine(self, process_set: ProcessSet) -> Engine:
         """The one that serves the set. Raises where this rank is not in it."""
         number = process_set.process_set_id

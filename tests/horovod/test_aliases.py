@@ -76,8 +76,9 @@ def test_every_name_is_the_same_module_also_in_processes_that_are_spawned(sandbo
     assert done.returncode == 0, done.stderr
     lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
     assert lines[:2] == ["0.28.1", "0.28.1"]
-    assert lines[2].startswith("ModuleNotFoundError horovod.tensorflow is not here: Farandole")
-    assert "Use horovod.torch" in lines[2]
+    needed = "ModuleNotFoundError horovod.tensorflow needs TensorFlow"
+    assert lines[2].startswith(needed), lines[2]
+    assert "pip install 'farandole[tensorflow]'" in lines[2]
     assert "farandole horovodrun" in lines[3]
     assert lines[4].startswith("ModuleNotFoundError horovod.nonsense is not here. Farandole has")
 

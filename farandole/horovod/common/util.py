@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch.cuda
 
 from farandole.horovod import built
 
-EXTENSIONS = ("torch",)
-"""The frameworks that Horovod may be built for; here there is one, and it needs no building."""
+EXTENSIONS = ("torch", "tensorflow", "keras")
+"""The frameworks that Horovod may be built for; here they need no building, only installing."""
 
 T = TypeVar("T")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether Horovod can be used with this framework."""
-    found = ext_base_name in EXTENSIONS
+    found = ext_base_name in EXTENSIONS and find_spec(ext_base_name) is not None
     if verbose:
         print(f"Extension {ext_base_name} was {'' if found else 'NOT '}built.")
     return found

@@ -93,6 +93,7 @@ class Executor:
             or is_whole_average(request.op, source.dtype)
             or request.op == ADASUM
             or not source.is_contiguous()
+            or self._host.size == 1  # a process set of one rank: there is nothing to reduce
         ):
             return None
         mine, target = flat_view(source), flat_view(work.outputs[0])

@@ -202,7 +202,11 @@ def allgather_object(
     obj: T, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
     """Every rank's object, in rank order. What they may be: see `broadcast_object`."""
-    name = name or "allgather_object"
+    return from_all(obj, name or "allgather_object", process_set)
+
+
+def from_all(obj: T, name: str, process_set: ProcessSet) -> list[T]:
+    """As `allgather_object`."""
     payload, failure = _payload(obj)
     lengths = allgather(torch.tensor([len(payload)]), f"{name}.length", process_set)
     everything = allgather(_as_tensor(payload), f"{name}.bytes", process_set)
