@@ -49,6 +49,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "doctor": "what works on this machine",
         "emulate": "hosts as network namespaces, with links of a given rate",
         "horovod": "Horovod's interface, on the rooms below",
+        "jax": "JAX's arrays and optimizers, on the rooms below",
         "learn": "estimators whose fit is a map over chunks of rows, and a sum",
     },
     {
