@@ -11,10 +11,12 @@ import errno
 import json
 import math
 import os
+import sys
 import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 FILE_NAME = "metrics.jsonl"
