@@ -15,9 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from farandole.comm import Group
+from farandole.comm.tensors import kind_of
 from farandole.errors import NotElasticError, UserError
 from farandole.layout.pipeline.gradient_bridge import KnownGradients
 from farandole.sync import Strategy
+from farandole.sync.common.flat import Flat, statistics_of
 from farandole.train.mirror.model import MirrorModel
 from farandole.train.mirror.optimizer import MirrorOptimizer
 from farandole.train.run import Run
@@ -48,6 +51,7 @@ class Mirror:
             )
         if not trained:
             raise UserError("the model has no weights that are trained. Build it first.")
+        _require_one_dtype(slots or {}, next(iter(trained.values())))
         self.model = MirrorModel(trained, frozen or {}, statistics or {})
         self.optimizer = MirrorOptimizer(self.model.parameters(), slots or {}, rate)
         run.distribute(self.model, self.optimizer, sync=strategy)
@@ -77,17 +81,31 @@ class Mirror:
 
     def step(
         self, values: Sequence[torch.Tensor], slots: Mapping[str, torch.Tensor] | None = None
-    ) -> list[torch.Tensor]:
+    ) -> None:
         """A step was taken, and has led to these values, in the order of trained weights, frozen
-        ones and statistics. Returns those to go on with; they are valid until the next call."""
+        ones and statistics. `values` are those to go on with, if the weights have `moved`."""
         self._require_followed()
         self._before()
         self.load(values, slots)
+        self.stepped()
+
+    def stepped(self) -> None:
+        """As `step`, where the strategy never changes a weight and need not see them."""
+        self._before()
         self._is_before = True
         for weight in self._weights:
             weight.grad = None
         self.optimizer.after()
-        return self.values()
+
+    def average_statistics(self, group: Group) -> None:
+        """Of normalising layers. Strategies that average gradients keep each rank's own."""
+        found = statistics_of(self.model)
+        if found and group.size > 1:
+            flat = Flat(found)
+            flat.gather()
+            for buffer in flat.buffers:
+                group.all_reduce(buffer, "average")
+            flat.scatter()
 
     @torch.no_grad()
     def load(
@@ -156,3 +174,13 @@ class Mirror:
                 )
             known.append(gradient.to(dtype=weight.dtype, device=weight.device))
         return known
+
+
+def _require_one_dtype(slots: Mapping[str, torch.Tensor], weight: torch.Tensor) -> None:
+    """Torch casts an optimizer's state to its parameter's dtype when it is loaded."""
+    for name, value in slots.items():
+        if value.dtype != weight.dtype:
+            raise UserError(
+                f"the optimizer's state {name!r} is {kind_of(value.dtype)}, and the weights are "
+                f"{kind_of(weight.dtype)}: strategies keep one dtype. Use the weights' for both."
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,6 +44,10 @@ class _Statistic(nn.BatchNorm1d):
         super().__init__(0, affine=False)
         self.running_mean = value
         self.running_var = self.num_batches_tracked = None
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        """Without the counter that a BatchNorm adds to states of before it had one."""
+        nn.Module._load_from_state_dict(self, *args, **options)
 
 
 def _plain(name: str) -> str:

@@ -49,7 +49,8 @@ def elsewhere(run: Run, sync: str) -> list[torch.Tensor]:
         run.other_loop.batch(4, step, STEPS)
         applied = mirror.gradients(gradients(weights, run.rank, step))
         weights = [w - 0.1 * g for w, g in zip(weights, applied, strict=True)]
-        weights = [value.clone() for value in mirror.step(weights)]
+        mirror.step(weights)
+        weights = [value.clone() for value in mirror.values()]
     return weights
 
 
@@ -103,7 +104,8 @@ def test_statistics_are_averaged_and_constants_are_not(tmp_path: Path) -> None:
         mirror.values()
         here = float(run.rank)
         given = [torch.full((2,), here), torch.tensor([run.rank]), torch.full((2,), 2 * here)]
-        return [value.clone() for value in mirror.step(given)]
+        mirror.step(given)
+        return [value.clone() for value in mirror.values()]
 
     for rank, (weight, constant, mean) in enumerate(run_world(2, body, folder=tmp_path)):
         assert weight.tolist() == [0.5, 0.5]
