@@ -1,4 +1,4 @@
-"""Carries one vector between ranks, for callbacks of JAX's runtime and for eager calls.
+"""Carries arrays between ranks, for callbacks of JAX's runtime and for eager calls.
 
 Vectors that come again and again lie in memory that the ranks of a host share, if the transport has
 such: then an all-reduce copies nothing.
@@ -6,6 +6,7 @@ such: then an all-reduce copies nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,14 +41,27 @@ class Carrier:
             require_same_tree(leaves, self.group)
             self._agreed.add(leaves)
 
-    def reduce(self, vector: Any, op: Op, *, weighed: bool = False) -> np.ndarray[Any, Any]:
-        """The result is valid until the next call. `weighed`: each rank's counts by its batch."""
-        given = from_buffer(vector)
-        buffer = self._buffer(given.dtype, given.numel()).copy_(given)
+    def reduce(
+        self, arrays: Sequence[Any], op: Op, *, weighed: bool = False
+    ) -> list[np.ndarray[Any, Any]]:
+        """All arrays of a dtype in one collective. The results are valid until the next call.
+
+        `weighed`: each rank's count by its batch.
+        """
+        given = [from_buffer(array) for array in arrays]
         weight = self._run.other_loop.batch_weight if weighed else 1.0
-        if weight != 1.0:
-            buffer.mul_(weight)
-        return to_array(self.group.all_reduce(buffer, op))
+        results: dict[int, torch.Tensor] = {}
+        for kind in dict.fromkeys(tensor.dtype for tensor in given):
+            at = [index for index, tensor in enumerate(given) if tensor.dtype == kind]
+            counts = [given[index].numel() for index in at]
+            buffer = self._buffer(kind, sum(counts))
+            parts = buffer.split(counts)
+            for index, part in zip(at, parts, strict=True):
+                results[index] = part.view(given[index].shape).copy_(given[index])
+            if weight != 1.0:
+                buffer.mul_(weight)
+            self.group.all_reduce(buffer, op)
+        return [to_array(results[index]) for index in range(len(given))]
 
     def broadcast(self, vector: Any, source: int) -> np.ndarray[Any, Any]:
         return to_array(self.group.broadcast(from_buffer(vector).clone(), source))

@@ -1,6 +1,6 @@
 """Collectives on trees of arrays, in and out of `jit`.
 
-    tree ─▶ one vector for each dtype ─▶ callback ─▶ group ─▶ vectors ─▶ tree
+    tree ─▶ callback ─▶ one vector for each dtype ─▶ group ─▶ parts of the vectors ─▶ tree
 
 Inside of `jit` the callback is ordered: XLA keeps all collectives of a process in the order of the
 program, in loops and branches too.
@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax.experimental import io_callback
 
 from farandole.comm import Op
@@ -24,6 +23,7 @@ from farandole.jax.carrier import carrier
 from farandole.jax.trees import Leaf, fused, is_traced, taken_apart, unfused
 
 _LINEAR = ("average", "sum")
+_LARGE_BYTES = 1 << 16
 
 
 def allreduce(tree: Any, op: Op = "average") -> Any:
@@ -45,16 +45,22 @@ def reduce_tree(tree: Any, op: Op, *, weighed: bool) -> Any:
     if is_traced(values):
         require_one_device()
         reduce = _traced(op, described.leaves, weighed)
-        parts = unfused([reduce(vector) for vector in fused(values)], values)
-        return described.rebuild(parts)
+        large = [value for value in values if _is_large(value)]
+        small = [value for value in values if not _is_large(value)]
+        reduced = iter(reduce(*large, *(fused(small) if small else [])))
+        whole = [next(reduced) for _ in large]
+        parts = iter(unfused(list(reduced), small))
+        rest = iter(whole)
+        return described.rebuild([next(rest if _is_large(v) else parts) for v in values])
     here = _settled()
     here.agree(described.leaves)
-    kinds = dict.fromkeys(value.dtype for value in values)
-    flat: dict[Any, Any] = {}
-    for kind in kinds:
-        rows = [from_buffer(value).reshape(-1) for value in values if value.dtype == kind]
-        flat[kind] = here.reduce(torch.cat(rows), op, weighed=weighed).copy()
-    return described.rebuild(list(map(jnp.asarray, unfused(list(flat.values()), values))))
+    return described.rebuild([jnp.array(v) for v in here.reduce(values, op, weighed=weighed)])
+
+
+def _is_large(value: Any) -> bool:
+    """Large arrays go to the callback one by one, since a vector of them would be one more copy.
+    Small ones go as vectors, since each argument of a callback costs time."""
+    return bool(value.size * value.dtype.itemsize >= _LARGE_BYTES)
 
 
 def broadcast(tree: Any, source: int = 0) -> Any:
@@ -95,30 +101,30 @@ def _settled() -> Any:
 
 @functools.cache
 def _traced(op: Op, leaves: tuple[Leaf, ...], weighed: bool) -> Callable[[Any], Any]:
-    """A function of one vector of a tree, for a computation that is being traced."""
+    """A function of arrays of a tree, for a computation that is being traced."""
 
-    def on_host(vector: Any) -> Any:
+    def on_host(*arrays: Any) -> list[Any]:
         here = carrier()
         here.agree(leaves)
-        return here.reduce(vector, op, weighed=weighed)
+        return here.reduce(arrays, op, weighed=weighed)
 
     @jax.custom_batching.custom_vmap
-    def carried(vector: Any) -> Any:
-        result = jax.ShapeDtypeStruct(vector.shape, vector.dtype)
-        return io_callback(on_host, result, vector, ordered=True)
+    def carried(*arrays: Any) -> Any:
+        results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+        return io_callback(on_host, results, *arrays, ordered=True)
 
     carried.def_vmap(_refuse_vmap)
 
     @jax.custom_vjp
-    def reduced(vector: Any) -> Any:
-        return carried(vector)
+    def reduced(*arrays: Any) -> Any:
+        return carried(*arrays)
 
-    def forward(vector: Any) -> tuple[Any, None]:
+    def forward(*arrays: Any) -> tuple[Any, None]:
         if op not in _LINEAR:
             raise UserError(f"allreduce(…, {op!r}) has no gradient here: take average or sum.")
-        return carried(vector), None
+        return carried(*arrays), None
 
-    reduced.defvjp(forward, lambda _, cotangent: (carried(cotangent),))
+    reduced.defvjp(forward, lambda _, cotangents: tuple(carried(*cotangents)))
     return reduced  # type: ignore[no-any-return]
 
 

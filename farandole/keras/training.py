@@ -57,13 +57,14 @@ class KerasTraining:
             self._give()
 
     def end_step(self, logs: Mapping[str, Any]) -> None:
-        self._mirror.optimizer.set_rate(self._rate())
         if not self._changes_weights:
             self._mirror.stepped()
             return
         if "loss" in logs:
             self.run.observe_loss(float(logs["loss"]))
-        self._mirror.step(self._weights.values(), self._weights.slot_values())
+        values = self._weights.values()  # first: with JAX, the rate is there after it too
+        self._mirror.optimizer.set_rate(self._rate())
+        self._mirror.step(values, self._weights.slot_values())
         if self._mirror.moved:
             self._give()
 

@@ -110,14 +110,10 @@ def check_local() -> None:
 
 def check_strategies() -> None:
     """After an epoch all ranks hold the same model, with statistics and momentum."""
-    texts = ["allreduce:codec=int8", "lagged:steps=2", "local:every=5,moments=average"]
-    texts += [
-        "postlocal:every=2,at=0.4",
-        "adacomm:start=4,steps=4",
-        "diloco:every=3,momentum=0",
-        "daso",
-    ]
-    texts += ["federated:every=2"]
+    texts = ["local:every=5,moments=average", "daso"]
+    if keras.backend.backend() == "torch":  # the others take long to compile each model
+        texts += ["allreduce:codec=int8", "lagged:steps=2", "postlocal:every=2,at=0.4"]
+        texts += ["adacomm:start=4,steps=4", "diloco:every=3,momentum=0", "federated:every=2"]
     for text in texts:
         model = fd.keras.distribute(build(norm=True, seed=1 + rank), sync=text)
         before = model.evaluate(x, y, verbose=0)[0]
