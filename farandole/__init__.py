@@ -129,7 +129,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("data", "learn", "server"):
+    if name in ("cray", "data", "jax", "keras", "learn", "server"):
         return importlib.import_module(f"farandole.{name}")
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)

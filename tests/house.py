@@ -51,12 +51,15 @@ FLOORS: tuple[dict[str, str], ...] = (
         "doctor": "what works on this machine",
         "emulate": "hosts as network namespaces, with links of a given rate",
         "horovod": "Horovod's interface, on the rooms below",
+        "jax": "JAX's arrays and optimizers, on the rooms below",
+        "keras": "Keras 3 models on any backend, on the rooms below",
         "learn": "estimators whose fit is a map over chunks of rows, and a sum",
     },
     {
         "watch": "the page of a run or a race while it runs, served on loopback",
     },
     {
+        "cray": "the Cray plugin's vocabulary, for PyTorch and Keras",
         "testing": "for users' tests: ranks as threads, conformance suites",
         "cli": "the commands; they parse and call",
     },

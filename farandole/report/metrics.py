@@ -12,10 +12,12 @@ import errno
 import json
 import math
 import os
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from farandole.report import memory
@@ -117,6 +119,10 @@ class _TensorBoard:
     def __init__(self, folder: Path) -> None:
         self._writer: Any = None
         try:
+            # TensorBoard's writer needs TensorFlow for remote folders only, and would import it
+            # where it is installed, for ten seconds. This module is how it is told not to.
+            if "tensorflow" not in sys.modules:
+                sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             warnings.warn(

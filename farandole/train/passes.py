@@ -9,7 +9,7 @@ break may have come from an error on this rank alone. It is ended when the ranks
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from farandole.data import BatchInfo, Loader
@@ -41,6 +41,8 @@ class Passes:
         self._reads_shared = False  # the batch under way has samples that other ranks read too
         self.skipped = SkippedSamples()
         self._has_warned = False  # of samples that several ranks read
+        self.waits: list[Callable[[], None]] = []
+        """Called before the ranks meet: for what other frameworks compute in the background."""
 
     def begin(self, loader: Loader, *, fresh: bool) -> None:
         self.settle()
@@ -75,30 +77,44 @@ class Passes:
 
     def batch(self, loader: Loader, info: BatchInfo) -> None:
         session = self._session
-        session.group.meter.activity.step()
         if loader.is_training:
             self._check_elastic(loader)
             if loader.options.shares == "speed":
                 self._check_shares()
             self.skipped.may_happen |= loader.skips
-            if session.progress.steps == 0 and session.size > 1 and not len(session.models):
-                session.print(
-                    "note: no model was given to run.distribute, so each rank trains one of its "
-                    "own. Write `model, opt = run.distribute(model, opt)` before the loop."
-                )
-            if self._trial is not None:
-                self._trial.batch(info.samples)
-            session.progress.count(info)
-            if session.reporter is not None:
-                session.reporter.progress(session.progress.steps, session.progress.epoch)
-            session.models.begin_step(info, session.progress.share_done(info))
-            self._metrics.collect_notes()
+            self.train_batch(info)
             session.cut = loader.shares
             self._reads_shared = info.readers > 1
             if session.models.are_evaluated:
                 self.warn_of_shared_samples()
+        else:
+            session.group.meter.activity.step()
         if session.bar is not None:
             session.bar.batch(loader.epoch, info)
+
+    def train_batch(self, info: BatchInfo) -> None:
+        """Counts a step, and tells the strategies of it."""
+        session = self._session
+        session.group.meter.activity.step()
+        if session.progress.steps == 0 and session.size > 1 and not session.keeps_in_step:
+            session.print(
+                "note: no model was given to run.distribute, so each rank trains one of its "
+                "own. Write `model, opt = run.distribute(model, opt)` before the loop."
+            )
+        if self._trial is not None:
+            self._trial.batch(info.samples)
+        session.progress.count(info)
+        session.batch_weight = info.weight
+        if session.reporter is not None:
+            session.reporter.progress(session.progress.steps, session.progress.epoch)
+        session.models.begin_step(info, session.progress.share_done(info))
+        self._metrics.collect_notes()
+
+    def end_training_pass(self) -> None:
+        """*Together.* A pass was read to its end, on all ranks."""
+        self._session.progress.pass_ended = True
+        self._unsettled = True
+        self.settle()
 
     def _check_elastic(self, loader: Loader) -> None:
         if self.elastic is None:
@@ -149,10 +165,13 @@ class Passes:
 
     def settle(self) -> None:
         """*Together.* Ends the last pass over training data, if it has not been ended yet."""
+        for wait in self.waits:
+            wait()
         if not self._unsettled:
             return
         self._unsettled = False
         session = self._session
+        session.batch_weight = 1.0
         session.models.end_pass()
         self._metrics.collect_notes()
         if self.skipped.may_happen:

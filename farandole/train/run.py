@@ -36,6 +36,7 @@ from farandole.train.elastic.start import most_workers
 from farandole.train.elastic.training import ElasticTraining
 from farandole.train.engines.recipe import MakeOptimizer, Recipe
 from farandole.train.loaders import RunLoaders
+from farandole.train.mirror.loop import OtherLoop
 from farandole.train.numbers import T, double, like
 from farandole.train.passes import Passes
 from farandole.train.progress import EpochProgress
@@ -212,6 +213,11 @@ class Run(RunChoices):
         Accelerate and Hugging Face's Trainer, then take this process for one that is alone.
         """
         hide_rank_variables(os.environ)
+
+    @property
+    def other_loop(self) -> OtherLoop:
+        """For front-ends of other frameworks, whose batches do not come from `loader`."""
+        return OtherLoop(self._session, self._passes)
 
     # Models
 
@@ -521,7 +527,8 @@ class Run(RunChoices):
         session.models.close()
         self._choices.close()
         trained = len(session.models) and self._metrics.has_begun
-        if trained and not len(self._loaders) and self.size > 1:
+        dealt = len(self._loaders) > 0 or session.reads_elsewhere
+        if trained and not dealt and self.size > 1:
             self.print(
                 "note: no batch came from run.loader, so every rank saw what it loaded itself"
             )

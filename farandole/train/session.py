@@ -51,6 +51,9 @@ class Session:
     reporter: RunReporter | None = None  # on rank 0, where the launcher may start the job again
     survivors: Survivors | None = None  # where all start again when one is lost
     choices: dict[str, Value] = field(default_factory=dict)  # by `run.choose`
+    batch_weight: float = 1.0  # of this rank's batch that is under way, in an average over ranks
+    averages_elsewhere: bool = False  # a front-end keeps models in step that are not among `models`
+    reads_elsewhere: bool = False  # a front-end deals out the samples
     joined_later: bool = False  # the others had begun when this one came, in an elastic job
 
     @property
@@ -60,6 +63,11 @@ class Session:
     @property
     def size(self) -> int:
         return self.group.size
+
+    @property
+    def keeps_in_step(self) -> bool:
+        """Whether anything keeps the ranks' models alike."""
+        return self.averages_elsewhere or len(self.models) > 0
 
     def take_rank(self) -> None:
         """Ranks have changed, in an elastic job: what only rank 0 does, its successor does now."""

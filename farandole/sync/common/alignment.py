@@ -139,10 +139,10 @@ class InStep:
 
 def in_step(model: nn.Module, group: Group) -> InStep:
     """*Together.* Compares every parameter and buffer of all ranks, by digest."""
-    return _in_step(_tensors(model), group)
+    return tensors_in_step(_tensors(model), group)
 
 
-def _in_step(tensors: Mapping[str, torch.Tensor], group: Group) -> InStep:
+def tensors_in_step(tensors: Mapping[str, torch.Tensor], group: Group) -> InStep:
     if not tensors:
         return InStep()
     mine = b"".join(_digest(tensor) for tensor in tensors.values())
@@ -165,7 +165,7 @@ def require_in_step(model: nn.Module, group: Group, when: str) -> None:
     only warned of. Buffers are not compared: BatchNorm's statistics may be a rank's own.
     """
     parameters = dict(model.named_parameters())
-    found = _in_step(parameters, group)
+    found = tensors_in_step(parameters, group)
     if found:
         return
     # All ranks have the same table of digests, so all take part in the same collectives here.
