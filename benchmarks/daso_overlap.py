@@ -61,8 +61,8 @@ def worker(path: str) -> None:
     data = torch.randn(64 * STEPS, WIDTH)
     dataset = torch.utils.data.TensorDataset(data)
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-    for epoch in run.epochs(6):
-        if epoch == 3 and run.rank == 0:  # past the synchronous beginning
+    for epoch in run.epochs(20):
+        if epoch == 10 and run.rank == 0:  # past the synchronous beginning
             torch.cuda.synchronize()
             profiler.start()
         for (x,) in run.loader(dataset, batch_size=64):
@@ -72,7 +72,7 @@ def worker(path: str) -> None:
                 F.mse_loss(model(moved), moved).backward()
             optimizer.step()
             run.observe_loss(0.0)
-        if epoch == 3 and run.rank == 0:
+        if epoch == 10 and run.rank == 0:
             torch.cuda.synchronize()
             profiler.stop()
             profiler.export_chrome_trace(path)
