@@ -139,9 +139,9 @@ def choose_transport(world: C10d, device: torch.device, transport: str) -> Trans
     direct = None if transport == "c10d" else SharedGpu.connect(found, world, device)
     if direct is None and world.rank == 0:
         warnings.warn(
-            "gradients of workers that share a GPU go through the memory of the host (gloo), which "
-            "takes several times as long as training itself on a fast GPU. NCCL 2.30 or later "
-            f"lets them share one (here: {nccl_text()}).",
+            "tensors on GPUs travel through the memory of the host (gloo), which takes several "
+            f"times as long as training on a fast GPU: NCCL ({nccl_text()}) does not serve these "
+            "workers. From 2.30 on it serves several on one GPU.",
             stacklevel=2,
         )
     return found if found is world and direct is None else ByDevice(found, world, direct)
