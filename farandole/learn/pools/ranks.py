@@ -18,6 +18,7 @@ from farandole.comm import Group
 from farandole.comm.transports.messages import name_ranks
 from farandole.errors import UserError
 from farandole.learn.pools.base import Placed, Pool, one_blas_thread, sum_branch
+from farandole.learn.pools.digests import digest
 from farandole.learn.pools.workers import LostPoolError
 from farandole.learn.sources.source import Source
 from farandole.learn.sums.sum import Statistics, Sum
@@ -64,10 +65,16 @@ class _OnRanks(Placed):
             raise
         finally:
             # The others must not wait for the statistics of a rank that has failed.
-            failures = self._group.gather_json(failure)
-        for rank, text in enumerate(failures):
+            told = self._group.gather_json([failure, digest(state)])
+        for rank, (text, theirs) in enumerate(told):
             if text is not None:
                 raise ValueError(f"rank {rank}: {text}")
+            if theirs != told[0][1]:
+                raise UserError(
+                    f"rank {rank} begins pass {self.passes} over {self.source.name} with another "
+                    "state than rank 0. Give all ranks the same random_state, and models with the "
+                    "same parameters."
+                )
         gathered = self._gather(dict(zip(self._branches, found, strict=True)))
         self._require_all(gathered)
         return join(gathered, self.source.chunks, job.merge)

@@ -48,16 +48,17 @@ class Bucket:
 
     def fill(self) -> None:
         """Copies what the parameters have accumulated; a missing gradient counts as zeros."""
-        present = [parameter.grad is not None for parameter in self.parameters]
-        views, gradients = [], []
+        present, views, gradients = [], [], []
         for view, parameter in zip(self.gradients, self.parameters, strict=True):
-            if parameter.grad is None:
+            gradient = parameter.grad  # once: each look at it is a call
+            present.append(gradient is not None)
+            if gradient is None:
                 view.zero_()
             # After `hand_out` the gradient is the view itself, unless the script has set it to None
             # since. Autograd then accumulates into the buffer, and there is nothing to copy.
-            elif parameter.grad.data_ptr() != view.data_ptr() or not view.numel():
+            elif gradient.data_ptr() != view.data_ptr() or not view.numel():
                 views.append(view)
-                gradients.append(parameter.grad)
+                gradients.append(gradient)
         if views:
             torch._foreach_copy_(views, gradients)
         if all(present):

@@ -43,6 +43,8 @@ from farandole.sync.allreduce.reductions import Reduction
 from farandole.sync.common.alignment import check_same_model
 
 _SHOWN = 5
+_DENSE = torch.strided
+_graph_task = torch._C._current_graph_task_id
 
 
 class GradientReducer:
@@ -95,8 +97,11 @@ class GradientReducer:
         self._trained = dict(trained)
         me = weakref.ref(self)
 
+        # Called for every parameter in every pass: nothing is looked up here that need not be.
         def arrived(parameter: torch.Tensor) -> None:
-            _still(me, GradientReducer._arrived, parameter)
+            reducer = me()
+            if reducer is not None and reducer.is_on:
+                reducer._arrived(parameter)
 
         self._handles = [p.register_post_accumulate_grad_hook(arrived) for _, p in trained]
         # Autograd reaches the last layers first; the true order is learned in the first pass.
@@ -107,15 +112,16 @@ class GradientReducer:
 
     def _settle(self, buckets: list[Bucket], *, learns_order: bool) -> None:
         self.buckets = buckets
-        self._home: dict[torch.Tensor, int] = {
-            parameter: bucket.index for bucket in buckets for parameter in bucket.parameters
+        # By identity: the hash of a tensor is that too, and takes a call of Python's to get.
+        self._home: dict[int, int] = {
+            id(parameter): bucket.index for bucket in buckets for parameter in bucket.parameters
         }
         self._learns_order = learns_order
         self._close_pass()
 
     def _close_pass(self) -> None:
         self._pass: int | None = None  # the engine's number of the one under way
-        self._seen: dict[torch.Tensor, None] = {}  # parameters that arrived in it, in order
+        self._seen: dict[int, torch.Tensor] = {}  # parameters that arrived in it, in order
         self._missing = [len(bucket.parameters) for bucket in self.buckets]
         # The bucket to be reduced next. A bucket that is full waits for those before it: which one
         # fills first may differ between ranks, and a reduction must meet the same one elsewhere.
@@ -174,16 +180,21 @@ class GradientReducer:
     # A pass
 
     def _arrived(self, parameter: torch.Tensor) -> None:
-        if not self.is_on:
-            return
         with self._lock:
             # A number that the engine gives to each backward call. Another one: the first gradient
             # of a new pass, or of a reentrant checkpoint within the same one.
-            if self._pass != torch._C._current_graph_task_id():
+            if self._pass != _graph_task():
                 self._enter_pass()
-            self._require_reducible(parameter)
-            self._seen[parameter] = None
-            self._missing[self._home[parameter]] -= 1
+            key = id(parameter)
+            gradient = parameter.grad
+            assert gradient is not None
+            if key in self._seen or gradient.layout is not _DENSE or gradient.requires_grad:
+                self._refuse(parameter)
+            self._seen[key] = parameter
+            home = self._home[key]
+            self._missing[home] -= 1
+            if self._missing[home]:
+                return
             while self._next < len(self.buckets) and not self._missing[self._next]:
                 self._reduce_next()
             if not self._end_is_known and self._next == len(self.buckets):
@@ -209,28 +220,27 @@ class GradientReducer:
             lambda: _still(me, GradientReducer._end_pass)
         )
 
-    def _require_reducible(self, parameter: torch.Tensor) -> None:
+    def _refuse(self, parameter: torch.Tensor) -> None:
+        """Says why this gradient cannot be averaged."""
         gradient = parameter.grad
         assert gradient is not None
-        if parameter in self._seen:
+        if id(parameter) in self._seen:
             raise UserError(
                 f"the gradient of {self._name(parameter)!r} arrived twice in one backward pass: it "
                 "is used in several reentrant checkpoints. Write "
                 "torch.utils.checkpoint.checkpoint(…, use_reentrant=False)."
             )
-        if gradient.layout is not torch.strided:
+        if gradient.layout is not _DENSE:
             raise UserError(
                 f"the gradient of {self._name(parameter)!r} is sparse, and gradients are averaged "
                 "as dense ones here. Build the layer with sparse=False, or train by `hogwild` or "
                 "on parameter servers, which take it."
             )
-        if gradient.requires_grad:
-            raise UserError(
-                f"backward(create_graph=True) has made a gradient of {self._name(parameter)!r} "
-                "that can be differentiated again, and an average over ranks cannot. Compute it "
-                "with torch.autograd.grad(loss, parameters, create_graph=True), or under "
-                "run.no_sync(model)."
-            )
+        raise UserError(
+            f"backward(create_graph=True) has made a gradient of {self._name(parameter)!r} that "
+            "can be differentiated again, and an average over ranks cannot. Compute it with "
+            "torch.autograd.grad(loss, parameters, create_graph=True), or under run.no_sync(model)."
+        )
 
     def _name(self, parameter: torch.Tensor) -> str:
         return next((n for n, p in self._model.named_parameters() if p is parameter), "a parameter")
@@ -259,7 +269,7 @@ class GradientReducer:
         for bucket in self.buckets:
             bucket.hand_out()
         self.handed_out = self.buckets
-        seen = list(self._seen)
+        seen = list(self._seen.values())
         self._close_pass()
         if any(p.requires_grad and p not in self._names for p in self._all):
             self._include_thawed()
@@ -320,7 +330,9 @@ class GradientReducer:
         """Before a step: raises if a gradient that it would apply is not an average."""
         if not self._seen:
             return  # every pass since the last step has ended
-        lacking = [name for parameter, name in self._names.items() if parameter not in self._seen]
+        lacking = [
+            name for parameter, name in self._names.items() if id(parameter) not in self._seen
+        ]
         failed = self._end_is_known
         self._abandon_pass()
         if failed:

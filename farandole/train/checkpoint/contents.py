@@ -40,13 +40,26 @@ def _is_position(value: Any) -> bool:
     """Of a loader."""
     if not _is_named(value) or not _is_count(value.get("epoch")):
         return False
-    drawn, readers = value.get("drawn"), value.get("readers", [])
-    if not isinstance(readers, list) or len(readers) not in (0, 5):
+    rows = {"drawn": torch.int64, "returned": torch.int64, "speeds": torch.float64}
+    if not all(_is_row(value[name], dtype) for name, dtype in rows.items() if name in value):
         return False
-    if not all(type(each) is int and each > 0 for each in readers[:3]):
+    if "readers" in value and not _are_readers(value["readers"]):
         return False
-    is_order = isinstance(drawn, torch.Tensor) and drawn.dim() == 1 and drawn.dtype == torch.int64
-    return _is_count(value.get("done_samples")) and (drawn is None or is_order)
+    return _is_count(value.get("done_samples"))
+
+
+def _is_row(value: Any, dtype: torch.dtype) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 1 and value.dtype == dtype
+
+
+def _are_readers(value: Any) -> bool:
+    """Of an epoch of chunks: three counts, two flags, and the ranks' shares."""
+    if not isinstance(value, list) or len(value) != 6:
+        return False
+    counts, flags, quotas = value[:3], value[3:5], value[5]
+    if not all(type(each) is int and each > 0 for each in counts):
+        return False
+    return all(type(each) is bool for each in flags) and _is_list_of(_is_count)(quotas)
 
 
 _RUN: Final[Mapping[str, Kind]] = {

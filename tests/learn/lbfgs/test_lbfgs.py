@@ -146,8 +146,17 @@ def test_the_same_bits_from_threads(pool: Any) -> None:
 
 
 def test_the_same_bits_on_ranks(tmp_path: Path) -> None:
-    found = run_world(2, lambda run: flat(fit(pool=Ranks(run.group)).model), folder=tmp_path)
-    assert all(torch.equal(each, flat(fit().model)) for each in found)
+    models = [linear(), linear()]  # not in the ranks: these are threads, and share the seed
+    run_world(2, lambda run: fit(models[run.rank], pool=Ranks(run.group)), folder=tmp_path)
+    assert all(torch.equal(flat(model), flat(fit().model)) for model in models)
+
+
+def test_ranks_that_begin_with_different_models(tmp_path: Path) -> None:
+    models = [linear(), linear()]
+    with torch.no_grad():
+        next(models[1].parameters()).add_(1)
+    with pytest.raises(UserError, match=r"rank 1 begins pass 1 over .* with another state"):
+        run_world(2, lambda run: fit(models[run.rank], pool=Ranks(run.group)), folder=tmp_path)
 
 
 def test_a_fit_that_was_interrupted_goes_on_to_the_bit(tmp_path: Path) -> None:
