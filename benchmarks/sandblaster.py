@@ -194,7 +194,7 @@ def serial(args: argparse.Namespace) -> list[tuple[float, float]]:
             loss.backward()
             return loss
 
-        losses.append(float(optimizer.step(closure)))  # the loss before the step
+        losses.append(optimizer.step(closure).item())  # the loss before the step
         times.append(time.monotonic() - began)
     return list(zip(times, losses[1:], strict=False))
 
