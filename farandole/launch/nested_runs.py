@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -18,14 +17,12 @@ from farandole.environment import PRELOAD, STARTED
 from farandole.launch.forks import Forked, ForkError, Forks
 from farandole.launch.job_directory import worker_defaults
 from farandole.launch.outcome_file import OutcomeRecord
-from farandole.system.ending import end_process
 from farandole.system.orphans import tied_to_this_process
 
 RunProcess = Forked | subprocess.Popen[bytes]
 
 PATIENCE_SECONDS = 10.0
 """Beyond its grace: how long a run that was told to stop may take."""
-_KILLED_SECONDS = 5.0
 
 
 class WarmProcesses:
@@ -88,19 +85,6 @@ class WarmProcesses:
         for server in self._servers.values():
             server.close()
         self._servers.clear()
-
-
-def stop(process: RunProcess, seconds: float) -> None:
-    """SIGTERM, and SIGKILL to the session of one that is still there after so many seconds."""
-    end_process(process, seconds)
-
-
-def kill(process: RunProcess) -> None:
-    """The process and its session. The workers of a launcher that is killed end by themselves."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # the system itself holds it (state D)
-        process.wait(_KILLED_SECONDS)
 
 
 def problem_of(output: Path, code: int, outcome: OutcomeRecord | None) -> str:

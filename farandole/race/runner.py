@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from farandole.launch.nested_runs import PATIENCE_SECONDS, WarmProcesses, problem_of, stop
+from farandole.launch.nested_runs import PATIENCE_SECONDS, WarmProcesses, problem_of
 from farandole.launch.outcome_file import read_outcome
 from farandole.launch.placement.placement import HostOptions, place
 from farandole.report.history import Follower, History
@@ -24,6 +24,7 @@ from farandole.report.interactive.timeline import TRACE_NAME
 from farandole.report.lane import Lane, outcome_of
 from farandole.report.metrics import FILE_NAME
 from farandole.report.target import Target
+from farandole.system.ending import end_process
 from farandole.worker.grace import DEFAULT_SECONDS
 
 _POLL_SECONDS = 0.25
@@ -164,7 +165,7 @@ def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
             if code is not None:
                 break
             if enough := config.enough(history, time.monotonic() - began):
-                stop(process, config.grace_seconds + PATIENCE_SECONDS)
+                end_process(process, config.grace_seconds + PATIENCE_SECONDS)
                 yield replace(lane, history=follower.poll(), outcome="stopped", problem=enough)
                 return
             yield lane
@@ -173,7 +174,7 @@ def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
     finally:
         ended.unlink(missing_ok=True)
         if process.poll() is None:
-            stop(process, config.grace_seconds + PATIENCE_SECONDS)
+            end_process(process, config.grace_seconds + PATIENCE_SECONDS)
 
 
 def folder_name(number: int, lane: Lane) -> str:

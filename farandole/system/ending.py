@@ -26,7 +26,12 @@ def end_process(process: Process, seconds: float) -> None:
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the system itself holds it (state D)
-            process.wait(_KILLED_SECONDS)
+        kill_process(process)
+
+
+def kill_process(process: Process) -> None:
+    """At once, with its session. The workers of a launcher that is killed end by themselves."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # the system itself holds it (state D)
+        process.wait(_KILLED_SECONDS)

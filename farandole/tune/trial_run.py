@@ -18,12 +18,12 @@ from farandole.launch.nested_runs import (
     PATIENCE_SECONDS,
     RunProcess,
     WarmProcesses,
-    kill,
     problem_of,
 )
 from farandole.launch.outcome_file import read_outcome
 from farandole.report.history import Follower
 from farandole.report.metrics import FILE_NAME
+from farandole.system.ending import kill_process
 from farandole.train.choosing.choice import Value
 from farandole.train.choosing.questions import FOLDER as QUESTIONS
 from farandole.train.choosing.questions import Answers
@@ -113,7 +113,7 @@ class TrialRun:
             last = f"; its last {self.metric} was {v[-1]:g}" if (v := self.values()) else ""
             self.stop("failed", f"ended after its timeout of {limit:g} s{last}")
         if now > self._kill_at:
-            kill(self.process)
+            kill_process(self.process)
             self._kill_at = math.inf
         return False
 
@@ -143,5 +143,5 @@ class TrialRun:
     def end(self) -> None:
         """At once, whatever it does."""
         if self.process.poll() is None:
-            kill(self.process)
+            kill_process(self.process)
         self._outcome.unlink(missing_ok=True)

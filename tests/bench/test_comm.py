@@ -477,6 +477,8 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> BaseException | 
         ([], "Give -n, such as -n 4"),
         (["-n", "2", "--here"], "leave -n 2"),
         (["--here"], "this process is alone"),
+        (["-n", "2", "--device", "cuda", "--against", "gloo"], "--device cuda --against: there is"),
+        (["-n", "2", "--against", "nccl"], "--device cpu --against: there is no 'nccl'"),
         (["-n", "2", "--sizes", "4KiB:1QiB"], "'1QiB' is not a size"),
         (["-n", "2", "--sizes", "1MiB:4KiB"], "Write 4KiB:1MiB"),
         (["-n", "2", "--sizes", "4KiB,10B"], "10 B is no whole number of float32, 4 bytes"),

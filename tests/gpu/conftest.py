@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in items:
         if here in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+            item.add_marker(pytest.mark.skip(reason="needs a GPU, and FARANDOLE_TEST_GPU=1"))
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ class SharedGpu(Transport):
         return self._host.share(claim)
 
     def subgroup(self, ranks: Sequence[int]) -> Transport:
-        raise NotImplementedError  # by `between`: other ranks need memory of their own
+        raise AssertionError("`ByDevice` makes subgroups, by `between`: they need a world too")
 
     def between(self, host: Transport, world: C10d) -> SharedGpu | None:
         """The same for some of the ranks, whom these two connect."""
