@@ -11,7 +11,7 @@ import torch
 
 
 def digest(state: Any) -> str:
-    """Of arrays, tensors, numbers, texts, and what is made of them."""
+    """Of arrays, tensors, numbers, texts, and what is made of them. Raises `TypeError` else."""
     seen = hashlib.blake2b(digest_size=12)
     _add(seen, state)
     return seen.hexdigest()
@@ -23,7 +23,9 @@ def _add(seen: hashlib.blake2b, value: Any) -> None:
         value = value.detach().cpu().numpy()
     if isinstance(value, (np.ndarray, np.generic)):
         seen.update(f"{value.dtype}{value.shape}".encode())
-        if value.dtype != object:
+        if value.dtype == object:
+            _add(seen, value.tolist())
+        else:
             seen.update(np.ascontiguousarray(value).tobytes())
     elif isinstance(value, dict):
         for key in sorted(value, key=str):
@@ -37,4 +39,6 @@ def _add(seen: hashlib.blake2b, value: Any) -> None:
             _add(seen, getattr(value, field.name))
     elif isinstance(value, (str, bytes, int, float, complex, bool)):
         seen.update(repr(value).encode())
-    # Of anything else the kind alone counts: it has no text that is the same in two processes.
+    elif value is not None:
+        # Its text would differ between two processes, and to leave it out would hide a difference.
+        raise TypeError(f"ranks cannot compare a state that holds {type(value).__name__}")
