@@ -8,6 +8,7 @@ that whatever survives the test is found, ended, and held against it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import itertools
 import os
@@ -402,6 +403,14 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
     psutil.wait_procs(left, timeout=10)
     shutil.rmtree(temporary, ignore_errors=True)
     assert not left, f"the test left processes behind: {left}"
+
+
+@pytest.fixture
+def only_ray() -> Iterator[None]:
+    """The only test on this machine with a Ray cluster: Ray finds those of all others by itself."""
+    with Path(os.environ["XDG_CACHE_HOME"], "only-ray").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture

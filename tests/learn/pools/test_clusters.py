@@ -15,6 +15,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 @pytest.mark.needs("ray")
+@pytest.mark.usefixtures("only_ray")
 def test_ray(sandbox: Sandbox) -> None:
     known = {"RAY_TMPDIR": str(sandbox.temporary), "RAY_USAGE_STATS_ENABLED": "0"}
     done = sandbox.python(SCRIPTS / "on_ray.py", **known)

@@ -44,6 +44,7 @@ def running_cluster(sandbox: Sandbox) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.needs("ray")
+@pytest.mark.usefixtures("only_ray")
 def test_two_nodes(sandbox: Sandbox, warm_variables: dict[str, str]) -> None:
     known = {"RAY_TMPDIR": str(sandbox.temporary), "RAY_USAGE_STATS_ENABLED": "0"}
     sandbox.environment |= known
@@ -84,6 +85,7 @@ def test_two_nodes(sandbox: Sandbox, warm_variables: dict[str, str]) -> None:
 
 
 @pytest.mark.needs("ray")
+@pytest.mark.usefixtures("only_ray")
 def test_no_cluster(sandbox: Sandbox) -> None:
     done = sandbox.farandole("run", "--on", "ray", SCRIPT, RAY_TMPDIR=str(sandbox.temporary))
     assert done.returncode == 1
