@@ -32,6 +32,19 @@ class Described(NamedTuple):
 
 
 @dataclass(frozen=True)
+class BatchInfo:
+    """Describes the batch that a loader is about to hand out."""
+
+    step: int  # in this epoch, from 0
+    steps: int | None  # in the epoch; None when the dataset has no length
+    samples: int  # of all ranks together
+    weight: float  # see `Shares.share_weight`
+    readers: int  # ranks that read each sample of this rank's batch, this one among them
+    own_samples: float  # of this rank: one that n ranks read counts 1/n on each
+    skipped: int = 0  # samples of this rank's batch that could not be decoded, and are left out
+
+
+@dataclass(frozen=True)
 class Dealing:
     """One cut of what is left: places in the epoch's order, over `members`, in the order of their
     ranks. `returned` come first, then all places from `start` on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from farandole.comm import Group
 from farandole.data.bad_samples import SkippingBatch, SkippingCollate
 from farandole.data.chunks.dataset import ChunkedDataset
 from farandole.data.chunks.lanes import Readers
-from farandole.data.dealing import Dealings
+from farandole.data.dealing import BatchInfo, Dealings
 from farandole.data.device import DeviceCopies
 from farandole.data.loading_processes import LoadingProcesses, ProcessLostError
 from farandole.data.mirror import DataLoaderMirror
@@ -29,19 +28,6 @@ from farandole.data.shares import Shares
 from farandole.data.speed_shares import SpeedShares
 from farandole.data.stream import StreamShare
 from farandole.errors import UserError
-
-
-@dataclass(frozen=True)
-class BatchInfo:
-    """Describes the batch that a loader is about to hand out."""
-
-    step: int  # in this epoch, from 0
-    steps: int | None  # in the epoch; None when the dataset has no length
-    samples: int  # of all ranks together
-    weight: float  # see `Shares.share_weight`
-    readers: int  # ranks that read each sample of this rank's batch, this one among them
-    own_samples: float  # of this rank: one that n ranks read counts 1/n on each
-    skipped: int = 0  # samples of this rank's batch that could not be decoded, and are left out
 
 
 class Loader(DataLoaderMirror):
@@ -82,59 +68,68 @@ class Loader(DataLoaderMirror):
         self._steps_before = 0
         self.last_batch: BatchInfo | None = None
         """What is known of the batch that was handed out last; None before the first."""
-        self._resolved = resolved = resolve(source, options, torch_options)
-        source, options = resolved.dataset, resolved.options
-        torch_options = dict(resolved.torch_options)
-        if device.type == "cuda":
-            torch_options.setdefault("pin_memory", True)
-        self.process_start = ProcessStart(torch_options.get("worker_init_fn"))
-        if torch_options.get("num_workers"):
-            torch_options["worker_init_fn"] = self.process_start
-        self.options = options
-        self._speeds: SpeedShares | None = None
-        if options.shares == "speed" and group.size > 1:
-            self._speeds = SpeedShares(self.position, options, group, device, on_shares)
-        # A DataLoader draws a seed for its processes at every start. From torch's own generator,
-        # that would shift the random numbers of a run that resumes in the middle of an epoch.
-        self._seeder = torch.Generator()
-        if torch_options.get("generator") is None:
-            torch_options["generator"] = self._seeder
-        self.skips = getattr(source, "on_error", "raise") == "skip"
+        self._resolved = resolve(source, options, torch_options)
+        self.options = self._resolved.options
+        self.skips = getattr(self._resolved.dataset, "on_error", "raise") == "skip"
         """Whether samples that cannot be decoded are left out."""
-        if self.skips:
-            own = torch_options.get("collate_fn") or default_collate
-            torch_options["collate_fn"] = SkippingCollate(own)
+        self._speeds: SpeedShares | None = None
+        if self.options.shares == "speed" and group.size > 1:
+            self._speeds = SpeedShares(self.position, self.options, group, device, on_shares)
+        self._seeder = torch.Generator()
+        self.process_start = ProcessStart(self._resolved.torch_options.get("worker_init_fn"))
         self._processes = LoadingProcesses(group.rank)
         self._copies = DeviceCopies(device)
         self._batches: RankBatches | StreamShare
         self._make_inner: Callable[[], DataLoader[Any]]
-        if isinstance(source, IterableDataset):
-            if options.shuffle:
-                raise UserError(
-                    "an iterable dataset comes in its own order: leave out shuffle=True."
-                )
-            if options.shares == "speed":
-                raise UserError(
-                    "shares='speed' deals what is left of an epoch anew, and an iterable dataset "
-                    "cannot be entered in the middle. Pass a dataset with a length."
-                )
-            self._batches = StreamShare(source, options, group, torch_options)
-            self._make_inner = partial(self._batches.loader, torch_options)
+        if isinstance(self._resolved.dataset, IterableDataset):
+            self._share_stream(self._resolved.dataset)
         else:
-            sampler = resolved.sampler
-            count = len(cast(Sized, source)) if sampler is None else sampler_length(sampler)
-            self._batches = RankBatches(
-                count,
-                group,
-                self._order,
-                options,
-                self._plan if isinstance(source, ChunkedDataset) and sampler is None else None,
-                self._quotas,
-            )
-            self._make_inner = partial(
-                DataLoader, source, batch_sampler=self._batches, **torch_options
-            )
+            self._share_indices()
         self._inner = self._make_inner()
+
+    def _torch_options(self) -> dict[str, Any]:
+        """For the DataLoader that this rank loads with: the script's, and what we need of it."""
+        options = dict(self._resolved.torch_options)
+        if self._device.type == "cuda":
+            options.setdefault("pin_memory", True)
+        if options.get("num_workers"):
+            options["worker_init_fn"] = self.process_start
+        # A DataLoader draws a seed for its processes at every start. From torch's own generator,
+        # that would shift the random numbers of a run that resumes in the middle of an epoch.
+        if options.get("generator") is None:
+            options["generator"] = self._seeder
+        if self.skips:
+            options["collate_fn"] = SkippingCollate(options.get("collate_fn") or default_collate)
+        return options
+
+    def _share_stream(self, stream: IterableDataset[Any]) -> None:
+        """Every rank reads its part of a dataset that comes in an order of its own."""
+        if self.options.shuffle:
+            raise UserError("an iterable dataset comes in its own order: leave out shuffle=True.")
+        if self.options.shares == "speed":
+            raise UserError(
+                "shares='speed' deals what is left of an epoch anew, and an iterable dataset "
+                "cannot be entered in the middle. Pass a dataset with a length."
+            )
+        torch_options = self._torch_options()
+        self._batches = StreamShare(stream, self.options, self._group, torch_options)
+        self._make_inner = partial(self._batches.loader, torch_options)
+
+    def _share_indices(self) -> None:
+        """Every rank reads the samples whose indices are dealt to it."""
+        source, sampler = self._resolved.dataset, self._resolved.sampler
+        count = len(cast(Sized, source)) if sampler is None else sampler_length(sampler)
+        self._batches = RankBatches(
+            count,
+            self._group,
+            self._order,
+            self.options,
+            self._plan if isinstance(source, ChunkedDataset) and sampler is None else None,
+            self._quotas,
+        )
+        self._make_inner = partial(
+            DataLoader, source, batch_sampler=self._batches, **self._torch_options()
+        )
 
     @property
     def is_training(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torch.utils.data import DataLoader, Dataset
+
 from farandole.data import BatchInfo, Loader, LoaderOptions, Loaders, Request
 from farandole.data.bench.loader import BenchLoader
 from farandole.train.passes import Passes
@@ -26,7 +28,20 @@ class RunLoaders:
     def __iter__(self) -> Iterator[Loader]:
         return iter(self._known)
 
-    def get(self, request: Request, options: LoaderOptions, **torch_options: Any) -> Loader:
+    def get(
+        self,
+        source: Dataset[Any] | DataLoader[Any],
+        options: LoaderOptions,
+        torch_options: dict[str, Any],
+    ) -> Loader:
+        """The one that an earlier call with the same source and options got, or a new one."""
+        progress = self._session.progress
+        request = Request(
+            source,
+            {**_given(options), **torch_options},
+            training=options.is_training,
+            run_epoch=progress.epoch if progress.epoch_under_way else None,
+        )
         return self._known.find(request) or self._new(request, options, torch_options)
 
     def _new(
@@ -94,3 +109,16 @@ class RunLoaders:
         """Their processes are needed until the last save: a signal to all must not end them."""
         for loader in self._known:
             loader.process_start.outlives_stop_signals = True
+
+
+def _given(options: LoaderOptions) -> dict[str, Any]:
+    """What a script has said that is not the default; the seed is the run's."""
+    said = {
+        "batch_size": options.batch_size,
+        "global_batch_size": options.global_batch_size,
+        "shuffle": options.shuffle,
+        "drop_last": options.drop_last or None,
+        "training": options.training,
+        "shares": options.shares if options.shares != "equal" else None,
+    }
+    return {name: value for name, value in said.items() if value is not None}

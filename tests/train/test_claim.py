@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import farandole as fd
-from farandole.train import run as run_module
 from farandole.train.claim import claim
+from farandole.train.run_parts import naming
 
 
 def test_many_at_once_get_a_folder_each(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_place_where_nothing_can_be_made_is_no_error_yet(tmp_path: Path) -> No
 
 def test_two_runs_of_one_second_log_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_module, "default_name", lambda script: "digits-20260131-235959")
+    monkeypatch.setattr(naming, "default_name", lambda script: "digits-20260131-235959")
     with fd.init() as first, fd.init() as second:
         first.log(loss=1.0)
         second.log(loss=2.0)

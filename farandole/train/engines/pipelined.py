@@ -29,19 +29,18 @@ from farandole.layout.partition.blocks import Block
 from farandole.layout.partition.choose import Choice, choose
 from farandole.layout.partition.stage_module import shared_names
 from farandole.layout.pipeline.gradient_bridge import GradientBridge
-from farandole.layout.pipeline.memory import ActivationMeter, describe_memory
 from farandole.layout.recording.cut_graph import recorded_states
 from farandole.layout.recording.tracing import is_traced
 from farandole.layout.self_check import SelfCheck
 from farandole.layout.self_check.compare import RankPart
 from farandole.layout.tile_groups import TileGroups, describe_grid
 from farandole.layout.tiles.core.inputs import mark_tile, tile_box
-from farandole.layout.tiles.halo.planning import plan_halos
 from farandole.sync import AllReduce, Strategy, Synchronizer
 from farandole.sync.common.alignment import check_same_model, spread_from_first
 from farandole.topology import Topology
 from farandole.train.checkpoint.saver import PartSaver
 from farandole.train.engines.engine import Engine
+from farandole.train.engines.first_steps import FirstSteps
 from farandole.train.engines.pipelined_synchronizer import PipelinedSynchronizer
 from farandole.train.engines.preparation import (
     agreed_blocks,
@@ -88,6 +87,39 @@ class PipelinedEngine(Engine):
         self._check = self._self_check(
             model, check=check, strategy=strategy, pipe=pipe, replicas=replicas, sample=sample
         )
+        assembled = self._assembled(model, blocks, layout, recipe, pipe, replicas, strict=check)
+        self._held = RankPart(
+            assembled.pipelined,
+            assembled.bridge,
+            assembled.names,
+            {layers[each]: each for each in assembled.bridge.modules() if each in layers},
+            assembled.tilings,
+        )
+        self.optimizer = recipe.make_optimizer(assembled.bridge.parameters())
+        synchronizer = self._connect(assembled, strategy, replicas)
+        self.model = synchronizer.model
+        # 4. What the session must know to count, to save and to end.
+        session.strategy, session.layout, session.replicas = strategy, layout, replicas
+        saver = self._add_to(session, synchronizer, assembled, aliases)
+        self._survivors = session.survivors
+        if self._survivors is not None and can_outlive(strategy, layout, recipe, replicas):
+            self._survivors.protect(saver)
+            self._pipelined.gradients_ready = self._survivors.meet
+        self._first_steps = FirstSteps(session, self._pipelined, self._tilings, choice)
+
+    def _assembled(
+        self,
+        model: nn.Module,
+        blocks: list[Block],
+        layout: Layout,
+        recipe: Recipe,
+        pipe: Group,
+        replicas: Group,
+        *,
+        strict: bool,
+    ) -> Assembled:
+        """*Together.* Takes the model apart: the stages of this rank, ready to compute."""
+        session = self._session
         assembled = assemble(
             model,
             blocks,
@@ -102,40 +134,16 @@ class PipelinedEngine(Engine):
                 recipe.clip,
             ),
             first_rank=session.rank - pipe.rank,
-            strict=check,
+            strict=strict,
         )
         for state in self._recorded:
             state.taken_apart()
         self._pipelined = assembled.pipelined
         self._tilings = assembled.tilings
-        self._held = RankPart(
-            assembled.pipelined,
-            assembled.bridge,
-            assembled.names,
-            {layers[each]: each for each in assembled.bridge.modules() if each in layers},
-            assembled.tilings,
-        )
         if max(layout.group_sizes) > 1:
             tile_groups, count = TileGroups(layout.group_sizes), session.size // layout.ranks
             session.print(describe_grid(tile_groups, self._pipelined.runner.places, layout, count))
-        self.optimizer = recipe.make_optimizer(assembled.bridge.parameters())
-        synchronizer = self._connect(assembled, strategy, replicas)
-        self.model = synchronizer.model
-        # 4. What the session must know to count, to save and to end.
-        session.strategy, session.layout, session.replicas = strategy, layout, replicas
-        saver = self._add_to(session, synchronizer, assembled, aliases)
-        self._survivors = session.survivors
-        if self._survivors is not None and can_outlive(strategy, layout, recipe, replicas):
-            self._survivors.protect(saver)
-            self._pipelined.gradients_ready = self._survivors.meet
-        self._predicted = choice.activation_bytes and [
-            peak
-            for peak, members in zip(choice.activation_bytes, layout.group_sizes, strict=True)
-            for _ in range(members)
-        ]
-        self._meter: ActivationMeter | None = self._pipelined.measure()
-        # The first step may be unlike all others; a stream must have filled first.
-        self._steps_to_measure = 2 * layout.ranks + 2 if layout.streams else 2
+        return assembled
 
     def _add_to(
         self,
@@ -221,15 +229,15 @@ class PipelinedEngine(Engine):
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
         if self._session.cut is not None:
             self._check_cut(self._session.cut)
-        self._tell_memory()
+        self._first_steps.report()
         inputs = _plain(inputs)
         self._check_arguments(self._objective.arguments(inputs, targets))
         self._check_recording(modes=True)
         self._check_layout(inputs, targets)
         with nullcontext() if self._survivors is None else self._survivors.step():
             loss = self._pipelined.step(inputs, targets)
-        self._steps_to_measure -= 1
-        self._tell_memory()
+        self._first_steps.count()
+        self._first_steps.report()
         if not self._pipelined.layout.streams or not loss.isnan():
             self._session.models.observe_loss(loss)
         return loss
@@ -300,34 +308,6 @@ class PipelinedEngine(Engine):
             )
         view = self._views.setdefault(id(source), TileView(source, tile_box(tiling.flow, image)))
         return view, lambda batch: mark_tile(tiling.flow, batch, image)
-
-    def _tell_memory(self) -> None:
-        """Prints, once, what the activations of every rank took, and were said to take.
-
-        The ranks meet for it. In a stream one may wait for what another does in its next step, so
-        they meet when nothing is under way.
-        """
-        if self._meter is None or self._steps_to_measure > 0:
-            return
-        self._pipelined.stop_measuring()
-        if self._pipelined.runner.turns:
-            return
-        meter, self._meter = self._meter, None
-        pipe, device = self._pipelined.pipe, self._session.device
-        on_device = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-        told = pipe.gather_json([meter.peak_bytes, sorted(self._pipelined.stages), on_device])
-        measured, stages, peaks = zip(*told, strict=True)
-        self._session.print(describe_memory(measured, self._predicted, stages, peaks))
-        if self._pipelined.layout.shards > 1:
-            self._plan_halos()
-
-    def _plan_halos(self) -> None:
-        """The layers and how long they take are known by now."""
-        pipelined = self._pipelined
-        lines = plan_halos(self._tilings, pipelined.layout.halo, pipelined.tile_group)
-        told = [line for lines in pipelined.pipe.gather_json(lines) for line in lines]
-        first = {line.split(":")[0]: line for line in reversed(told)}  # the shards say the same
-        self._session.print("\n".join(first[stage] for stage in sorted(first)))
 
 
 def _groups(session: Session, layout: Layout) -> tuple[Group, Group]:
