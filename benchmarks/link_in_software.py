@@ -1,8 +1,8 @@
 """A simulated link (`farandole run --link`) beside an emulated one (`farandole emulate`).
 
 The same messages over both, at the same rate and delay: ping-pong between two ranks on two hosts,
-and a ring all-reduce. The two kinds of link take turns for some rounds; the figures are the median of
-all repeats of all rounds, their quartiles, and the fastest. Target: the ratio of the medians is
+and a ring all-reduce. The two kinds of link take turns for some rounds; the figures are the median
+of all repeats of all rounds, their quartiles, and the fastest. Target: the ratio of the medians is
 from 0.9 to 1.1 for 256 KiB and more. Where the kernel has no netem, both go without a delay. The
 emulator needs root.
 
