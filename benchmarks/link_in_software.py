@@ -1,9 +1,10 @@
 """A simulated link (`farandole run --link`) beside an emulated one (`farandole emulate`).
 
 The same messages over both, at the same rate and delay: ping-pong between two ranks on two hosts,
-and an all-reduce. One run after the other, the median of some repeats of each, and the fastest of
-them. Target: the ratio of the medians is from 0.9 to 1.1 for 256 KiB and more. Where the kernel has
-no netem, both go without a delay. The emulator needs root.
+and a ring all-reduce. The two kinds of link take turns for some rounds; the figures are the median
+of all repeats of all rounds, their quartiles, and the fastest. Target: the ratio of the medians is
+from 0.9 to 1.1 for 256 KiB and more. Where the kernel has no netem, both go without a delay. The
+emulator needs root.
 
     python benchmarks/link_in_software.py
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from common import RESULTS, save
+from common import RESULTS, save, spread
 
 import farandole as fd
 from farandole.emulate.cluster import Cluster
@@ -33,8 +33,9 @@ KIBIBYTES = "64,256,1024,4096"
 LOWEST, HIGHEST = 0.9, 1.1
 JUDGED_FROM_KIBIBYTES = 256
 TIMEOUT_SECONDS = 280
-Seconds = dict[str, dict[str, float]]
-"""By pattern: the median and the fastest."""
+Seconds = dict[str, list[float]]
+"""By pattern: those of all repeats."""
+Figures = dict[str, dict[str, float]]
 
 
 def measure(run: fd.Run, sizes: list[int], repeats: int) -> Seconds:
@@ -52,21 +53,22 @@ def measure(run: fd.Run, sizes: list[int], repeats: int) -> Seconds:
                 run.group.send(data, 0)
 
         def all_reduce(data: torch.Tensor = data) -> None:
-            run.group.all_reduce(data)
+            # The same messages on both sides: `auto` may take gloo's own all-reduce on one of them.
+            run.group.all_reduce(data, algorithm="ring")
 
         for name, work in (("ping_pong", ping_pong), ("all_reduce", all_reduce)):
             found[f"{name} {kibibytes} KiB"] = _seconds(run, work, repeats)
     return found
 
 
-def _seconds(run: fd.Run, work: Callable[[], None], repeats: int) -> dict[str, float]:
+def _seconds(run: fd.Run, work: Callable[[], None], repeats: int) -> list[float]:
     times = []
     for _ in range(repeats + 1):
         run.group.barrier()
         begin = time.perf_counter()
         work()
         times.append(time.perf_counter() - begin)
-    return {"median": statistics.median(times[1:]), "fastest": min(times[1:])}
+    return times[1:]
 
 
 def simulated(link: str, transport: str, words: list[str], file: Path) -> Seconds:
@@ -101,14 +103,25 @@ def take_part(sizes: list[int], repeats: int) -> None:
         Path(os.environ[RESULT_FILE]).write_text(json.dumps(found))
 
 
-def both(rate: str, delay: str | None, words: list[str]) -> tuple[dict[str, Seconds], str]:
+def both(
+    rate: str, delay: str | None, words: list[str], rounds: int
+) -> tuple[dict[str, Figures], str]:
     link = rate if delay is None else f"{rate},{delay}"
-    with tempfile.TemporaryDirectory(prefix="farandole-benchmark-") as folder:
-        file = Path(folder) / "result.json"
-        found = {"emulated": emulated(rate, delay, words, file)}
-        for transport in ("c10d", "shm"):
-            found[f"simulated_{transport}"] = simulated(link, transport, words, file)
-    return found, link
+    times: dict[str, Seconds] = {}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="farandole-benchmark-") as folder:
+            file = Path(folder) / "result.json"
+            found = {"emulated": emulated(rate, delay, words, file)}
+            for transport in ("c10d", "shm"):
+                found[f"simulated_{transport}"] = simulated(link, transport, words, file)
+        for side, patterns in found.items():
+            for what, seconds in patterns.items():
+                times.setdefault(side, {}).setdefault(what, []).extend(seconds)
+    figures = {
+        side: {what: {**spread(all_), "fastest": min(all_)} for what, all_ in patterns.items()}
+        for side, patterns in times.items()
+    }
+    return figures, link
 
 
 def main() -> None:
@@ -116,6 +129,7 @@ def main() -> None:
     parser.add_argument("--rate", default="200mbit")
     parser.add_argument("--delay", default="1ms")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kibibytes", default=KIBIBYTES, metavar="N,…")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
     args = parser.parse_args()
@@ -124,13 +138,16 @@ def main() -> None:
         return
     words = ["--repeats", str(args.repeats), "--kibibytes", args.kibibytes]
     try:
-        found, link = both(args.rate, args.delay, words)
+        found, link = both(args.rate, args.delay, words, args.rounds)
     except UserError as error:
         print(f"without a delay: {error}")
-        found, link = both(args.rate, None, words)
+        found, link = both(args.rate, None, words, args.rounds)
     ratios = {
         side: {
-            what: {kind: times[what][kind] / found["emulated"][what][kind] for kind in times[what]}
+            what: {
+                kind: times[what][kind] / found["emulated"][what][kind]
+                for kind in ("median", "fastest")
+            }
             for what in times
         }
         for side, times in found.items()
@@ -148,6 +165,7 @@ def main() -> None:
         {
             "link": link,
             "repeats": args.repeats,
+            "rounds": args.rounds,
             "seconds": found,
             "ratio_to_emulated": ratios,
             "judged_from_kibibytes": JUDGED_FROM_KIBIBYTES,

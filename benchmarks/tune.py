@@ -2,15 +2,17 @@
 
 Three comparisons, with the choices of examples/tune.py's kind, on scikit-learn's digits:
 
-1. the same number of trials stopped early (`--pruner hyperband`) and run to their ends: time and
-   accuracy of the best trial;
+1. the same number of trials stopped early (`--pruner hyperband`) and run to their ends, over 3
+   seeds: time and accuracy of the best trial;
 2. `farandole tune` against optuna driven by hand over plain PyTorch: as many trials, with choices
    at random on both sides, as many at a time, one process for each trial; and, for comparison, all
    trials of a slot in one process, which a crash would end together;
 3. the average of the best 5 trials against the best one, over 3 seeds, on data that the choice of
    the trials has not seen.
 
-    python benchmarks/tune.py
+    python benchmarks/tune.py [--only early_stopping]
+
+The result file keeps the parts that were measured before and are not measured now.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import argparse
 import json
 import os
 import re
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +35,12 @@ from common import RESULTS, save
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).parent / "tuned_digits.py"
+PARTS = ("early_stopping", "against_optuna", "ensembles")
 
 
 def tune(folder: Path, trials: int, epochs: int, seed: int, *words: str) -> dict[str, Any]:
-    """One study: its seconds, the accuracy of its best trial, and what it printed."""
+    """One study: its seconds, what it printed, and the accuracy of its best trial: on the data by
+    which it was chosen, and on data that no choice has seen."""
     command = [sys.executable, "-m", "farandole", "tune", "--trials", str(trials)]
     command += ["--metric", "accuracy", "--runs", str(folder), "--seed", str(seed)]
     command += [*words, str(SCRIPT), "--epochs", str(epochs), "--seed", str(seed)]
@@ -45,7 +51,13 @@ def tune(folder: Path, trials: int, epochs: int, seed: int, *words: str) -> dict
         raise SystemExit(done.stdout + done.stderr)
     best = re.search(r"best: trial (\d+), accuracy ([\d.]+)", done.stdout)
     assert best is not None
-    return {"seconds": seconds, "accuracy": float(best[2]), "printed": done.stdout}
+    (study,) = folder.glob("tune-*")
+    return {
+        "seconds": seconds,
+        "accuracy": float(best[2]),
+        "accuracy_unseen": unseen(study, [f"trial-{best[1]}"])["best_alone"],
+        "printed": done.stdout,
+    }
 
 
 def by_hand(folder: Path, trials: int, epochs: int, seed: int, one_process: bool) -> dict[str, Any]:
@@ -88,15 +100,37 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{known}" if known else str(ROOT)}
 
 
-def early_stopping(trials: int, epochs: int) -> dict[str, Any]:
-    sides: dict[str, dict[str, Any]] = {}
-    for name in ("hyperband", "none"):
-        with tempfile.TemporaryDirectory() as folder:
-            sides[name] = tune(Path(folder), trials, epochs, 0, "--pruner", name)
-    ratio = sides["hyperband"]["seconds"] / sides["none"]["seconds"]
-    gap = sides["hyperband"]["accuracy"] - sides["none"]["accuracy"]
-    print(f"stopped early: {ratio:.2f} of the time of full trials, accuracy {gap:+.4f}")
-    return {"ratio": ratio, "accuracy_gap": gap, **{n: figures(s) for n, s in sides.items()}}
+def early_stopping(
+    trials: int, epochs: int, seeds: list[int], known: dict[str, Any]
+) -> dict[str, Any]:
+    """With each seed; seeds that were measured before with as many trials and epochs count too."""
+    same = (known.get("trials"), known.get("epochs")) == (trials, epochs)
+    rows: dict[str, Any] = dict(known["seeds"]) if same else {}
+    for seed in seeds:
+        sides: dict[str, dict[str, Any]] = {}
+        for name in ("hyperband", "none"):
+            with tempfile.TemporaryDirectory() as folder:
+                sides[name] = tune(Path(folder), trials, epochs, seed, "--pruner", name)
+        rows[str(seed)] = {
+            "ratio": sides["hyperband"]["seconds"] / sides["none"]["seconds"],
+            "accuracy_gap": sides["hyperband"]["accuracy"] - sides["none"]["accuracy"],
+            "unseen_gap": sides["hyperband"]["accuracy_unseen"] - sides["none"]["accuracy_unseen"],
+            **{name: figures(side) for name, side in sides.items()},
+        }
+    ratios = [row["ratio"] for row in rows.values()]
+    gaps = {
+        which: [row[which] for row in rows.values()] for which in ("accuracy_gap", "unseen_gap")
+    }
+    print(f"stopped early: {max(ratios):.2f} of the time of full trials at most")
+    for which, values in gaps.items():
+        print(f"  {which}: {', '.join(f'{value:+.4f}' for value in values)}")
+    return {
+        "ratio": max(ratios),
+        **{which: statistics.mean(values) for which, values in gaps.items()},
+        "trials": trials,
+        "epochs": epochs,
+        "seeds": dict(sorted(rows.items())),
+    }
 
 
 def against_optuna(trials: int, epochs: int, repeats: int) -> dict[str, Any]:
@@ -159,10 +193,11 @@ def unseen(folder: Path, members: list[str]) -> dict[str, float]:
 
 
 def figures(side: dict[str, Any]) -> dict[str, Any]:
-    ends = re.search(r"trials: (.*)", side["printed"])
+    ends = re.search(r"^trials: (.*)", side["printed"], re.MULTILINE)
     return {
         "seconds": side["seconds"],
         "accuracy": side["accuracy"],
+        "accuracy_unseen": side["accuracy_unseen"],
         "trials": ends[1] if ends else "",
     }
 
@@ -170,21 +205,36 @@ def figures(side: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--epochs", type=int, default=81, help="of a full trial")
+    parser.add_argument("--early-seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=27, help="of a full trial")
     parser.add_argument("--hand-trials", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ensemble-trials", type=int, default=8)
     parser.add_argument("--folder", type=Path, default=RESULTS)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     args = parser.parse_args()
-    result = {
-        "early_stopping": early_stopping(args.trials, args.epochs),
-        "against_optuna": against_optuna(args.hand_trials, args.epochs, args.repeats),
-        "ensembles": ensembles(
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "early_stopping": lambda: early_stopping(
+            args.trials,
+            args.epochs,
+            args.early_seeds,
+            known_parts(args.folder).get("early_stopping", {}),
+        ),
+        "against_optuna": lambda: against_optuna(args.hand_trials, args.epochs, args.repeats),
+        "ensembles": lambda: ensembles(
             args.ensemble_trials, max(1, args.epochs // 3), args.seeds, min(5, args.ensemble_trials)
         ),
     }
-    save("tune", result, args.folder)
+    for name in args.only:
+        measured = {"command": shlex.join(["python", *sys.argv]), **parts[name]()}
+        save("tune", {**known_parts(args.folder), name: measured}, args.folder)
+
+
+def known_parts(folder: Path) -> dict[str, Any]:
+    path = folder / "tune.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    return {name: known[name] for name in PARTS if name in known}
 
 
 if __name__ == "__main__":

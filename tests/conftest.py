@@ -102,6 +102,7 @@ PACKAGES = {  # that only some tests need: the module, and how to get it
     "mpi4py": "pip install mpi4py",
     "optuna": "pip install 'farandole[tune]'",
     "pyarrow": "pip install pyarrow",
+    "pynvml": "pip install nvidia-ml-py",
     "ray": "pip install ray",
     "sklearn": "pip install scikit-learn",
     "tifffile": "pip install tifffile",

@@ -56,7 +56,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "learn": "estimators whose fit is a map over chunks of rows, and a sum",
     },
     {
-        "watch": "the page of a run or a race while it runs, served on loopback",
+        "watch": "the page of a run, a race or a study while it runs, served on loopback",
     },
     {
         "cray": "the Cray plugin's vocabulary, for PyTorch and Keras",

@@ -151,6 +151,16 @@ def check_script(script: str) -> None:
     raise UserError(f"there is no script {script!r} here ({Path.cwd()}).{hint}")
 
 
+def tell_of_late_options(arguments: Iterable[str], missing: Iterable[str]) -> None:
+    """Where an option of ours is `missing`, and the script is given one of the same name."""
+    words = [word.partition("=")[0] for word in arguments]
+    late = next((name for name in missing if name in words), None)
+    if late is not None:
+        click.echo(
+            f"farandole: {late} after the script is the script's own; ours goes before it", err=True
+        )
+
+
 def stall_option() -> Callable[[Any], Any]:
     return click.option(
         "--stall",

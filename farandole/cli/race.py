@@ -23,6 +23,7 @@ from farandole.cli.options import (
     seed_option,
     stall_option,
     sync_option,
+    tell_of_late_options,
 )
 from farandole.errors import UserError
 
@@ -152,6 +153,7 @@ def race(
         if script is None:
             raise UserError("which script shall race? Give it last, or --resume DIR.")
         check_script(script)
+        tell_of_late_options(arguments, _missing(layout, sync, given))
 
     from farandole.race.options import RaceOptions
     from farandole.race.race import run_race
@@ -164,3 +166,11 @@ def race(
             )
         )
     )
+
+
+def _missing(layout: tuple[str, ...], sync: tuple[str, ...], given: dict[str, Any]) -> list[str]:
+    """Options that a race needs, or is seldom run without."""
+    workers = [] if given["workers"] is not None else ["-n", "--workers"]
+    has_lanes = layout or sync or given["lanes"] or given["serial"]
+    lanes = [] if has_lanes else ["--sync", "--layout", "--lane", "--serial"]
+    return [*workers, *lanes, *([] if given["target"] else ["--target"])]

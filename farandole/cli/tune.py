@@ -17,6 +17,7 @@ from farandole.cli.options import (
     layout_option,
     seed_option,
     sync_option,
+    tell_of_late_options,
 )
 from farandole.errors import UserError
 
@@ -29,7 +30,7 @@ from farandole.errors import UserError
     help="Number of trials that the study shall have in all, with those of other machines.",
 )
 @click.option(
-    "--metric", required=True, metavar="NAME", help="What is optimized. The script must log it."
+    "--metric", metavar="NAME", help="What is optimized. Required. The script must log it."
 )
 @click.option(
     "--direction",
@@ -111,6 +112,7 @@ def tune(
     layout: tuple[str, ...],
     seed: int | None,
     grace: float,
+    metric: str | None,
     script: str,
     arguments: tuple[str, ...],
     **given: Any,
@@ -129,6 +131,10 @@ def tune(
     """
     check_limits(None, grace)
     check_script(script)
+    needed = {"--metric": metric, "--trials": given["trials"] or given["populations"]}
+    tell_of_late_options(arguments, [name for name, value in needed.items() if value is None])
+    if metric is None:
+        raise UserError("which metric counts? Give --metric accuracy, say, before the script.")
     if importlib.util.find_spec("optuna") is None:
         raise UserError("farandole tune needs optuna: pip install 'farandole[tune]'.")
 
@@ -143,6 +149,7 @@ def tune(
                 layouts=layout,
                 seed=seed or 0,
                 grace=grace,
+                metric=metric,
                 **given,
             )
         )

@@ -1,4 +1,4 @@
-"""`farandole watch`: the page of a run or a race while it runs."""
+"""`farandole watch`: the page of a run, a race or a study while it runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from farandole.errors import UserError
     "folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False)
 )
 def watch(port: int, browser: bool, target: str | None, price: float | None, folder: Path) -> None:
-    """Show the page of DIR live: a race, a run, or a folder with runs in it, such as runs/.
+    """Show the page of DIR live: a race, a study, a run, or a folder with runs in it, as runs/ is.
 
     The command prints an address. Whoever has it can see the page, and nobody else. It listens on
     this machine alone (127.0.0.1); from another one, use ssh -L PORT:127.0.0.1:PORT. Ctrl-C ends
@@ -42,6 +42,7 @@ def watch(port: int, browser: bool, target: str | None, price: float | None, fol
 
     \b
       farandole watch runs/race-train-20260131-235959
+      farandole watch runs/tune-train-20260131-235959
       farandole watch runs/digits-daso --target accuracy=0.95 --port 8765
     """
     if find_spec("tornado") is None:

@@ -17,6 +17,7 @@ from farandole.report.history import read_history
 from farandole.report.lane import Lane
 from farandole.report.metrics import FILE_NAME
 from farandole.report.page import write_report
+from farandole.report.standing import require_metric
 from farandole.report.target import Target
 
 DEFAULT_OUT = Path("runs/report")
@@ -43,6 +44,9 @@ def draw(
     found = [collect(folder) for folder in folders]
     goal = _target(found, target)
     lanes = join(found)
+    if goal is not None and target is not None:
+        # Before anything is drawn over: with a target of the race itself the page says it.
+        require_metric(goal, [lane.history for lane in lanes])
     if price is not None:
         lanes = [replace(lane, price=price) for lane in lanes]
     place = out or (folders[0] if len(folders) == 1 else DEFAULT_OUT)
@@ -64,8 +68,8 @@ def collect(folder: Path) -> Collected:
         return Collected(folder, tuple(lanes), record)
     if not (folder / FILE_NAME).is_file():
         raise UserError(
-            f"{folder} is the folder of neither a race ({NAME}) nor a run ({FILE_NAME}). Those are "
-            "in runs/."
+            f"{folder} is the folder of neither a race ({NAME}) nor a run ({FILE_NAME}). "
+            f"{_what_else(folder)}"
         )
     history = read_history(folder / FILE_NAME)
     seed = history.start.get("seed")
@@ -79,6 +83,15 @@ def collect(folder: Path) -> Collected:
         folder=folder,
     )
     return Collected(folder, (lane,))
+
+
+def _what_else(folder: Path) -> str:
+    """What may have been meant by a folder that has nothing to draw."""
+    inside = [path.parent for name in (NAME, FILE_NAME) for path in folder.glob(f"*/{name}")]
+    if inside:
+        newest = sorted(set(inside), key=lambda path: path.stat().st_mtime)[-3:]
+        return f"Give folders in it, such as {' '.join(map(str, newest))}."
+    return "Those are in runs/, if nobody has said another place with --runs."
 
 
 def join(found: Sequence[Collected]) -> list[Lane]:

@@ -25,8 +25,8 @@ def rows(placed: Sequence[Placed]) -> list[list[str]]:
             row.repeats.label,
             str(row.repeats.runs[0].workers),
             _seconds(row.repeats.median_seconds),
-            " – ".join(map(_seconds, row.repeats.interval_seconds)),
-            f"{_seconds(min(row.repeats.seconds))} – {_seconds(max(row.repeats.seconds))}",
+            _range(*row.repeats.interval_seconds),
+            _range(min(row.repeats.seconds), max(row.repeats.seconds)),
             f"{row.repeats.reached} of {len(row.repeats.runs)}",
             str(row.first),
         ]
@@ -112,6 +112,12 @@ def repeats_json(placed: Sequence[Placed]) -> list[dict[str, Any]]:
         }
         for row in placed
     ]
+
+
+def _range(low: float, high: float) -> str:
+    """One dash where neither is known."""
+    texts = [_seconds(low), _seconds(high)]
+    return " – ".join(texts) if texts != ["–", "–"] else "–"
 
 
 def _seconds(value: float) -> str:

@@ -68,15 +68,16 @@ class Results:
     target: Target | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     runs: tuple[Lane, ...] = ()
+    judged_by: Goal | None = None  # without a target; None: what the lanes have logged decides
 
     @cached_property
     def goal(self) -> Goal | None:
-        return choose_goal(self.lanes, self.target)
+        return choose_goal(self.lanes, self.target, self.judged_by)
 
     @cached_property
     def standings(self) -> tuple[Standing, ...]:
         """Best first."""
-        return rank(self.lanes, self.target)
+        return rank(self.lanes, self.target, self.judged_by)
 
     @cached_property
     def link(self) -> Link | None:
@@ -109,14 +110,18 @@ class Results:
         return _metric_names(lane.history for lane in self.lanes)
 
 
-def choose_goal(lanes: Sequence[Lane], target: Target | None) -> Goal | None:
-    """The target's metric; without a target, the first metric logged whose value ever changes.
+def choose_goal(
+    lanes: Sequence[Lane], target: Target | None, judged_by: Goal | None = None
+) -> Goal | None:
+    """The target's metric; else `judged_by`; else the first metric logged that ever changes.
 
     Metrics that only say where a run is (`epoch`, `lr`, …) are passed over. Where none changes,
     the first one serves; where there is none at all, None: then samples per second rank.
     """
     if target is not None:
         return Goal(target.metric, target.higher_is_better)
+    if judged_by is not None:
+        return judged_by
     histories = [lane.history for lane in lanes]
     names = [name for name in _metric_names(histories) if not is_position(name)]
     changing = (name for name in names if any(_changes(name, h) for h in histories))
@@ -129,9 +134,11 @@ def is_position(metric: str) -> bool:
     return metric.lower().removesuffix("s") in POSITION_METRICS
 
 
-def rank(lanes: Sequence[Lane], target: Target | None) -> tuple[Standing, ...]:
+def rank(
+    lanes: Sequence[Lane], target: Target | None, judged_by: Goal | None = None
+) -> tuple[Standing, ...]:
     """The lanes by the rule above, best first."""
-    goal = choose_goal(lanes, target)
+    goal = choose_goal(lanes, target, judged_by)
     names = labels(lanes)
     reached = [target.reached(lane.history) if target else None for lane in lanes]
     best = [goal.best(lane.history) if goal else None for lane in lanes]

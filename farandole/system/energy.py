@@ -7,7 +7,6 @@ neither, nothing is estimated: `EnergyMeter.begin` says why there is no meter.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -84,14 +83,14 @@ def _zones(root: Path) -> tuple[list[_Zone], str]:
     """Packages, and memory beside them. Cores are part of a package, `psys` has all of them."""
     found: list[_Zone] = []
     for folder in sorted(root.glob("intel-rapl:*")):  # AMD's processors have the same name
-        with contextlib.suppress(FileNotFoundError, ValueError):
+        try:
             name = (folder / "name").read_text().strip()
-            if not name.startswith("package") and name != "dram":
-                continue
-            try:
+            if name.startswith("package") or name == "dram":
                 found.append(_Zone(folder))
-            except PermissionError:
-                return [], f"{folder / 'energy_uj'} may be read by root alone"
+        except PermissionError as error:
+            return [], f"{error.filename} may be read by root alone"
+        except (OSError, ValueError) as error:  # without one of them the sum would be too small
+            return [], f"{folder} cannot be read: {error}"
     return found, "" if found else f"this machine has no RAPL counters in {root}"
 
 

@@ -80,6 +80,11 @@ class TuneOptions:
     def _check_population(self) -> None:
         if self.populations is None or self.populations < 2:
             raise UserError(f"--populations {self.populations}: members learn from others; give 2.")
+        if self.trials is not None:
+            raise UserError(
+                f"--trials {self.trials} and --populations {self.populations}: a population has "
+                "generations in place of trials. Give one of the two."
+            )
         if self.generations is None:
             raise UserError(
                 "--populations: say with --generations N how many intervals they train."

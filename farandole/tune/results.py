@@ -13,15 +13,16 @@ from rich.table import Table
 
 from farandole.report import units
 from farandole.tune.options import TuneOptions
+from farandole.tune.record import COMPLETE, FAILED, RUNNING, STOPPED_EARLY
 from farandole.tune.schemes import scheme_spaces, scheme_words
 from farandole.tune.study import FOLDER, PROBLEM, SECONDS, Study
 
 _SHOWN = 10
 STATES = {
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "stopped early",
-    TrialState.FAIL: "failed",
-    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: COMPLETE,
+    TrialState.PRUNED: STOPPED_EARLY,
+    TrialState.FAIL: FAILED,
+    TrialState.RUNNING: RUNNING,
 }
 
 

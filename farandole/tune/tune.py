@@ -24,6 +24,7 @@ from farandole.tune.options import TuneOptions
 from farandole.tune.page.page import write_page
 from farandole.tune.population.training import Population
 from farandole.tune.preloading import modules_of
+from farandole.tune.recording import Recording
 from farandole.tune.results import show
 from farandole.tune.schemes import check_schemes
 from farandole.tune.slots import Slots
@@ -52,23 +53,27 @@ def run_tune(options: TuneOptions) -> int:
     _tell_of_before(study, options)
     slots = Slots(options.workers, options.parallel, torch.cuda.device_count())
     warm = WarmProcesses()
+    recording = Recording(folder, study, options, _facts(slots))
+    recording.write()
+    click.echo(f"to watch: farandole watch {shlex.quote(str(folder))}")
     stopped_by = None
     with signals_raised():
         try:
             _prepare(warm, slots, options.command[0])
             kind = Tuner if options.populations is None else Population
-            kind(options, study, folder, slots, warm).run()
+            kind(options, study, folder, slots, warm, recording.write).run()
         except KeyboardInterrupt as stop:
             stopped_by = stop.name if isinstance(stop, Stopped) else "SIGINT"
         finally:
             warm.close()
+            recording.write()  # those that were stopped are no longer running
     show(study, options, Console())
     ensemble = None
     if options.ensemble is not None and stopped_by is None and study.ranked():
         ensemble = build_ensemble(study.ranked(), options.ensemble, folder)
         click.echo(ensemble)
     if study.trials():
-        click.echo(f"page: {write_page(folder, study, options, _facts(slots), ensemble)}")
+        click.echo(f"page: {write_page(folder, study, options, recording.facts, ensemble)}")
     click.echo(f"study: {path}")
     if stopped_by is not None:
         words = ["--storage", str(path), *options.command]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,20 @@ class Tuner:
     """`run` returns when the study has its trials. Whatever ends it, no trial goes on."""
 
     def __init__(
-        self, options: TuneOptions, study: Study, folder: Path, slots: Slots, warm: WarmProcesses
+        self,
+        options: TuneOptions,
+        study: Study,
+        folder: Path,
+        slots: Slots,
+        warm: WarmProcesses,
+        on_change: Callable[[], None],
     ) -> None:
         self._options = options
         self._study = study
         self._folder = folder
         self._slots = slots
         self._warm = warm
+        self._on_change = on_change  # a trial has begun, has all its choices, or is over
         self._running: list[Running] = []
         self._is_full = False  # as far as is known since the last trial has ended
 
@@ -95,7 +103,9 @@ class Tuner:
             options.timeout,
             options.grace,
         )
-        return Running(trial, TrialRun(start, self._warm, options.metric), slot)
+        begun = Running(trial, TrialRun(start, self._warm, options.metric), slot)
+        self._on_change()
+        return begun
 
     def _step(self, each: Running) -> None:
         while (question := each.run.question()) is not None:
@@ -118,11 +128,14 @@ class Tuner:
     def _report(self, each: Running, is_over: bool) -> None:
         """The study hears of every value, and may have seen enough of this trial."""
         values = each.run.values()
+        is_first = values and not each.run.reported
         for step in range(each.run.reported, len(values)):
             each.trial.report(values[step], step)
             each.run.reported = step + 1
             if not is_over and not each.run.is_stopping and each.trial.should_prune():
                 each.run.stop("pruned", f"after {step + 1} values of {self._options.metric}")
+        if is_first:
+            self._on_change()
 
     def _end(self, each: Running) -> None:
         state, why = each.run.result()
@@ -144,6 +157,7 @@ class Tuner:
             self._study.optuna.tell(each.trial, state=TrialState.FAIL)
         (frozen,) = (t for t in self._study.trials() if t.number == each.trial.number)
         click.echo(describe(frozen, self._options.metric))
+        self._on_change()
 
     def _unlogged(self, run: TrialRun) -> UserError:
         known = ", ".join(run.history.metric_names) or "nothing"

@@ -1,11 +1,12 @@
-"""What is to be seen of a folder now: a race, a run, or a folder with runs in it.
+"""What is to be seen of a folder now: a race, a study, a run, or a folder with runs in it.
 
-Everything comes from files: `race.json` and the metrics of each run. Files are read on from where
-the last look ended. Nothing is asked of the processes that write them.
+Everything comes from files: `race.json`, `tune.json` and the metrics of each run. Metrics are read
+on from where the last look ended. Nothing is asked of the processes that write them.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ from farandole.report.history import Follower, History
 from farandole.report.lane import Lane, Outcome
 from farandole.report.metrics import FILE_NAME
 from farandole.report.target import Target
+from farandole.tune.record import FAILED, STOPPED_EARLY, TrialRecord, TuneRecord, read_tune_record
+from farandole.tune.record import NAME as STUDY_NAME
 
 SILENT_SECONDS = 300.0
 """A run alone has no launcher to ask: after so long without a line it is shown as unfinished."""
@@ -34,6 +37,7 @@ class Watched:
     lanes: tuple[Lane, ...]
     target: Target | None
     facts: dict[str, str]
+    study: TuneRecord | None = None
 
 
 class WatchedFolder:
@@ -51,7 +55,7 @@ class WatchedFolder:
         self._lock = threading.Lock()
 
     def look(self) -> Watched:
-        """Raises `UserError` for a `race.json` that cannot be read. Any thread may call it."""
+        """Raises `UserError` for a record that cannot be read. Any thread may call it."""
         with self._lock:
             return self._look()
 
@@ -64,6 +68,9 @@ class WatchedFolder:
             found = Watched(tuple(lanes), target, dict(record.facts))
         elif (self.folder / FILE_NAME).is_file():
             found = Watched((self._run(self.folder),), self._target, {})
+        elif (self.folder / STUDY_NAME).is_file():
+            study = read_tune_record(self.folder)
+            found = Watched(tuple(self._trials(study)), self._target, dict(study.facts), study)
         else:
             found = Watched(tuple(self._runs()), self._target, {})
         if self._price is not None:
@@ -103,11 +110,18 @@ class WatchedFolder:
         outcome = ("running" if active else "unfinished") if begun else "waiting"
         return replace(lane, history=history, folder=folder, outcome=outcome)
 
+    def _trials(self, study: TuneRecord) -> Iterator[Lane]:
+        """Each run as its study knows it. Of a member of a population, its newest interval."""
+        known = {trial.folder: trial for trial in study.trials}
+        for lane in self._runs():
+            trial = known.get(lane.name)
+            yield lane if trial is None else _with_trial(lane, trial)
+
     def _runs(self) -> list[Lane]:
         """Of any folder that has runs in it: the newest, by name."""
         files = [path for path in self.folder.glob(f"*/{FILE_NAME}") if path.is_file()]
         newest = sorted(files, key=lambda path: path.stat().st_mtime)[-MOST_RUNS:]
-        return [self._run(path.parent, named=True) for path in sorted(newest)]
+        return [self._run(path.parent, named=True) for path in sorted(newest, key=_by_number)]
 
     def _run(self, folder: Path, *, named: bool = False) -> Lane:
         history = self._history(folder)
@@ -125,6 +139,21 @@ class WatchedFolder:
     def _history(self, folder: Path) -> History:
         path = folder / FILE_NAME
         return self._followers.setdefault(path, Follower(path)).poll()
+
+
+def _with_trial(lane: Lane, trial: TrialRecord) -> Lane:
+    outcome = lane.outcome
+    if trial.state == FAILED:
+        outcome = "failed"
+    elif trial.state == STOPPED_EARLY:
+        outcome = "stopped"
+    return replace(lane, outcome=outcome, problem=trial.problem)
+
+
+def _by_number(path: Path) -> tuple[str | int, ...]:
+    """`trial-9` before `trial-10`."""
+    parts = re.split(r"(\d+)", path.parent.name)
+    return tuple(int(part) if at % 2 else part for at, part in enumerate(parts))
 
 
 def _outcome(path: Path, history: History) -> Outcome:

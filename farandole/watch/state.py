@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -26,9 +26,10 @@ from farandole.report.sections import (
     title,
     warnings,
 )
-from farandole.report.standing import Results
+from farandole.report.standing import Goal, Results
 from farandole.report.summary import plain
 from farandole.report.templating import fill
+from farandole.watch import study
 from farandole.watch.source import Watched, over
 
 BEFORE: dict[str, Section] = {
@@ -52,8 +53,8 @@ class State:
 def state_of(watched: Watched) -> State:
     results = _results(watched)
     content = {
-        "title": plain(sentence(results)),
-        "sections": {name: str(section(results)) for name, section in (BEFORE | AFTER).items()},
+        "title": _title(watched, results),
+        "sections": {**_filled(BEFORE, watched, results), **_filled(AFTER, watched, results)},
         "data": page_data(results),
     }
     digest = hashlib.sha256(_json(content)).hexdigest()[:32]
@@ -66,11 +67,11 @@ def state_of(watched: Watched) -> State:
 def live_page(watched: Watched, events: str) -> bytes:
     """The page at its opening. `events`: the address from which it is told of changes."""
     results = _results(watched)
-    parts = [fill("live.html", events=events), *_placed(BEFORE, results)]
-    parts += [Markup(charts(results, live=True)), *_placed(AFTER, results)]
+    parts = [fill("live.html", events=events), *_placed(BEFORE, watched, results)]
+    parts += [Markup(charts(results, live=True)), *_placed(AFTER, watched, results)]
     made = fill(
         "page.html",
-        title=plain(sentence(results)),
+        title=_title(watched, results),
         policy=POLICY,
         style=style_sheet(),
         sections=parts,
@@ -78,16 +79,39 @@ def live_page(watched: Watched, events: str) -> bytes:
     return made.encode("utf-8", "replace")
 
 
-def _placed(sections: dict[str, Section], results: Results) -> list[Markup]:
+def _placed(sections: dict[str, Section], watched: Watched, results: Results) -> list[Markup]:
     """Each in an element of its own, so that it can be replaced."""
     return [
-        fill("live_section.html", name=name, section=Markup(section(results)))
-        for name, section in sections.items()
+        fill("live_section.html", name=name, section=Markup(text))
+        for name, text in _filled(sections, watched, results).items()
     ]
 
 
+def _filled(sections: dict[str, Section], watched: Watched, results: Results) -> dict[str, str]:
+    """A study has its own title and table: its trials are no strategies, and may be many."""
+    own: dict[str, str] = {}
+    if watched.study is not None:
+        own = {
+            "title": study.title(watched.study),
+            "table": study.trials(watched.study),
+            "memory": "",
+            "run": study.how_it_was_run(watched.study),
+        }
+    return {
+        name: own[name] if name in own else str(section(results))
+        for name, section in sections.items()
+    }
+
+
+def _title(watched: Watched, results: Results) -> str:
+    return plain(sentence(results) if watched.study is None else study.sentence(watched.study))
+
+
 def _results(watched: Watched) -> Results:
-    return results_of(watched.lanes, watched.target, watched.facts)
+    results = results_of(watched.lanes, watched.target, watched.facts)
+    if watched.study is None:
+        return results
+    return replace(results, judged_by=Goal(watched.study.metric, watched.study.higher_is_better))
 
 
 def _json(value: Any) -> bytes:

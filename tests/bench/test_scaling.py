@@ -115,6 +115,17 @@ def test_more_workers_than_cores_are_said() -> None:
     assert "more workers" not in str(table(rows[:1], 600, ("core", 2)).caption)
 
 
+@pytest.mark.parametrize("rates", [(230.0, 410.0), (100.0, 101.0), (90.0, 40_000.0), (5.0, 5.0)])
+def test_all_axes_have_numbers(rates: tuple[float, float]) -> None:
+    """Also where the values have no power of ten between them."""
+    curve = Curve("mlp", "allreduce", "weak")
+    cells = [Cell(curve, n, 8) for n in (1, 2)]
+    rows = [Row(c, r, 1.0, 600 / r, 1.0, 0.0) for c, r in zip(cells, rates, strict=True)]
+    for axes in picture(rows, 600, "t", ("core", 2)).axes:
+        low, high = axes.get_ylim()
+        assert len([tick for tick in axes.get_yticks() if low <= tick <= high]) >= 3
+
+
 def test_labels_say_what_differs() -> None:
     one, two = Curve("mlp", "daso", "weak"), Curve("mlp", "local", "weak")
     assert one.label([one]) == "mlp"

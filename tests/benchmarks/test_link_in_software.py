@@ -16,4 +16,4 @@ def test_the_simulated_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     words = ["--repeats", "1", "--kibibytes", "4"]
     found = simulated("1gbit,1ms", "c10d", words, tmp_path / "result.json")
     assert set(found) == {"ping_pong 4 KiB", "all_reduce 4 KiB"}
-    assert all(times["fastest"] >= 0.001 for times in found.values()), found
+    assert all(min(times) >= 0.001 for times in found.values()), found

@@ -77,6 +77,7 @@ def test_lanes_that_crash_and_say_nothing_are_shown_and_the_rest_go_on(sandbox, 
         (last,) = (lane / "memory" / f"rank-{rank}.jsonl").read_text().splitlines()[-1:]
         assert json.loads(last)["process_bytes"] > 50 * 2**20
     page = (folder / "report.html").read_text()
+    assert "no luck today" in page, "it says why a lane has failed"
     assert '"waits":[' in page
     assert "<span>rank 1</span>" in page
 
@@ -135,6 +136,8 @@ def test_that_the_target_is_not_logged_is_said_while_the_lane_runs(script, monke
     [
         (("-n", "0", "--serial", "tiny.py"), "-n 0"),
         (("-n", "2", "tiny.py"), "needs lanes"),
+        (("tiny.py", "-n", "2", "--serial"), "-n after the script is the script's own"),
+        (("-n", "2", "tiny.py", "--sync=allreduce"), "--sync after the script is the script's own"),
         (("-n", "2", "--serial", "tony.py"), "Did you mean 'tiny.py'?"),
         (("-n", "2", "--sync", "alreduce", "tiny.py"), "Did you mean 'allreduce'?"),
         (("-n", "2", "--sync", "allreduce:buckets=1", "tiny.py"), "Did you mean 'bucket_mib'?"),

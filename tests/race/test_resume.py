@@ -220,7 +220,18 @@ def test_folders_without_a_race(
     assert race("race", "--resume", str(tmp_path))[0] == 2
     assert "has no race.json" in capsys.readouterr().err
     assert race("report", str(tmp_path))[0] == 2
-    assert "neither a race" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "neither a race" in said
+    assert "Those are in runs/" in said
+    race(*BEGIN, *TWO, "train.py")
+    capsys.readouterr()
+    assert race("report", str(tmp_path / "runs"))[0] == 2
+    folder = folder_of(tmp_path)
+    assert f"Give folders in it, such as {folder}." in capsys.readouterr().err
+    before = (folder / "report.html").read_text()
+    assert race("report", str(folder), "--target", "acuracy=0.9")[0] == 2
+    assert "Did you mean 'accuracy'?" in capsys.readouterr().err
+    assert (folder / "report.html").read_text() == before
     (tmp_path / "race.json").write_text('{"format": 1, "command"')
     assert race("report", str(tmp_path))[0] == 2
     assert "cannot be read" in capsys.readouterr().err

@@ -20,6 +20,8 @@ from tests.support.browser import Browser, running_browser
 
 pytestmark = pytest.mark.needs("chromium", "tornado")
 PATIENCE_SECONDS = 200.0
+TARGET = ("--target", "accuracy=0.9")
+HEADLINE = "document.querySelector('h1').textContent"
 HOSTILE = (
     "<img src=x onerror=\"document.title='broken'\"></script>"
     "<script>document.title='broken'</script>"
@@ -115,12 +117,12 @@ def test_a_phone_and_the_dark(browser: Browser, report: Path) -> None:
 
 
 @pytest.fixture
-def start_watch(sandbox: Any) -> Iterator[Callable[[str], str]]:
+def start_watch(sandbox: Any) -> Iterator[Callable[..., str]]:
     """Starts `farandole watch`, and returns its address."""
     started = []
 
-    def start(folder: str) -> str:
-        process = sandbox.start_farandole("watch", folder, "--target", "accuracy=0.9")
+    def start(*words: str) -> str:
+        process = sandbox.start_farandole("watch", *words)
         started.append(process)
         found = re.search(r"http://\S+", process.stdout.readline())
         assert found
@@ -134,7 +136,7 @@ def start_watch(sandbox: Any) -> Iterator[Callable[[str], str]]:
 
 
 def test_a_live_page_gets_what_is_logged(
-    browser: Browser, start_watch: Callable[[str], str], tmp_path: Path
+    browser: Browser, start_watch: Callable[..., str], tmp_path: Path
 ) -> None:
     metrics = tmp_path / "run" / "metrics.jsonl"
     metrics.parent.mkdir()
@@ -148,17 +150,101 @@ def test_a_live_page_gets_what_is_logged(
 
     log(1.0, accuracy=0.5)
     browser.resize(1100, 900)
-    browser.open(start_watch("run"))
+    browser.open(start_watch("run", *TARGET))
     browser.wait("document.querySelector('#live .state').textContent === 'live'")
     browser.wait(f"{PATHS}.length === 1")
     browser.click('.entry[data-lane="daso"]')
     browser.wait(f"{PATHS}.length === 0")
     log(2.0, accuracy=0.95, loss=0.1)
-    browser.wait("document.querySelector('h1').textContent.includes('reached accuracy')")
+    browser.wait(f"{HEADLINE}.includes('reached accuracy')")
     browser.wait("document.querySelectorAll('.panel').length === 4")
     assert browser.evaluate(PATHS) == [], "what was hidden stays hidden"
     browser.click('.entry[data-lane="daso"]')
     browser.wait(f"{PATHS}.length === 1")
     browser.wait("document.querySelectorAll('#chart-0-1 .star').length === 1")
+    assert browser.errors == []
+    browser.call("Page.navigate", url="about:blank")
+
+
+RACED = """
+import time, farandole as fd
+from pathlib import Path
+run = fd.init()
+if str(run.settings.sync) == "local:every=2":
+    raise RuntimeError("no luck today")
+run.log(accuracy=0.5)
+while not Path("go").exists():
+    time.sleep(0.05)
+run.log(accuracy=0.95)
+"""
+
+
+def test_a_race_while_it_runs(
+    browser: Browser, start_watch: Callable[..., str], sandbox: Any
+) -> None:
+    sandbox.script("raced.py", RACED)
+    syncs = ("--sync", "local:every=2", "--sync", "allreduce")
+    race = sandbox.start_farandole("race", "-n", "1", *syncs, "--runs", "races", "raced.py")
+    sandbox.wait_until(lambda: any(sandbox.folder.glob("races/*/race.json")), "its first lane")
+    (folder,) = sandbox.folder.glob("races/race-raced-*")
+    browser.resize(1100, 900)
+    address = start_watch(str(folder.relative_to(sandbox.folder)), *TARGET)
+    browser.open(address)
+    browser.wait("document.querySelector('#section-warnings').textContent.includes('no luck')")
+    browser.wait(f"{PATHS}.length === 1 && {PATHS}[0] === 'allreduce'")
+    cells = "[...document.querySelectorAll('table.race td.words')].map(td => td.textContent)"
+    assert browser.evaluate(cells) == ["allreduce", "running", "local:every=2", "failed"]
+    browser.call("Page.navigate", url="about:blank")  # it leaves while the race goes on
+    (sandbox.folder / "go").touch()
+    done = sandbox.finish(race)
+    assert done.returncode == 1, done.stderr
+    browser.open(address)
+    browser.wait(f"{HEADLINE}.includes('reached accuracy')")
+    assert "ok" in browser.evaluate(cells)
+    assert browser.errors == []
+    browser.call("Page.navigate", url="about:blank")
+
+
+TUNED = """
+import time, farandole as fd
+from pathlib import Path
+run = fd.init()
+kind = run.choose("kind", ["good", "bad", "<b>odd</b>"])
+run.log(loss=0.5, accuracy=0.8)
+if kind == "bad":
+    raise RuntimeError("out of luck")
+while not Path("go").exists():
+    time.sleep(0.05)
+run.log(loss=0.4, accuracy=0.9 if kind == "good" else 0.7)
+"""
+
+
+@pytest.mark.needs("optuna")
+def test_a_study_while_it_runs(
+    browser: Browser, start_watch: Callable[..., str], sandbox: Any
+) -> None:
+    sandbox.script("tuned.py", TUNED)
+    words = ("--trials", "3", "--metric", "accuracy", "--sampler", "grid", "--parallel", "3")
+    tune = sandbox.start_farandole("tune", *words, "--storage", "found/study.journal", "tuned.py")
+    metrics = [sandbox.folder / f"found/trial-{number}/metrics.jsonl" for number in range(3)]
+    sandbox.wait_until(lambda: all(path.exists() for path in metrics), "all trials")
+    browser.resize(390, 844, mobile=True)
+    browser.open(start_watch("found"))
+    browser.wait("document.querySelector('#section-warnings').textContent.includes('out of luck')")
+    assert "No trial has come to its end" in browser.evaluate(HEADLINE)
+    browser.wait(f"{PATHS}.length === 3")
+    first = browser.evaluate("document.querySelector('.panel summary').textContent")
+    assert first == "accuracy", "what is tuned comes first, not what is logged first"
+    (sandbox.folder / "go").touch()
+    done = sandbox.finish(tune)
+    assert done.returncode == 0, done.stderr
+    browser.wait(f"{HEADLINE}.includes('best accuracy: 0.9')")
+    assert "kind good" in browser.evaluate(HEADLINE)
+    rows = "[...document.querySelectorAll('#section-table tbody tr')].map(row => row.textContent)"
+    first, second, last = browser.evaluate(rows)
+    assert "good" in first
+    assert "<b>odd</b>" in second, "as text"
+    assert "failed: RuntimeError: out of luck" in last
+    assert browser.evaluate("document.documentElement.scrollWidth") == 390
     assert browser.errors == []
     browser.call("Page.navigate", url="about:blank")

@@ -10,6 +10,8 @@ from matplotlib.ticker import (
     EngFormatter,
     FixedLocator,
     FuncFormatter,
+    LogLocator,
+    MaxNLocator,
     NullLocator,
     PercentFormatter,
 )
@@ -74,8 +76,8 @@ def picture(rows: Sequence[Row], epoch_images: int, title: str, places: tuple[st
     efficiency.axhline(1.0, color=MUTED.light, linewidth=1.2, linestyle=(0, (5, 3)))
     _finish(speed, efficiency, epoch, epoch_images)
     workers = sorted({row.cell.workers for row in rows})
-    for axes in (speed, efficiency, epoch):
-        _workers_across(axes, workers, places)
+    for axes, note_at in ((speed, 0.02), (efficiency, 0.02), (epoch, 0.96)):  # beside the curves
+        _workers_across(axes, workers, places, note_at)
     speed.set_title(title, loc="left", color=INK.light, fontsize=10)
     _legend(figure, speed, among)
     return figure
@@ -89,7 +91,8 @@ def _ideal(axes: Axes, counts: Sequence[float], rates: Sequence[float]) -> None:
 def _finish(speed: Axes, efficiency: Axes, epoch: Axes, epoch_images: int) -> None:
     for axes in (speed, epoch):
         axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(FixedLocator(_log_ticks(*axes.get_ylim())))
     speed.yaxis.set_major_formatter(EngFormatter(sep=" "))
     speed.set_ylabel("images per second, all workers", color=INK.light)
     efficiency.set_ylim(bottom=0)
@@ -99,7 +102,19 @@ def _finish(speed: Axes, efficiency: Axes, epoch: Axes, epoch_images: int) -> No
     epoch.set_ylabel(f"time of an epoch of {epoch_images:,} images", color=INK.light)
 
 
-def _workers_across(axes: Axes, workers: Sequence[int], places: tuple[str, int]) -> None:
+def _log_ticks(low: float, high: float) -> list[float]:
+    """At least three, also where the axis has no whole power of ten, as between 110 and 220."""
+    locators = [LogLocator(subs=subs) for subs in ((1.0,), (1.0, 2.0, 5.0))]
+    for locator in (*locators, MaxNLocator(5)):
+        inside = [float(tick) for tick in locator.tick_values(low, high) if low <= tick <= high]
+        if len(inside) >= 3:
+            break
+    return inside
+
+
+def _workers_across(
+    axes: Axes, workers: Sequence[int], places: tuple[str, int], note_at: float = 0.02
+) -> None:
     kind, count = places
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator([float(number) for number in workers]))
@@ -111,7 +126,7 @@ def _workers_across(axes: Axes, workers: Sequence[int], places: tuple[str, int])
         axes.axvspan(count * 1.02, high, color=LINE.light, alpha=0.5, zorder=0)
         axes.annotate(
             f"more workers than {kind}s",
-            (1.0, 0.02),
+            (1.0, note_at),
             xycoords="axes fraction",
             ha="right",
             fontsize=8,

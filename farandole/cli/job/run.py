@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from farandole import environment
 from farandole.cli.elastic_options import is_elastic
 from farandole.cli.job.elastic import run_elastic
@@ -17,7 +15,12 @@ from farandole.cli.job.horovod import refuse_settings_of_our_own, with_horovod
 from farandole.cli.job.per_gpu import check_per_gpu, find_sharing
 from farandole.cli.job.scheme import checked_transport, layout_text, read_scheme
 from farandole.cli.job.trace_file import merge_trace
-from farandole.cli.options import check_limits, check_link, check_script
+from farandole.cli.options import (
+    check_limits,
+    check_link,
+    check_script,
+    tell_of_late_options,
+)
 from farandole.errors import UserError
 from farandole.options import read_chosen
 
@@ -98,10 +101,8 @@ def check(options: RunOptions, *, script_here: bool = True, mpi: bool = False) -
             "--transport mpi needs ranks that mpirun has started: "
             f"farandole run --on mpi -n {options.workers or 2} --transport mpi {options.script}"
         )
-    if options.workers is None and {"-n", "--workers"} & set(options.arguments):
-        click.echo(
-            "farandole: -n after the script is the script's own; ours goes before it", err=True
-        )
+    if options.workers is None:
+        tell_of_late_options(options.arguments, ("-n", "--workers"))
 
 
 def _check_times(options: RunOptions) -> None:

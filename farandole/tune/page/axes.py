@@ -19,6 +19,7 @@ class Axis:
     high: float
     log: bool = False
     options: tuple[str, ...] = ()
+    has_bounds: bool = True  # that somebody has chosen; else its ticks are round numbers
 
     @classmethod
     def of_choice(cls, name: str, space: Mapping[str, Any]) -> Axis:
@@ -33,7 +34,7 @@ class Axis:
         found = [value for value in values if math.isfinite(value)] or [0.0]
         low, high = min(found), max(found)
         margin = (high - low) * 0.05 or max(abs(high), 1.0) * 0.05
-        return cls(name, low - margin, high + margin)
+        return cls(name, low - margin, high + margin, has_bounds=False)
 
     def place(self, value: Any) -> float:
         number = float(self.options.index(str(value)) if self.options else value)
@@ -45,5 +46,16 @@ class Axis:
     def ticks(self) -> list[tuple[float, str]]:
         if self.options:
             return [(self.place(option), option) for option in self.options]
+        if not self.has_bounds:
+            return [(self.place(v), units.number(v)) for v in _round_values(self.low, self.high)]
         middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
         return [(self.place(v), units.number(v)) for v in (self.low, middle, self.high)]
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten: from 2 to 6 of them."""
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]

@@ -34,7 +34,13 @@ class Population:
     """`run` returns when all generations are over. Whatever ends it, no member goes on."""
 
     def __init__(
-        self, options: TuneOptions, study: Study, folder: Path, slots: Slots, warm: WarmProcesses
+        self,
+        options: TuneOptions,
+        study: Study,
+        folder: Path,
+        slots: Slots,
+        warm: WarmProcesses,
+        on_change: Callable[[], None],
     ) -> None:
         assert options.populations is not None
         self._options = options
@@ -44,6 +50,7 @@ class Population:
         self._folder = folder
         self._slots = slots
         self._warm = warm
+        self._on_change = on_change  # an interval of a member is over
         self._is_over = False  # the script has no more epochs
 
     def run(self) -> None:
@@ -196,3 +203,4 @@ class Population:
         how = f"failed: {problem}" if state != "ok" else f"{metric} {units.number(values[-1])}"
         words = [how, choices_text(chosen), done.origin(), units.seconds(done.seconds)]
         click.echo(f"generation {generation}, member {member}: {'  ·  '.join(filter(None, words))}")
+        self._on_change()
