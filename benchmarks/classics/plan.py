@@ -1,0 +1,134 @@
+"""Which races redraw the literature: their lanes, links and arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TRAIN = HERE / "train.py"
+LINK_RACE = HERE.parents[1] / "examples" / "link_race.py"
+
+
+@dataclass(frozen=True)
+class Race:
+    """One `farandole race`. All its lanes get the same arguments."""
+
+    name: str
+    lanes: tuple[str, ...]
+    arguments: str
+    target: str
+    link: str
+    workers: int = 2
+    seeds: int = 3
+    serial: bool = False
+    script: Path = TRAIN
+    stop_at_target: bool = False
+
+    def command(self) -> list[str]:
+        """What follows `farandole race`, but for the folder and the seeds."""
+        words = ["-n", str(self.workers), "--pretend-hosts", "2", "--link", self.link]
+        words += ["--serial"] if self.serial else []
+        words += ["--stop-at-target"] if self.stop_at_target else []
+        for lane in self.lanes:
+            words += ["--lane", lane]
+        return [*words, "--target", self.target, str(self.script), *self.arguments.split()]
+
+
+# Hogwild shares memory, so it has no lane: the race refuses it between hosts.
+STRATEGIES = Race(
+    "strategies",
+    (
+        "allreduce",
+        "allreduce:codec=int8",
+        "lagged",
+        "local:every=8",
+        "postlocal:at=0.3",
+        "adacomm:start=16,steps=64",
+        "diloco:every=32",
+        "federated:every=8",
+        "daso",
+        "server:staleness=2",
+        "server:async",
+        "downpour:gain=0.02",
+        "stages=2,microbatches=4,schedule=gpipe",
+        "stages=2,schedule=pipedream",
+    ),
+    "--hidden 128 128 --batch 64 --steps 64 --passes 14 --rate 0.1",
+    target="error=0.2",
+    link="400mbit,1ms",
+    serial=True,
+)
+
+PERIODS = (1, 4, 16, 64)
+ADACOMM = Race(
+    "adacomm",
+    (*(f"local:every={period}" for period in PERIODS), "adacomm:start=64,seconds=5"),
+    "--hidden 64 --batch 8 --steps 128 --rate 0.1 --noise 0.2 --passes 1000 --seconds 25",
+    target="loss=1.2",
+    link="100mbit,1ms",
+)
+
+STALENESS = Race(
+    "staleness",
+    (
+        "server:staleness=bsp",
+        *(f"server:staleness={bound}" for bound in (0, 1, 2, 4, 8)),
+        "server:async",
+    ),
+    "--hidden 64 --batch 64 --steps 100 --passes 8 --rate 0.1 --momentum 0.5 --pause 60 --slow 0.5",
+    target="error=0.2",
+    link="200mbit,1ms",
+    workers=4,
+)
+
+LANES_OF_PIPELINES = (
+    "allreduce",
+    "stages=2,schedule=layer",
+    "stages=2,microbatches=4,schedule=gpipe",
+    "stages=2,microbatches=4,schedule=1f1b",
+    "stages=2,schedule=pipedream",
+)
+DENSE = Race(
+    "pipelines_dense",
+    LANES_OF_PIPELINES,
+    "--hidden 256 256 256 --batch 128 --steps 40 --passes 8 --rate 0.1",
+    target="error=0.2",
+    link="200mbit,1ms",
+)
+CONVOLUTIONAL = Race(
+    "pipelines_convolutional",
+    LANES_OF_PIPELINES,
+    "--epochs 6",
+    target="accuracy=0.95",
+    link="200mbit,1ms",
+    script=LINK_RACE,
+)
+
+
+def batch_race(name: str, batch: int, more: str = "") -> Race:
+    steps = 8192 // batch
+    return Race(
+        name,
+        ("allreduce",),
+        f"--hidden 128 128 --batch {batch} --steps {steps} --passes 12 --rate 0.05 "
+        f"--momentum 0.9 {more}",
+        target="error=0.2",
+        link="1gbit,1ms",
+    )
+
+
+BATCHES = (
+    batch_race("batch_32", 32),
+    batch_race("batch_1024_same_rate", 1024),
+    batch_race("batch_1024_scaled", 1024, "--base-batch 32"),
+    batch_race("batch_1024_scaled_warmup", 1024, "--base-batch 32 --warmup 5"),
+)
+
+PIECES: dict[str, tuple[Race, ...]] = {
+    "strategies": (STRATEGIES,),
+    "adacomm": (ADACOMM,),
+    "staleness": (STALENESS,),
+    "pipelines": (DENSE, CONVOLUTIONAL),
+    "large_batch": BATCHES,
+}
