@@ -24,6 +24,16 @@ _MIB = 2**20
 # As DDP has it: a small first bucket, so that the exchange begins early.
 _FIRST_BYTES = _MIB
 _LATER_BYTES = 25 * _MIB
+_DENSE = torch.strided
+
+
+class UnfitGradientError(Exception):
+    """A gradient is sparse, or can be differentiated again."""
+
+    def __init__(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+        super().__init__()
+        self.parameter = parameter
+        self.gradient = gradient
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class Bucket:
     """The gradients and the flags; complex numbers as pairs of real ones."""
     gradients: list[torch.Tensor]
     """Views of the buffer, in the shapes and strides of the parameters."""
+    addresses: list[int]
+    """Of those views."""
     has_gradient: torch.Tensor
     """The flags: a view of the buffer."""
     notes: torch.Tensor
@@ -47,16 +59,23 @@ class Bucket:
     """The flags and the notes: a view of the buffer."""
 
     def fill(self) -> None:
-        """Copies what the parameters have accumulated; a missing gradient counts as zeros."""
+        """Copies what the parameters have accumulated; a missing gradient counts as zeros.
+
+        Raises `UnfitGradientError` for one that cannot be copied into a buffer.
+        """
         present, views, gradients = [], [], []
-        for view, parameter in zip(self.gradients, self.parameters, strict=True):
+        places = zip(self.gradients, self.addresses, self.parameters, strict=True)
+        for view, address, parameter in places:
             gradient = parameter.grad  # once: each look at it is a call
             present.append(gradient is not None)
             if gradient is None:
                 view.zero_()
+                continue
+            if gradient.layout is not _DENSE or gradient.requires_grad:
+                raise UnfitGradientError(parameter, gradient)
             # After `hand_out` the gradient is the view itself, unless the script has set it to None
             # since. Autograd then accumulates into the buffer, and there is nothing to copy.
-            elif gradient.data_ptr() != view.data_ptr() or not view.numel():
+            if gradient.data_ptr() != address:
                 views.append(view)
                 gradients.append(gradient)
         if views:
@@ -146,6 +165,7 @@ def _bucket(
         parameters,
         buffer,
         gradients,
+        [gradient.data_ptr() for gradient in gradients],
         flags,
         notes,
         buffer[-trailer:],

@@ -37,13 +37,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from farandole.comm import Group
-from farandole.errors import UserError
-from farandole.sync.allreduce.buckets import Bucket, pack
+from farandole.sync.allreduce import refusals
+from farandole.sync.allreduce.buckets import Bucket, UnfitGradientError, pack
 from farandole.sync.allreduce.reductions import Reduction
 from farandole.sync.common.alignment import check_same_model
 
-_SHOWN = 5
-_DENSE = torch.strided
 _graph_task = torch._C._current_graph_task_id
 
 
@@ -97,12 +95,22 @@ class GradientReducer:
         self._trained = dict(trained)
         me = weakref.ref(self)
 
-        # Called for every parameter in every pass: nothing is looked up here that need not be.
+        # Called for every parameter in every pass: nothing is done here that need not be.
         def arrived(parameter: torch.Tensor) -> None:
             reducer = me()
             if reducer is not None and reducer.is_on:
                 reducer._arrived(parameter)
 
+        def arrived_by_turns(parameter: torch.Tensor) -> None:
+            reducer = me()
+            if reducer is not None and reducer.is_on:
+                with reducer._lock:
+                    reducer._arrived(parameter)
+
+        # Autograd has a thread for each device, and gradients on one device arrive one by one. A
+        # lock would take about as long as an arrival without it.
+        if len({p.device for _, p in trained}) > 1:
+            arrived = arrived_by_turns
         self._handles = [p.register_post_accumulate_grad_hook(arrived) for _, p in trained]
         # Autograd reaches the last layers first; the true order is learned in the first pass.
         self._settle(self._pack(trained[::-1], final=False), learns_order=True)
@@ -180,25 +188,22 @@ class GradientReducer:
     # A pass
 
     def _arrived(self, parameter: torch.Tensor) -> None:
-        with self._lock:
-            # A number that the engine gives to each backward call. Another one: the first gradient
-            # of a new pass, or of a reentrant checkpoint within the same one.
-            if self._pass != _graph_task():
-                self._enter_pass()
-            key = id(parameter)
-            gradient = parameter.grad
-            assert gradient is not None
-            if key in self._seen or gradient.layout is not _DENSE or gradient.requires_grad:
-                self._refuse(parameter)
-            self._seen[key] = parameter
-            home = self._home[key]
-            self._missing[home] -= 1
-            if self._missing[home]:
-                return
-            while self._next < len(self.buckets) and not self._missing[self._next]:
-                self._reduce_next()
-            if not self._end_is_known and self._next == len(self.buckets):
-                self._await_end()
+        # A number that the engine gives to each backward call. Another one: the first gradient of
+        # a new pass, or of a reentrant checkpoint within the same one.
+        if self._pass != _graph_task():
+            self._enter_pass()
+        key = id(parameter)
+        if key in self._seen:
+            raise refusals.arrived_twice(self._name(parameter))
+        self._seen[key] = parameter
+        home = self._home[key]
+        self._missing[home] -= 1
+        if self._missing[home]:
+            return
+        while self._next < len(self.buckets) and not self._missing[self._next]:
+            self._reduce_next()
+        if not self._end_is_known and self._next == len(self.buckets):
+            self._await_end()
 
     def _enter_pass(self) -> None:
         """At the first gradient of a pass, and wherever a reentrant checkpoint begins or ends."""
@@ -220,28 +225,6 @@ class GradientReducer:
             lambda: _still(me, GradientReducer._end_pass)
         )
 
-    def _refuse(self, parameter: torch.Tensor) -> None:
-        """Says why this gradient cannot be averaged."""
-        gradient = parameter.grad
-        assert gradient is not None
-        if id(parameter) in self._seen:
-            raise UserError(
-                f"the gradient of {self._name(parameter)!r} arrived twice in one backward pass: it "
-                "is used in several reentrant checkpoints. Write "
-                "torch.utils.checkpoint.checkpoint(…, use_reentrant=False)."
-            )
-        if gradient.layout is not _DENSE:
-            raise UserError(
-                f"the gradient of {self._name(parameter)!r} is sparse, and gradients are averaged "
-                "as dense ones here. Build the layer with sparse=False, or train by `hogwild` or "
-                "on parameter servers, which take it."
-            )
-        raise UserError(
-            f"backward(create_graph=True) has made a gradient of {self._name(parameter)!r} that "
-            "can be differentiated again, and an average over ranks cannot. Compute it with "
-            "torch.autograd.grad(loss, parameters, create_graph=True), or under run.no_sync(model)."
-        )
-
     def _name(self, parameter: torch.Tensor) -> str:
         return next((n for n, p in self._model.named_parameters() if p is parameter), "a parameter")
 
@@ -252,7 +235,11 @@ class GradientReducer:
 
     def _start(self, bucket: Bucket) -> Future[torch.Tensor]:
         with torch.no_grad():
-            bucket.fill()
+            try:
+                bucket.fill()
+            except UnfitGradientError as unfit:
+                name = self._name(unfit.parameter)
+                raise refusals.unfit(name, unfit.gradient) from None
             if self.notes_culprits:
                 bucket.note(self._group.rank)
             return self._reduction.reduce(bucket)
@@ -271,7 +258,7 @@ class GradientReducer:
         self.handed_out = self.buckets
         seen = list(self._seen.values())
         self._close_pass()
-        if any(p.requires_grad and p not in self._names for p in self._all):
+        if any(p.requires_grad and id(p) not in self._home for p in self._all):
             self._include_thawed()
         if self._learns_order:
             self._learn_order([self._names[p] for p in seen if p in self._names])
@@ -335,17 +322,7 @@ class GradientReducer:
         ]
         failed = self._end_is_known
         self._abandon_pass()
-        if failed:
-            raise UserError(
-                "the last backward pass has failed, and its gradients are not averages. Call "
-                "zero_grad() and compute them again before the step."
-            )
-        shown = ", ".join(lacking[:_SHOWN]) + (", …" if len(lacking) > _SHOWN else "")
-        raise UserError(
-            f"no gradient reached {shown} through the model's reentrant checkpoints, and without "
-            "it the others are not averaged. Write "
-            "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), or freeze what is not used."
-        )
+        raise refusals.failed_pass() if failed else refusals.unreached(lacking)
 
 
 def _still(me: weakref.ref[GradientReducer], method: Callable[..., None], *args: Any) -> None:
