@@ -15,7 +15,7 @@ from farandole.server.registrar.participants import Participant, Participants
 from farandole.server.registrar.registrar import Registrar
 
 
-class Job:
+class ServedJob:
     """`workers` are waited for before any of them begins; 0: each begins when it comes."""
 
     def __init__(

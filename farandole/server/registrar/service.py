@@ -17,7 +17,7 @@ from farandole.server.protocol.control import ControlSocket
 from farandole.server.protocol.payload import Malformed
 from farandole.server.protocol.views import Reshaped
 from farandole.server.registrar.copies import Confirmations
-from farandole.server.registrar.job import Job
+from farandole.server.registrar.job import ServedJob
 from farandole.server.registrar.messages import check_sender, kind_of
 from farandole.server.registrar.participants import Participant, Participants
 from farandole.server.registrar.registrar import Registrar
@@ -48,12 +48,12 @@ class RegistrarService:
             "late": worker_patience,
         }
         self._participants = Participants()
-        self._job = Job(registrar, self._socket, self._participants, self._admit, workers)
+        self._job = ServedJob(registrar, self._socket, self._participants, self._admit, workers)
         self._confirmations = Confirmations()
         self._sent_view = 0
         self._looked = time.monotonic()
         # Other threads change nothing themselves. They put tasks here, and the registrar's thread
-        # runs them between two messages: `Registrar` and `Job` need no locks.
+        # runs them between two messages: `Registrar` and `ServedJob` need no locks.
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lines: list[str] = []
         self._stopped = threading.Event()
