@@ -34,6 +34,7 @@ from farandole.launch.backends.remote.supervised import CHUNK_BYTES, Supervised
 from farandole.system.job_processes import IDENTITY
 from farandole.system.owned_folders import OwnedFolder
 from farandole.system.watchdog import Watchdog
+from farandole.worker.marker_files import mark_interrupted
 
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.5  # a look at all descriptors takes no longer, on a host that runs
@@ -48,6 +49,7 @@ class Agent:
 
     def __init__(self, setup: Setup, incoming: int, outgoing: Outgoing, folder: Path) -> None:
         self._setup = setup
+        self._folder = folder
         self._incoming: int | None = incoming
         self._outgoing = outgoing
         self._parser = FrameParser()
@@ -158,6 +160,8 @@ class Agent:
         worker = self._workers.get(number)
         if kind == frames.BEAT:
             self._outgoing.put(encoded(frames.BEAT))
+        elif kind == frames.INTERRUPTED:
+            mark_interrupted(self._folder)
         elif kind == frames.START and not self._is_leaving:
             self._pending[number] = Order.from_json(content)
         elif worker is None:  # it has ended, or was not started yet
