@@ -60,6 +60,7 @@ from farandole.errors import UserError
 from farandole.launch.backends.mpi.one_host import one_host_variables
 from tests.support import stand_ins
 from tests.support.order import ordered
+from tests.support.ports import find_free_port
 from tests.support.slurm import SlurmCluster, running_slurm
 from tests.support.warm_starts import WarmStarts, fresh_starts
 
@@ -416,9 +417,7 @@ def only_ray() -> Iterator[None]:
 
 @pytest.fixture
 def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    return str(find_free_port())
 
 
 @pytest.fixture

@@ -31,7 +31,8 @@ _OPTIONS = (
     click.option("--ssh-port", type=int, help="Port of ssh on other hosts. [ssh's own]"),
     click.option(
         "--ssh-identity-file",
-        type=click.Path(path_type=Path),
+        # ssh itself would go on with other keys, and say so where nobody looks.
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
         metavar="FILE",
         help="Private key for ssh. [ssh's own]",
     ),

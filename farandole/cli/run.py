@@ -203,7 +203,8 @@ def run(outcome_file: Path | None, horovod: bool, trace: Path | None, **options:
       farandole run -n 4 --horovod train_with_horovod.py
       farandole run --on slurm --nodes 4 --per-node 8 train.py
     """
-    from farandole.cli.job.run import RunOptions, check, run_job
+    from farandole.cli.job.run import check, run_job
+    from farandole.cli.job.run_options import RunOptions
 
     engine = ChosenEngine(click.get_current_context(), options)
     chosen = RunOptions(horovod=horovod, trace=trace.absolute() if trace else None, **options)

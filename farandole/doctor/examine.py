@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import farandole
-from farandole.doctor import checks
+from farandole.doctor import checks, two_workers
 from farandole.doctor.checks import Finding
 from farandole.launch.gpu.mps_control import PROGRAM as MPS_PROGRAM
 
@@ -29,7 +29,7 @@ def examine() -> tuple[Finding, ...]:
     )
     if checks.is_broken(packages):
         return packages
-    return (*packages, *_examine_machine(), *_examine_programs(), *checks.check_all_reduce())
+    return (*packages, *_examine_machine(), *_examine_programs(), *two_workers.check_all_reduce())
 
 
 def _examine_machine() -> tuple[Finding, ...]:

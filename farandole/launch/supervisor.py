@@ -21,7 +21,6 @@ from dataclasses import replace
 from farandole.launch.job import Outcome
 from farandole.launch.policies.base import Policy
 from farandole.launch.worker_pool import WorkerPool
-from farandole.worker.marker_files import mark_interrupted
 from farandole.worker.signals import signals_noted, warnings_passed_on
 
 _POLL_SECONDS = 0.05
@@ -54,7 +53,7 @@ def supervise(pool: WorkerPool, policy: Policy) -> Outcome:
                 received=received[0] if received else None,
             )
             if outcome.stopped_by == "SIGINT":
-                mark_interrupted(pool.directory.folder)
+                pool.mark_interrupted()
             kept = outcome.stopped_by is None and bool(outcome.failure or outcome.lost)
         finally:
             pool.stop(received)

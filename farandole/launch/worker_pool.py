@@ -157,6 +157,10 @@ class WorkerPool:
             seconds = f"{self._grace_seconds:g}"
             tell(f"{stopped_by}: the workers have {seconds} s to save and leave (--grace)")
 
+    def mark_interrupted(self) -> None:
+        """The user has stopped the job: its runs do not count that as a failure."""
+        self._backend.mark_interrupted()
+
     def has_joined(self) -> bool:
         """Whether any worker took part: by our own calls, or else by torch's, in the store."""
         return self.directory.has_joined() or self.endpoint.store.key_count() > 0

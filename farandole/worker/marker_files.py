@@ -4,7 +4,7 @@
 launcher says so at the end. `saves`: the worker saves once more when it is told to stop, and the
 launcher then says how long it has. `attempts`: the folder in which the worker counts the
 failures of its run. A worker that is stopped because the user pressed Ctrl-C cannot write there any
-more, so the launcher does.
+more, so the launcher does, or on another host the agent there.
 
 The files lie beside the one in which the worker would say why it failed. They outlive the worker:
 the launcher reads them after its end.
@@ -36,7 +36,7 @@ def any_saves(folder: Path) -> bool:
 
 
 def mark_interrupted(folder: Path) -> None:
-    """In the launcher, when the user has stopped the job whose files are in `folder`."""
+    """In the launcher or an agent, when the user has stopped the job with files in `folder`."""
     for marker in folder.glob(f"*{_ATTEMPTS}"):
         with contextlib.suppress(OSError):
             Path(marker.read_text(), INTERRUPTED).touch()

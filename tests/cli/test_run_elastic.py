@@ -24,9 +24,10 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-n", "2", "--min", "3"], "-n 2 must be between --min 3 and --max 2"),
+        (["-n", "2", "--min", "3"], "--min 3: the job begins with 2, and would wait"),
         (["-n", "4", "--min", "0"], "--min 0: a job needs at least 1 worker"),
-        (["-n", "4", "--max", "3", "--min", "1"], "--max 3"),
+        (["-n", "4", "--max", "3", "--min", "1"], "--max 3: the job begins with 4"),
+        (["-n", "2", "--max", "0", "--min", "1"], "--max 0: the job begins with 2"),
         (["--min", "1", "--restarts", "-1"], "--restarts -1"),
         (["--min", "1", "--replace-stragglers"], "--restarts how many may be replaced"),
         (["--min", "1", "--elastic-wait", "0"], "--elastic-wait 0"),

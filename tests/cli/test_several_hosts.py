@@ -18,6 +18,7 @@ import pytest
 
 from farandole.emulate.cluster import Cluster
 from farandole.emulate.ssh_access import SshAccess
+from farandole.worker.marker_files import INTERRUPTED
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -204,11 +205,23 @@ def test_doctor_shows_what_is_wrong_and_where(two_hosts: TwoHosts) -> None:
     assert lines[-1] == "1 of 3 hosts cannot take part yet: nowhere."
 
 
+WAIT = """
+import os, time
+from pathlib import Path
+from farandole.worker.marker_files import record_attempts
+
+if os.environ["RANK"] == "0":
+    record_attempts(Path.cwd())  # as a run with automatic checkpoints does
+open(f"ready-{os.environ['RANK']}", "w").close()
+time.sleep(600)
+"""
+
+
 def test_nothing_is_left_of_a_job_whose_launcher_is_stopped(two_hosts: TwoHosts) -> None:
+    """Rank 0 is on the other host. Its run does not count Ctrl-C as a failure."""
     sandbox = two_hosts.sandbox
-    wait = "import os, time; open(f'ready-{os.environ[\"RANK\"]}', 'w').close(); time.sleep(600)"
-    sandbox.script("wait.py", wait)
-    job = two_hosts.start("run", "-H", HOSTS, "wait.py")
+    sandbox.script("wait.py", WAIT)
+    job = two_hosts.start("run", "-H", "emulated-1:1,emulated-0:1", "wait.py")
     ready = [sandbox.folder / f"ready-{rank}" for rank in range(2)]
     sandbox.wait_until(
         lambda: job.poll() is not None or all(path.exists() for path in ready), "all workers run"
@@ -218,3 +231,4 @@ def test_nothing_is_left_of_a_job_whose_launcher_is_stopped(two_hosts: TwoHosts)
     done = sandbox.finish(job)
     assert sandbox.processes() == []
     assert done.returncode == 130
+    assert (sandbox.folder / INTERRUPTED).exists()

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from farandole.cli import commands
 from farandole.comm.calibration import Unmeasured
-from farandole.doctor import checks, show
+from farandole.doctor import checks, show, two_workers
 from farandole.doctor import examine as doctor
 from farandole.doctor.checks import Finding
 from farandole.schedule import ALGORITHMS, Link
@@ -57,7 +57,7 @@ def test_this_machine(
 
 
 def test_an_all_reduce_that_fails_is_broken(sandbox: Any) -> None:
-    once = "from farandole.doctor.checks import check_all_reduce; print(check_all_reduce())"
+    once = "from farandole.doctor.two_workers import check_all_reduce; print(check_all_reduce())"
     script = sandbox.script("once.py", once)
     done = sandbox.fork(script, GLOO_SOCKET_IFNAME="no-such-interface")
     found = done.stdout.splitlines()[-1]
@@ -119,21 +119,21 @@ HIDDEN = Unmeasured(200e-6, 2**24, 190e-6)
 
 
 def test_a_link_that_was_measured() -> None:
-    finding = checks.check_link("gloo", GIGABIT)
+    finding = two_workers.check_link("gloo", GIGABIT)
     assert statuses(finding) == ["ok"]
     assert finding.value.startswith("200 µs a message, 0.1 GB/s; auto for 8 such ranks: ")
-    assert checks.check_link("shm", GIGABIT).value == (
+    assert two_workers.check_link("shm", GIGABIT).value == (
         "200 µs a message, 0.1 GB/s; auto: native at any size"
     )
 
 
 def test_a_link_that_was_not_measured_says_so_and_nothing_is_chosen_from_it() -> None:
-    finding = checks.check_link("gloo", HIDDEN)
+    finding = two_workers.check_link("gloo", HIDDEN)
     assert statuses(finding) == ["warning"]
     assert "200 µs a message, bandwidth not measured: 16,777,216 bytes took 0.19" in finding.value
     assert "auto takes it for a usual link: 200 µs, 1.0 GB/s" in finding.value
     assert not [name for name in ALGORITHMS if f"{name} at" in finding.value]
-    shared = checks.check_link("shm", HIDDEN)
+    shared = two_workers.check_link("shm", HIDDEN)
     assert statuses(shared) == ["ok"], "nothing depends on it"
     assert "bandwidth not measured" in shared.value
 
@@ -299,7 +299,7 @@ def test_what_is_required_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_required_package_nothing_else_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     real = doctor._installed
     monkeypatch.setattr(doctor, "_installed", lambda name: None if name == "psutil" else real(name))
-    monkeypatch.setattr(checks, "check_all_reduce", lambda: pytest.fail("it cannot run"))
+    monkeypatch.setattr(two_workers, "check_all_reduce", lambda: pytest.fail("it cannot run"))
     findings = doctor.examine()
     assert [finding.name for finding in findings if finding.status == "broken"] == ["psutil"]
     assert findings[-1].name == checks.REQUIRED[-1]

@@ -170,7 +170,7 @@ def test_the_same_number_of_different_tensors() -> None:
         with pytest.raises(HorovodInternalError, match=r"rank 0 ended the job: rank . waited more"):
             hvd.allreduce(torch.ones(3), name=own)  # each now waits for something else
 
-    run_horovod(2, body, settings=Settings(stall_shutdown_seconds=0.2))
+    run_horovod(2, body, settings=Settings(stall_shutdown_seconds=2.0))
 
 
 def test_what_nobody_waits_for_is_done_all_the_same() -> None:

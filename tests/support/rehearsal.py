@@ -78,7 +78,7 @@ class Rehearsal:
         return {number: worker.pid for number, worker in self.pool.running.items()}
 
     def look_until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE.total_seconds()
         while not condition():
             assert time.monotonic() < deadline
             step(self.pool, self.policy)

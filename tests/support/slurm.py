@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+from tests.support.ports import find_free_port
 
 NODES = ("one", "two")
 _PATIENCE_SECONDS = 200.0
@@ -140,11 +141,10 @@ def _run(program: str, *options: str) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(find_free_port())
+    return list(found)
 
 
 @contextlib.contextmanager

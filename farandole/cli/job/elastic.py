@@ -94,14 +94,18 @@ def _run_in_memory(options: Options, job: Job, placement: Placement) -> Outcome:
 
 def _check(options: Options, workers: int) -> None:
     """Raises `UserError` for what no such job can do, before anything is started."""
-    least = 1 if options.min_workers is None else options.min_workers
-    most = options.max_workers or workers
-    if least < 1:
+    least, most = options.min_workers, options.max_workers
+    if least is not None and least < 1:
         raise UserError(f"--min {least}: a job needs at least 1 worker.")
-    if not least <= workers <= most:
+    if least is not None and least > workers:
         raise UserError(
-            f"-n {workers} must be between --min {least} and --max {most}: it is the number of "
-            "workers that the job begins with."
+            f"--min {least}: the job begins with {workers}, and would wait for ever. Give --min "
+            f"{workers} or less, or begin with more: -n {least}, and slots for them in -H."
+        )
+    if most is not None and most < workers:
+        raise UserError(
+            f"--max {most}: the job begins with {workers}. Give --max {workers} or more, or begin "
+            f"with fewer: -n {max(most, 1)}"
         )
     if options.restarts < 0:
         raise UserError(f"--restarts {options.restarts}: give 0 or more.")

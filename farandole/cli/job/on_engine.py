@@ -8,7 +8,8 @@ from pathlib import Path
 from farandole.cli.elastic_options import is_elastic
 from farandole.cli.engine_options import ChosenEngine
 from farandole.cli.job.restarting import announce_restarting
-from farandole.cli.job.run import RunOptions, check, check_scheme, job_of, variables_of
+from farandole.cli.job.run import check, check_scheme, job_of, variables_of
+from farandole.cli.job.run_options import RunOptions
 from farandole.cli.job.trace_file import merge_trace
 from farandole.errors import UserError
 from farandole.launch.engines.catalog import KUBERNETES, MPI

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from farandole import environment
@@ -13,8 +12,10 @@ from farandole.cli.elastic_options import is_elastic
 from farandole.cli.job.elastic import run_elastic
 from farandole.cli.job.horovod import refuse_settings_of_our_own, with_horovod
 from farandole.cli.job.per_gpu import check_per_gpu, find_sharing
-from farandole.cli.job.scheme import checked_transport, layout_text, read_scheme
+from farandole.cli.job.run_options import RunOptions
+from farandole.cli.job.scheme import read_scheme
 from farandole.cli.job.trace_file import merge_trace
+from farandole.cli.job.worker_variables import worker_variables
 from farandole.cli.options import (
     check_limits,
     check_link,
@@ -27,53 +28,11 @@ from farandole.options import read_chosen
 if TYPE_CHECKING:
     from farandole.launch.gpu.sharing import GpuSharing
     from farandole.launch.job import Job, Outcome
-    from farandole.launch.placement.placement import HostOptions, Placement
+    from farandole.launch.placement.placement import Placement
     from farandole.launch.servers import OthersServers, OwnServers
     from farandole.layout import Layout
     from farandole.sync import Strategy
     from farandole.topology import Topology
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """The options as given; None: not given."""
-
-    where: HostOptions
-    workers: int | None
-    per_gpu: str | None
-    gpu_threads: float | None
-    layout: str | None
-    sync: str | None
-    name: str | None
-    runs: Path | None
-    checkpoint: str | None
-    fallback: bool
-    seed: int | None
-    choose: tuple[str, ...]
-    transport: str | None
-    pretend_hosts: str | None
-    link: str | None
-    no_check_finite: bool
-    trace: Path | None
-    servers: str | None
-    replicas: int | None
-    functions: tuple[str, ...]
-    key_file: Path | None
-    restarts: int
-    min_workers: int | None
-    max_workers: int | None
-    replace_stragglers: bool
-    elastic_wait: float
-    host_silence: float
-    exit_timeout: float | None
-    stall: float | None
-    stall_kill: bool
-    grace: float
-    horovod: bool
-    no_fork: bool
-    module: bool
-    script: str
-    arguments: tuple[str, ...]
 
 
 def check(options: RunOptions, *, script_here: bool = True, mpi: bool = False) -> None:
@@ -268,7 +227,7 @@ def _scheme_elsewhere(
 def variables_of(options: RunOptions, workers: int) -> dict[str, str]:
     """What tells workers what was asked for, where another launcher than ours starts them."""
     strategy, layout, plan = _scheme_elsewhere(options, workers)
-    found = _variables(replace(options, trace=None), strategy, layout)
+    found = worker_variables(replace(options, trace=None), strategy, layout)
     if options.trace is not None:
         found[environment.TRACE] = str(options.trace)
     if plan is not None:
@@ -292,7 +251,7 @@ def _job(
     from farandole.launch.job import Job
     from farandole.launch.servers import OthersServers
 
-    variables = _variables(options, strategy, layout)
+    variables = worker_variables(options, strategy, layout)
     topology = _topology(options, placement)
     if len(topology.hosts) > 1 and strategy is not None and layout is None:
         import torch
@@ -322,37 +281,6 @@ def _job(
     return with_horovod(job, topology, options.trace) if options.horovod else job
 
 
-def _variables(
-    options: RunOptions, strategy: Strategy | None, layout: Layout | None
-) -> dict[str, str]:
-    """What tells the workers what was asked for."""
-    asked = {
-        environment.SYNC: str(strategy) if strategy is not None else None,
-        environment.LAYOUT: layout_text(layout) if layout is not None else None,
-        environment.NAME: options.name,
-        environment.RUNS: str(options.runs) if options.runs else None,
-        environment.CHECKPOINT: (
-            _checked_policy(options.checkpoint) if options.checkpoint is not None else None
-        ),
-        environment.FALLBACK: "1" if options.fallback else None,
-        environment.SEED: str(options.seed) if options.seed is not None else None,
-        environment.CHOOSE: shlex.join(options.choose) if options.choose else None,
-        environment.SCRIPT: options.script,
-        environment.TRANSPORT: (
-            checked_transport(options.transport) if options.transport is not None else None
-        ),
-        environment.CHECK_FINITE: "0" if options.no_check_finite else None,
-        environment.PRETEND_HOSTS: options.pretend_hosts,
-        environment.SIMULATED_LINK: options.link,
-    }
-    if options.trace is not None:
-        from farandole.trace import merge as tracing
-
-        asked[environment.TRACE_PARTS] = str(tracing.prepare(options.trace))
-        asked[environment.TRACE] = ""  # the launcher merges the parts, not the ranks
-    return {key: value for key, value in asked.items() if value is not None}
-
-
 def _topology(options: RunOptions, placement: Placement) -> Topology:
     """The pretended hosts, if there are any, else the real ones."""
     if options.pretend_hosts is None:
@@ -360,9 +288,3 @@ def _topology(options: RunOptions, placement: Placement) -> Topology:
     from farandole.train.settings import pretended_hosts
 
     return pretended_hosts(options.pretend_hosts, placement.topology.size)
-
-
-def _checked_policy(text: str) -> str:
-    from farandole.train.checkpoint.automatic.policy import parse_checkpoints
-
-    return str(parse_checkpoints(text))

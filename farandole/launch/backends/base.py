@@ -82,5 +82,11 @@ class Backend(Protocol):
     def start(self, spec: WorkerSpec) -> Worker:
         """Does not wait for the host. Raises `LaunchError` where it cannot."""
 
+    def mark_interrupted(self) -> None:
+        """The user has stopped the job: its runs must not count this as a failure. Does not wait.
+
+        Call it before `close`.
+        """
+
     def close(self) -> None:
         """The job is over: leaves nothing behind but workers, which it was not asked to end."""

@@ -28,6 +28,11 @@ class BackendByHost:
     def start(self, spec: WorkerSpec) -> Worker:
         return self._backend(spec.host).start(spec)
 
+    def mark_interrupted(self) -> None:
+        self._local.mark_interrupted()
+        if self._remote is not None:
+            self._remote.mark_interrupted()
+
     def close(self) -> None:
         self._local.close()
         if self._remote is not None:

@@ -20,6 +20,7 @@ from farandole.launch.job import Job
 from farandole.launch.job_directory import JobDirectory
 from farandole.launch.watches.progress import Progress, progress_of
 from farandole.system.orphans import tied_to_this_process
+from farandole.worker.marker_files import mark_interrupted
 from farandole.worker.network import is_here
 
 
@@ -97,6 +98,9 @@ class LocalBackend:
                 f"cannot start worker {number} on {host}: {error}. Is {self._job.program!r} there? "
                 "Start fewer, or ask `farandole doctor` for this machine's limits."
             ) from error
+
+    def mark_interrupted(self) -> None:
+        mark_interrupted(self._directory.folder)
 
     def close(self) -> None:
         """`JobDirectory.reap` ends whatever is left."""

@@ -37,7 +37,7 @@ _MAX_PEERS = 8192
 _OWN_DESCRIPTORS = 256  # that are left to the rest of the process
 _ACCEPTS_AT_ONCE = 16
 _PAUSE_SECONDS = 0.05  # when the system has no descriptor left
-_FAREWELL_SECONDS = 10.0
+_CLOSE_SECONDS = 10.0
 
 
 class StoreServer:
@@ -98,7 +98,7 @@ class StoreServer:
         self._closing = True
         with contextlib.suppress(OSError):  # the loop has seen it already
             self._waker.send(b"x")
-        self._thread.join(_FAREWELL_SECONDS)
+        self._thread.join(_CLOSE_SECONDS)
 
     def _listen_on_path(self, path: Path) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

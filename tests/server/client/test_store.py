@@ -298,7 +298,7 @@ def test_the_class_of_an_error_does_not_come_from_its_text(store, names):
 
 
 def test_a_wait_that_takes_too_long_names_whom_it_waits_for(cluster, names):
-    with connect(cluster.address, cluster.key_file, rank=0, timeout=1.0) as worker:
+    with connect(cluster.address, cluster.key_file, rank=0, timeout=4.0) as worker:
         name = next(names)
         other = connect(cluster.address, cluster.key_file, rank=1)
         for store in (worker, other):

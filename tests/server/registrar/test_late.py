@@ -117,8 +117,8 @@ def test_one_who_comes_when_the_others_are_done_can_still_read():
 def test_a_meeting_that_not_all_come_to_names_those_who_are_missing():
     with Cluster(workers=3, in_threads=True) as cluster, ThreadPoolExecutor(3) as pool:
         where = (cluster.address, cluster.key_file)
-        stores = list(pool.map(lambda rank: Store(*where, rank=rank, timeout=1), range(3)))
-        with pytest.raises(CommError, match=r"rank 0 waited 1 s for rank\(s\) \[1, 2\]"):
+        stores = list(pool.map(lambda rank: Store(*where, rank=rank, timeout=4), range(3)))
+        with pytest.raises(CommError, match=r"rank 0 waited 4 s for rank\(s\) \[1, 2\]"):
             stores[0].meet("/0", b"")
         for store in stores:
             store.close()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import socket
 from dataclasses import dataclass
 from typing import Any
 
 from farandole.errors import LaunchError, UserError
+
+_CONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,34 @@ def import_ray() -> Any:
     return ray
 
 
-def connect(address: str, namespace: str) -> None:
-    """Raises `LaunchError` where there is no cluster, `UserError` for an address that cannot be."""
-    ray = import_ray()
+def check_address(address: str) -> None:
+    """Raises `UserError` for one that no job can use, `LaunchError` if nobody listens there."""
+    if address == "local":
+        raise UserError(
+            "--ray-address local: Ray would start a cluster of its own, of this host alone. Start "
+            "one with `ray start --head`, or leave Ray out: farandole run -n 2 …"
+        )
     if address.startswith("ray://"):
         raise UserError(
             f"--ray-address {address}: through Ray's client the workers could not reach this host. "
             "Run the command on a node of the cluster, or submit it: ray job submit -- farandole "
             "run --on ray …"
         )
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        # Ray would try for minutes, without a word.
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise no_cluster(address, f"{error}.") from error
+
+
+def connect(address: str, namespace: str) -> None:
+    """Raises `LaunchError` where there is no cluster.
+
+    Ray may end the process instead: see `probe.find_cluster`.
+    """
+    ray = import_ray()
     try:
         ray.init(
             address=address,
@@ -48,10 +70,15 @@ def connect(address: str, namespace: str) -> None:
             configure_logging=False,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise LaunchError(
-            f"there is no Ray cluster at {address!r}: {str(error).splitlines()[0]} Start one with "
-            "`ray start --head`, or name it: --ray-address HOST:6379"
-        ) from error
+        raise no_cluster(address, str(error).strip().splitlines()[0]) from error
+
+
+def no_cluster(address: str, why: str) -> LaunchError:
+    """The error to raise. `why` is a sentence."""
+    return LaunchError(
+        f"there is no Ray cluster at {address!r}: {why} Start one with `ray start --head`, or name "
+        "it: --ray-address HOST:6379"
+    )
 
 
 def described(ray: Any) -> str:

@@ -14,8 +14,15 @@ from typing import Any
 
 from farandole.errors import LaunchError
 from farandole.launch.backends.ray.channel import RayActors
-from farandole.launch.backends.ray.cluster import RayOptions, connect, described, import_ray
+from farandole.launch.backends.ray.cluster import (
+    RayOptions,
+    check_address,
+    connect,
+    described,
+    import_ray,
+)
 from farandole.launch.backends.ray.node import AgentHost
+from farandole.launch.backends.ray.probe import find_cluster
 from farandole.launch.engines.request import EngineRequest
 from farandole.launch.hosts import place_workers
 from farandole.launch.job import Job, Outcome
@@ -38,7 +45,9 @@ def start(request: EngineRequest) -> int:
     ray = import_ray()
     # Names of actors are looked up in a namespace; one of its own keeps jobs apart.
     namespace = f"farandole-{secrets.token_hex(8)}"
-    connect(options.ray_address or os.environ.get("RAY_ADDRESS", "auto"), namespace)
+    address = options.ray_address or os.environ.get("RAY_ADDRESS", "auto")
+    check_address(address)
+    connect(find_cluster(address), namespace)
     try:
         bundle = _bundle(ray, request, options)
         with _placed(ray, request.nodes, bundle) as group:

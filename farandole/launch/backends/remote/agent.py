@@ -34,13 +34,14 @@ from farandole.launch.backends.remote.supervised import CHUNK_BYTES, Supervised
 from farandole.system.job_processes import IDENTITY
 from farandole.system.owned_folders import OwnedFolder
 from farandole.system.watchdog import Watchdog
+from farandole.worker.marker_files import mark_interrupted
 
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.5  # a look at all descriptors takes no longer, on a host that runs
 _SETUP_SECONDS = 300.0
 _PATIENCE_SECONDS = 5.0
-_INTRODUCTION_SECONDS = 0.5  # as long as a connection takes where nothing is wrong, and longer
-_FAREWELL_SECONDS = 10.0  # for the launcher to take what is left
+_FACTS_SECONDS = 0.5  # as long as a connection takes where nothing is wrong, and longer
+_LAST_FRAMES_SECONDS = 10.0  # for the launcher to take what is left
 
 
 class Agent:
@@ -48,6 +49,7 @@ class Agent:
 
     def __init__(self, setup: Setup, incoming: int, outgoing: Outgoing, folder: Path) -> None:
         self._setup = setup
+        self._folder = folder
         self._incoming: int | None = incoming
         self._outgoing = outgoing
         self._parser = FrameParser()
@@ -62,7 +64,7 @@ class Agent:
 
     def run(self) -> None:
         """Until the launcher wants no more of it, and all workers have ended."""
-        self._has_told_facts = self._tell_facts(_INTRODUCTION_SECONDS)
+        self._has_told_facts = self._tell_facts(_FACTS_SECONDS)
         while not self._is_leaving or self._workers:
             self._pass_bytes()
             self._has_told_facts = self._has_told_facts or self._tell_facts()
@@ -112,7 +114,7 @@ class Agent:
         self._starter.close()
         psutil.wait_procs(self._starter.kill_all(), timeout=_PATIENCE_SECONDS)
         self._report_ended()
-        deadline = time.monotonic() + _FAREWELL_SECONDS
+        deadline = time.monotonic() + _LAST_FRAMES_SECONDS
         while not self._outgoing.is_empty and time.monotonic() < deadline:
             select.select([], [self._outgoing.descriptor], [], _POLL_SECONDS)
             self._outgoing.flush()
@@ -158,6 +160,8 @@ class Agent:
         worker = self._workers.get(number)
         if kind == frames.BEAT:
             self._outgoing.put(encoded(frames.BEAT))
+        elif kind == frames.INTERRUPTED:
+            mark_interrupted(self._folder)
         elif kind == frames.START and not self._is_leaving:
             self._pending[number] = Order.from_json(content)
         elif worker is None:  # it has ended, or was not started yet

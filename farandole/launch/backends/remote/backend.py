@@ -125,6 +125,11 @@ class RemoteBackend:
         connection.start(worker, Order(spec.local_workers, variables))
         return worker
 
+    def mark_interrupted(self) -> None:
+        """The run's folder may be on the host of rank 0 alone, so the agent there does it."""
+        for connection in self._connections.values():
+            connection.mark_interrupted()
+
     def close(self) -> None:
         self._markers.close()
         connections = [*self._connections.values(), *self._retired]

@@ -129,6 +129,10 @@ class HostConnection:
     def kill(self, number: int) -> None:
         self._end(number, frames.KILL)
 
+    def mark_interrupted(self) -> None:
+        if self._is_accepted:
+            self._frames.put(encoded(frames.INTERRUPTED))
+
     def close(self) -> None:
         """Does not wait: the agent ends, and with it what is left of its workers."""
         with self._lock:

@@ -1,6 +1,7 @@
 """What launcher and agent say to each other: frames over the two streams of a channel.
 
-    launcher ─▶ agent    SETUP once, then START, SIGNAL, STOP, KILL of one worker, and BEAT
+    launcher ─▶ agent    SETUP once, then START, SIGNAL, STOP, KILL of one worker, and BEAT;
+                         INTERRUPTED when the user has stopped the job
     agent ─▶ launcher    a mark, FACTS once, then OUTPUT, ERRORS, ACTIVITY, END of one worker; BEAT
 
 A frame is one letter, the number of the worker, and the length of the content that follows. What a
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple
 
 SETUP, START, SIGNAL, STOP, KILL = b"c", b"s", b"u", b"t", b"k"
+INTERRUPTED = b"i"
 FACTS, OUTPUT, ERRORS, ACTIVITY, END = b"f", b"o", b"e", b"a", b"x"
 BEAT = b"b"
 NOBODY = 0  # the number in a frame that is about no worker

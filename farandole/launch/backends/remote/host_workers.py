@@ -23,7 +23,7 @@ from farandole.worker.network import interface_towards
 from farandole.worker.store.address import launcher_store
 from farandole.worker.store.protocol import COUNT
 
-_INTRODUCTION_SECONDS = 10.0
+_CONNECT_SECONDS = 10.0
 
 
 class HostWorkers:
@@ -44,15 +44,13 @@ class HostWorkers:
         self._gloo = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
         self._forks = self._begin_forks()
         self._no_way_back: str | None = None
-        self._introduction = threading.Thread(
-            target=self._introduce, name="introduction", daemon=True
-        )
-        self._introduction.start()
+        self._connecting = threading.Thread(target=self._show_token, name="show token", daemon=True)
+        self._connecting.start()
 
     def facts(self, wait_seconds: float) -> HostFacts | None:
         """None: it is not known so far whether this host can connect to the launcher."""
-        self._introduction.join(wait_seconds)
-        if self._introduction.is_alive():
+        self._connecting.join(wait_seconds)
+        if self._connecting.is_alive():
             return None
         setup = self._setup
         files = JobFiles(setup.folder, setup.script, setup.files)
@@ -124,7 +122,7 @@ class HostWorkers:
             self._forks.close()
             self._forks = None
 
-    def _introduce(self) -> None:
+    def _show_token(self) -> None:
         """Shows the job's token to the launcher's store, which then lets in PyTorch's own clients
         from this host: a script that forms its process group itself has no token to show."""
         store = None
@@ -132,9 +130,9 @@ class HostWorkers:
             store = launcher_store(self._variables)
             if store is None:
                 return
-            link = store.connect(_INTRODUCTION_SECONDS)
+            link = store.connect(_CONNECT_SECONDS)
             try:
-                link.ask(COUNT, (), _INTRODUCTION_SECONDS)  # the answer says that it was let in
+                link.ask(COUNT, (), _CONNECT_SECONDS)  # the answer says that it was let in
             finally:
                 link.close()
         except (OSError, FarandoleError) as error:

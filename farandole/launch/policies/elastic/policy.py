@@ -169,7 +169,7 @@ class Elastic(Policy):
         if self._is_over or has_rank or self._is_first_time() or self.failure is not None:
             return
         if self._failures:
-            tell(f"nobody of generation {self._generation} is left, and with them went the state")
+            tell(f"no worker of generation {self._generation} is left, and their state is lost")
             self.failure = first_cause(self._failures)
         else:
             self._is_over = True

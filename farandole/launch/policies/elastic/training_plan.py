@@ -48,10 +48,10 @@ def plan_training(
 
 def _needed(plan: GenerationPlan, ready: Collection[int], min_workers: int) -> list[Member]:
     """Those of the leaving ones without whom the job could not go on now, by rank."""
-    seniors = [member for member in plan.staying if member.rank is not None]
+    survivors = [member for member in plan.staying if member.rank is not None]
     joining = [member for member in plan.staying if member.rank is None and member.worker in ready]
-    missing = min_workers - len(seniors) - len(joining)
-    if not seniors:
+    missing = min_workers - len(survivors) - len(joining)
+    if not survivors:
         missing = max(missing, 1)
     leaving = [member for member in plan.leaving if member.rank is not None]
     leaving.sort(key=lambda member: member.rank or 0)

@@ -87,7 +87,7 @@ class ElasticTraining(Elastic):
             self._dismiss(asking)
             self._end_newcomers()
             return
-        if self.done is not None and not self._seniors(asking):
+        if self.done is not None and not self._survivors(asking):
             return  # the others are about to end as well
         self._promise()
         plan = self._start_allowed(self._plan())
@@ -107,7 +107,7 @@ class ElasticTraining(Elastic):
     def _is_first_time(self) -> bool:
         return not self._has_begun
 
-    def _seniors(self, numbers: set[int]) -> set[int]:
+    def _survivors(self, numbers: set[int]) -> set[int]:
         return {n for n in numbers if self._has_rank(self._workers[n])}
 
     @staticmethod
@@ -203,15 +203,17 @@ class ElasticTraining(Elastic):
                 self._may_grow()
                 self._form(plan.staying)
             return
-        seniors = [m for m in plan.staying if m.rank is not None]
+        survivors = [m for m in plan.staying if m.rank is not None]
         new = [m for m in plan.staying if m.rank is None and m.worker in asking]
-        returned = self._seniors(asking)
+        returned = self._survivors(asking)
         leaving = [m for m in plan.leaving if m.rank is not None]
         # Those that leave, too, must have asked: they would take part in the next generation's
         # collectives otherwise, or ask for a rank in it.
-        awaited = [self._workers[m.worker] for m in (*seniors, *leaving) if m.worker not in asking]
-        if not awaited and seniors:
-            self._form_from([m for m in plan.staying if m in seniors or m in new])
+        awaited = [
+            self._workers[m.worker] for m in (*survivors, *leaving) if m.worker not in asking
+        ]
+        if not awaited and survivors:
+            self._form_from([m for m in plan.staying if m in survivors or m in new])
             return
         late = [worker for worker in awaited if worker.held_up is None]
         locations = self._pool.locations()
@@ -239,9 +241,9 @@ class ElasticTraining(Elastic):
             return  # replacements are on their way; `_require_enough` watches the time
         if self._ends_by_repetition():
             return
-        seniors = [member for member in ready if member.rank is not None]
-        are_broken = any(self._questions[member.worker].kind == BROKEN for member in seniors)
-        self._form(seniors if are_broken else ready)
+        survivors = [member for member in ready if member.rank is not None]
+        are_broken = any(self._questions[member.worker].kind == BROKEN for member in survivors)
+        self._form(survivors if are_broken else ready)
 
     def _form(self, members: Sequence[Member]) -> None:
         super()._form(members)
@@ -328,7 +330,7 @@ class ElasticTraining(Elastic):
         wanted = self._job.workers or self._job.min_workers
         if self._restarts.left < min(wanted, self._job.min_workers):
             tell(
-                f"nobody of generation {self._generation} is left, and with them went the state; "
+                f"no worker of generation {self._generation} is left, and their state is lost; "
                 f"of {self._restarts.most} restarts {self._restarts.left} are left"
             )
             self.failure = first_cause(self._failures)

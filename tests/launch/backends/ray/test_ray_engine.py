@@ -4,6 +4,7 @@ node is a clear failure."""
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -85,12 +86,41 @@ def test_two_nodes(sandbox: Sandbox, warm_variables: dict[str, str]) -> None:
 
 
 @pytest.mark.needs("ray")
-@pytest.mark.usefixtures("only_ray")
-def test_no_cluster(sandbox: Sandbox) -> None:
-    done = sandbox.farandole("run", "--on", "ray", SCRIPT, RAY_TMPDIR=str(sandbox.temporary))
+def test_nobody_listens_at_the_address(sandbox: Sandbox, free_port: str) -> None:
+    address = f"127.0.0.1:{free_port}"
+    done = sandbox.farandole("run", "--on", "ray", SCRIPT, RAY_ADDRESS=address)
     assert done.returncode == 1
-    assert "farandole: there is no Ray cluster at 'auto': " in done.stderr
+    assert f"farandole: there is no Ray cluster at '{address}': " in done.stderr
     assert "Start one with `ray start --head`" in done.stderr
+
+
+# Ray's own search (`auto`) finds every cluster of the machine, also those of other tests. So what
+# becomes of its outcome is tested with a package that stands in for Ray.
+@pytest.mark.parametrize(
+    ("init", "said"),
+    [
+        (
+            "raise ConnectionError('Could not find any running Ray instance.')",
+            "farandole: there is no Ray cluster at 'auto': Could not find any running Ray instance."
+            " Start one with `ray start --head`, or name it: --ray-address HOST:6379\n",
+        ),
+        (
+            "os.write(2, b'Token authentication is enabled\\n'); os.abort()",
+            "Ray ended its own process (exit code -6) when it connected to the cluster at 'auto'. "
+            "If you mean another one, name it: --ray-address HOST:6379.",
+        ),
+    ],
+)
+def test_the_search_for_a_cluster_fails(sandbox: Sandbox, init: str, said: str) -> None:
+    package = sandbox.folder / "stand-in" / "ray"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"import os\n\ndef init(**settings):\n    {init}\n")
+    path = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
+    done = sandbox.farandole("run", "--on", "ray", SCRIPT, PYTHONPATH=path, RAY_ADDRESS="auto")
+    assert done.returncode == 1
+    assert said in done.stderr
+    if "abort" in init:
+        assert done.stderr.endswith("Token authentication is enabled\n")
 
 
 def refused(*arguments: str) -> BaseException | None:
@@ -98,10 +128,13 @@ def refused(*arguments: str) -> BaseException | None:
 
 
 @pytest.mark.needs("ray")
-def test_rays_client_is_refused() -> None:
+def test_addresses_that_no_job_can_use() -> None:
     error = refused("--ray-address", "ray://host:10001")
     assert isinstance(error, UserError)
     assert "the workers could not reach this host" in str(error)
+    error = refused("--ray-address", "local")
+    assert isinstance(error, UserError)
+    assert "Ray would start a cluster of its own" in str(error)
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
