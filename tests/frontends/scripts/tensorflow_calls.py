@@ -377,7 +377,15 @@ def bad_input(wrap: Any) -> None:
                 y = w * 2.0 if R == 1 else w * b
             return hvd.DistributedGradientTape(tape).gradient(y, [w, b])
 
-        raises(Exception, "do not ask for the same", one_has_none)
+        raises(Exception, "op average, without variable 1 (", one_has_none)
+
+        @wrap
+        def each_has_another() -> Any:
+            with tf.GradientTape() as tape:
+                y = w * 2.0 if R == 1 else b * 2.0
+            return hvd.DistributedGradientTape(tape).gradient(y, [w, b])
+
+        raises(Exception, "op average, without variable 0 (", each_has_another)
         same(hvd.allreduce(tf.ones(2)), [1.0, 1.0])  # and it goes on
     raises(ValueError, "XLA", lambda: tf.function(hvd.allreduce, jit_compile=True)(tf.ones(2)))
 
