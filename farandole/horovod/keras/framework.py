@@ -34,7 +34,10 @@ def accept_flag_of_horovod() -> None:
     Horovod's documentation had users pass it, for the Keras of its time. Keras 3 always computes
     gradients with the optimizer that it is given, and refuses arguments that it does not know.
     """
-    original = keras.Model.compile
+    # Where it is defined: on a subclass it would look like a user's own, which Keras does not call
+    # when it loads a model.
+    owner = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
+    original = owner.compile
     if getattr(original, "takes_flag_of_horovod", False):
         return
 
@@ -46,4 +49,4 @@ def accept_flag_of_horovod() -> None:
         return original(self, *args, **kwargs)
 
     compile_model.takes_flag_of_horovod = True  # type: ignore[attr-defined]
-    keras.Model.compile = compile_model
+    owner.compile = compile_model
