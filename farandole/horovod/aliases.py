@@ -28,6 +28,7 @@ _OTHER_PARTS = {
     "mxnet": "for MXNet keep Horovod itself, or port the model to PyTorch",
     "spark": "start the script with `farandole horovodrun`, or a function with horovod.run()",
     "ray": "start the script with `farandole horovodrun`, or a function with horovod.run()",
+    "tensorflow.data": "read the data with tf.data.experimental.service, or a share on each rank",
 }
 
 
@@ -66,7 +67,8 @@ class _Aliases(MetaPathFinder):
         first, _, rest = fullname.partition(".")
         if first != _THEIRS:
             return None
-        advice = _OTHER_PARTS.get(rest.split(".")[0])
+        parts = _OTHER_PARTS.items()
+        advice = next((tip for part, tip in parts if f"{rest}.".startswith(f"{part}.")), None)
         if advice is not None:
             raise ModuleNotFoundError(
                 f"{fullname} is not here: of Horovod's front-ends Farandole has horovod.torch, "

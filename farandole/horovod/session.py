@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from farandole.comm.framework_versions import require_same_frameworks
 from farandole.comm.group import Group
 from farandole.errors import UserError
 from farandole.horovod.common.exceptions import NotInitialisedError
@@ -253,6 +254,7 @@ class Holder:
                 end_with_launcher(os.environ)
             share_cores(assignment, os.environ)
             atexit.register(self._leave)
+        require_same_frameworks(group)
         name = os.environ.get("HOROVOD_HOSTNAME") or group.topology.host(group.rank).name
         topology = Topology.from_names(group.transport.share(name))
         several = len(group.topology.hosts) > 1

@@ -24,6 +24,8 @@ from farandole.jax.trees import Leaf, fused, is_traced, taken_apart, unfused
 
 _LINEAR = ("average", "sum")
 _LARGE_BYTES = 1 << 16
+_BUCKET_BYTES = 1 << 22
+_MOST_BUCKETS = 8
 
 
 def allreduce(tree: Any, op: Op = "average") -> Any:
@@ -44,23 +46,49 @@ def reduce_tree(tree: Any, op: Op, *, weighed: bool) -> Any:
         return tree
     if is_traced(values):
         require_one_device()
-        reduce = _traced(op, described.leaves, weighed)
-        large = [value for value in values if _is_large(value)]
-        small = [value for value in values if not _is_large(value)]
-        reduced = iter(reduce(*large, *(fused(small) if small else [])))
-        whole = [next(reduced) for _ in large]
-        parts = iter(unfused(list(reduced), small))
-        rest = iter(whole)
-        return described.rebuild([next(rest if _is_large(v) else parts) for v in values])
+        return described.rebuild(_in_buckets(values, _traced(op, described.leaves, weighed)))
     here = _settled()
     here.agree(described.leaves)
     return described.rebuild([jnp.array(v) for v in here.reduce(values, op, weighed=weighed)])
 
 
-def _is_large(value: Any) -> bool:
-    """Large arrays go to the callback one by one, since a vector of them would be one more copy.
-    Small ones go as vectors, since each argument of a callback costs time."""
-    return bool(value.size * value.dtype.itemsize >= _LARGE_BYTES)
+def _in_buckets(values: Sequence[Any], reduce: Callable[..., Any]) -> list[Any]:
+    """Several callbacks instead of one: while the first travel, XLA computes what the next need.
+
+    They begin at the end, since the gradients of the last layers are there first. Large arrays go
+    to the callback as they are: a vector of them would be one more copy. Small ones go with the
+    last bucket, as vectors, since each argument of a callback costs time.
+    """
+    reduced: dict[int, Any] = {}
+    *before, last = buckets([value.size * value.dtype.itemsize for value in values])
+    for bucket in before:
+        results = reduce(*(values[index] for index in bucket))
+        reduced |= dict(zip(bucket, results, strict=True))
+    rest = sorted(set(range(len(values))) - reduced.keys() - set(last))
+    small = [values[index] for index in rest]
+    results = reduce(*(values[index] for index in last), *(fused(small) if small else ()))
+    reduced |= dict(zip(last, results, strict=False))
+    reduced |= dict(zip(rest, unfused(results[len(last) :], small), strict=True))
+    return [reduced[index] for index in range(len(values))]
+
+
+def buckets(nbytes: Sequence[int]) -> list[list[int]]:
+    """Which large arrays travel together, from the last one on; small ones are in none.
+
+    One bucket at least, and at most nine: each costs a callback, and has memory that is shared.
+    """
+    full = max(_BUCKET_BYTES, sum(nbytes) // _MOST_BUCKETS)
+    made: list[list[int]] = []
+    filled = full
+    for index in reversed(range(len(nbytes))):
+        if nbytes[index] < _LARGE_BYTES:
+            continue
+        if filled >= full:
+            made.append([])
+            filled = 0
+        made[-1].append(index)
+        filled += nbytes[index]
+    return made or [[]]
 
 
 def broadcast(tree: Any, source: int = 0) -> Any:

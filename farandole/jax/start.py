@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 
+from farandole.comm.framework_versions import require_same_frameworks
 from farandole.train.current_run import current
+from farandole.train.elastic.start import most_workers
 from farandole.train.run import Run
 from farandole.train.start import init as init_run
 
@@ -20,6 +22,8 @@ def init(**options: Any) -> Run:
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     run = init_run(**options)
+    if most_workers() is None:  # who joins later cannot be asked now
+        require_same_frameworks(run.group)
     run.other_loop.before_meetings(jax.effects_barrier)
     return run
 

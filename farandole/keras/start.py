@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from farandole.comm.framework_versions import require_same_frameworks
+from farandole.train.elastic.start import most_workers
 from farandole.train.run import Run
 from farandole.train.start import init as init_run
 
@@ -21,6 +23,8 @@ def init(**options: Any) -> Run:
 
         begin_in_order()
     run = init_run(**options)
+    if most_workers() is None:  # who joins later cannot be asked now
+        require_same_frameworks(run.group)
     if options.get("seed", 0) is not None or run.settings.seed is not None:
         keras.utils.set_random_seed(run.seed)
     return run

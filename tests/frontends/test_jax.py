@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from farandole.jax.collectives import buckets
 
 SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples/frontends"
@@ -41,3 +44,13 @@ def test_plain_gradient_averages_refuse_other_strategies(sandbox: Any) -> None:
     job = sandbox.farandole("run", "-n", "1", "--sync", "local:every=8", script)
     assert job.returncode != 0
     assert "--sync local: average_gradients() is a plain all-reduce" in job.stderr
+
+
+def test_large_arrays_travel_in_few_buckets_from_the_last_on() -> None:
+    megabyte = 2**20
+    assert buckets([100]) == [[]]
+    assert buckets([100, megabyte, 200]) == [[1]]
+    assert buckets([5 * megabyte, 100, 3 * megabyte, 2 * megabyte]) == [[3, 2], [0]]
+    many = buckets([megabyte] * 1000)
+    assert len(many) <= 9
+    assert sorted(itertools.chain(*many)) == list(range(1000))

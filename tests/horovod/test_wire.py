@@ -17,7 +17,7 @@ from farandole.horovod.engine.wire import OFFER, Listener, Speaker, exchange
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), max_size=2).map(tuple)
 REQUESTS = st.builds(
-    lambda name, shapes, root, scale, splits: Request(
+    lambda name, shapes, root, scale, splits, without: Request(
         name,
         ALLREDUCE,
         ("float32",) * len(shapes),
@@ -28,12 +28,14 @@ REQUESTS = st.builds(
         1 / 3,
         "cpu",
         splits,
+        without,
     ),
     st.sampled_from(["a", "b", "weight.0", 'quote"[,]', "größe", "allreduce.noname.3", ""]),
     SHAPES,
     st.integers(-1, 3),
     st.sampled_from([1.0, 0.1, 1e-300]),
     st.lists(st.integers(0, 3), max_size=2).map(tuple),
+    st.sampled_from([(), ("variable 1 (b:0)",)]),
 )
 ANNOUNCEMENTS = st.builds(
     Announcement,

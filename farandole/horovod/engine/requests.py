@@ -28,6 +28,7 @@ class Request(NamedTuple):
     postscale: float = 1.0
     device: str = "cpu"
     splits: tuple[int, ...] = ()  # of an alltoall: rows to each rank; of a process set: its ranks
+    without: tuple[str, ...] = ()  # of gradients: the variables of the model that are not in it
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +45,7 @@ class Request(NamedTuple):
     @classmethod
     def read(cls, value: list[Any]) -> Request:
         """From JSON, which has lists only."""
-        name, kind, dtypes, shapes, op, root, prescale, postscale, device, splits = value
+        name, kind, dtypes, shapes, op, root, prescale, postscale, device, splits, without = value
         return cls(
             name,
             kind,
@@ -56,6 +57,7 @@ class Request(NamedTuple):
             postscale,
             device,
             tuple(splits),
+            tuple(without),
         )
 
     def __str__(self) -> str:
@@ -72,6 +74,9 @@ class Request(NamedTuple):
             parts.append(f"on {self.device}")
         if self.splits:
             parts.append(f"splits {list(self.splits)}")
+        if self.without:
+            more = ", …" if len(self.without) > 3 else ""
+            parts.append(f"without {', '.join(self.without[:3])}{more}")
         return f"{self.kind}({', '.join(parts)})"
 
 

@@ -20,6 +20,7 @@ from farandole.horovod.keras.collectives import (
 )
 from farandole.horovod.keras.loading import load_model
 from farandole.horovod.keras.optimizers import DistributedOptimizer, PartialDistributedOptimizer
+from farandole.horovod.tensorflow.absent import named
 from farandole.horovod.tensorflow.basics import init
 from farandole.horovod.tensorflow.compression import Compression
 from farandole.horovod.tensorflow.functions import broadcast_global_variables
@@ -95,3 +96,5 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+__getattr__ = named("horovod.keras")

@@ -107,9 +107,27 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """`keras.callbacks.ModelCheckpoint` that keeps the best model only."""
+    """`keras.callbacks.ModelCheckpoint` that keeps the best model only.
 
-    def __init__(self, filepath: Any = None, monitor: str = "val_loss", **kwargs: Any) -> None:
+    `filepath` is the only argument that Horovod's does not have: there, Spark's estimator sets it.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        *,
+        filepath: Any = None,
+    ) -> None:
         if filepath is None:
-            raise UserError("BestModelCheckpoint wants a filepath, such as 'best.keras'.")
-        super().__init__(filepath, monitor=monitor, save_best_only=True, **kwargs)
+            raise UserError("BestModelCheckpoint wants a file: filepath='best.keras'.")
+        super().__init__(
+            filepath,
+            monitor=monitor,
+            verbose=verbose,
+            mode=mode,
+            save_freq=save_freq,
+            save_best_only=True,
+        )

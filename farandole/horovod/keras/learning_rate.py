@@ -37,6 +37,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.end_epoch = end_epoch
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
+        if not callable(multiplier) and multiplier != 1 and end_epoch != start_epoch + 1:
+            warnings.warn(
+                f"{type(self).__name__}: multiplier={multiplier} is the same in all epochs, as "
+                "Horovod documents. Horovod 0.23 to 0.28 computed a power of it instead: for that, "
+                f"give multiplier=lambda epoch: {multiplier} ** (epoch - {start_epoch}).",
+                stacklevel=2,
+            )
         # A number stays what it is in the course of an epoch.
         self.staircase = staircase if callable(multiplier) else True
         self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier

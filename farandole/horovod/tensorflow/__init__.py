@@ -12,6 +12,7 @@ from __future__ import annotations
 from farandole.horovod.common.exceptions import HorovodInternalError
 from farandole.horovod.common.process_sets import ProcessSet, global_process_set
 from farandole.horovod.tensorflow import elastic
+from farandole.horovod.tensorflow.absent import BroadcastGlobalVariablesHook, named
 from farandole.horovod.tensorflow.basics import (
     barrier,
     init,
@@ -75,6 +76,7 @@ from farandole.horovod.torch.operations import Adasum, Average, Max, Min, Produc
 __all__ = [
     "Adasum",
     "Average",
+    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
@@ -135,3 +137,5 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+__getattr__ = named("horovod.tensorflow")

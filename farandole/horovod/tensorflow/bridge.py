@@ -69,7 +69,7 @@ def ask(question: Callable[[], int], dtype: Any) -> Any:
     """A scalar that is asked for each time the graph runs, as the number of ranks."""
     if tf.executing_eagerly():
         return tf.constant(question(), dtype)
-    _require_no_xla()
+    require_function()
 
     def answered() -> Any:
         with keeping_failures():
@@ -83,7 +83,7 @@ def ask(question: Callable[[], int], dtype: Any) -> Any:
 def _in_graph(
     start: Start, tensors: Sequence[Any], outputs: Sequence[Output], name: str | None
 ) -> list[Any]:
-    _require_no_xla()
+    require_function()
     node = _Node(start, name)
     number = tf.numpy_function(node.start, list(tensors), tf.int64, stateful=True)
     number.set_shape([])
@@ -160,9 +160,21 @@ def _to_tensorflow(result: torch.Tensor) -> Any:
     return tf.experimental.dlpack.from_dlpack(result.__dlpack__())
 
 
-def _require_no_xla() -> None:
-    """XLA cannot call Python. TensorFlow's own message would name a node that nobody wrote."""
+def require_function() -> None:
+    """Of the graph that is being built: a `tf.function`'s, not compiled by XLA."""
     graph = tf.compat.v1.get_default_graph()
+    if not graph.building_function:
+        # There, nodes with effects run in any order, which another rank need not share.
+        raise UserError(
+            "collectives cannot be part of a graph of TensorFlow 1, for a session. Call them in "
+            "eager mode or in a tf.function: leave out tf.compat.v1.disable_eager_execution(), "
+            "tf.Graph().as_default() and sessions."
+        )
+    _require_no_xla(graph)
+
+
+def _require_no_xla(graph: Any) -> None:
+    """XLA cannot call Python. TensorFlow's own message would name a node that nobody wrote."""
     while graph is not None:
         context = graph._get_control_flow_context()
         while context is not None:

@@ -50,7 +50,14 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 class TensorFlowState(ObjectState):
     """`TensorFlowState(variables, epoch=0, …)`: variables, and plain values as attributes."""
 
-    def __init__(self, variables: Iterable[Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any
+    ) -> None:
+        if session is not None:
+            raise UserError(
+                "TensorFlowState(session=…): sessions of TensorFlow 1 are not supported. Leave it "
+                "out, and pass variables of eager mode."
+            )
         if variables is None:
             raise UserError("TensorFlowState wants variables: TensorFlow 2 keeps no list of them.")
         self._kept = list(variables)

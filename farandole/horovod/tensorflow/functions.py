@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from farandole.comm.buffers import from_buffer, to_array
 from farandole.errors import UserError
 from farandole.horovod.common.process_sets import ProcessSet, global_process_set
-from farandole.horovod.tensorflow.bridge import keeping_failures
+from farandole.horovod.tensorflow.bridge import keeping_failures, require_function
 from farandole.horovod.tensorflow.framework import as_tensor, tf, unconverted
 from farandole.horovod.torch.basics import rank
 from farandole.horovod.torch.functions import broadcast_parameters, from_all, from_root
@@ -47,6 +47,7 @@ def broadcast_variables(
         if (received := exchange(*values)) and rank() == root_rank:
             return
     else:
+        require_function()
         kinds = [value.dtype for value in values]
         received = tf.numpy_function(exchange, values, kinds, stateful=True)
         for variable, value in zip(found, received, strict=True):
@@ -79,7 +80,8 @@ def broadcast_(
 def broadcast_global_variables(root_rank: int) -> None:
     """TensorFlow 1's, whose graphs have a collection of all variables. Raises `UserError`."""
     raise UserError(
-        f"broadcast_global_variables({root_rank}): TensorFlow 2 has no list of all variables. Use "
+        f"broadcast_global_variables({root_rank}): TensorFlow 2 has no list of all variables, and "
+        "sessions of TensorFlow 1 are not supported. Use "
         "hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=0)."
     )
 

@@ -96,11 +96,18 @@ class GradientReduction:
             given = [reduced[index] for index in sent]
             given = [as_dense(one) for one in given] if self.sparse_as_dense else given
             # Of all variables: where a rank has no gradient that others have, the requests differ
-            # under one name, which is found out at once.
-            name = _name_of(variables)
+            # under one name, which is found out at once. `without` makes them differ where the
+            # shapes do not: one rank may lack a gradient, and another rank another one.
+            names = [_called(variable) for variable in variables]
+            dense = {i for i, one in zip(sent, given, strict=True) if not _is_sparse(one)}
+            without = tuple(  # by number too: variables of TensorFlow may share a name
+                f"variable {index} ({name})"
+                for index, name in enumerate(names)
+                if index not in dense
+            )
             scales = (1.0 / self.predivide, self.predivide)
-            how = Reduction(self.op, name, scales, self.process_set)
-            found = reduce_mixed(given, how, self.compression, "gradients")
+            how = Reduction(self.op, _name_of(names), scales, self.process_set, without)
+            found = reduce_mixed(given, how, self.compression, "gradients", numbers=sent)
             for index, gradient in zip(sent, found, strict=True):
                 reduced[index] = gradient
         return reduced
@@ -108,7 +115,7 @@ class GradientReduction:
     def _own(self, gradient: Any) -> Any:
         if not self.scale_local:
             return gradient
-        if isinstance(gradient, tf.IndexedSlices):
+        if _is_sparse(gradient):
             values = gradient.values / tf.cast(size_of(self.process_set), gradient.dtype)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return gradient / tf.cast(size_of(self.process_set), gradient.dtype)
@@ -121,7 +128,14 @@ def key_of(variable: Any) -> Any:
     return inner.ref() if hasattr(inner, "ref") else id(inner)
 
 
-def _name_of(variables: Sequence[Any]) -> str:
-    names = [str(getattr(v, "path", None) or getattr(v, "name", "tensor")) for v in variables]
+def _is_sparse(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+def _called(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or getattr(variable, "name", "tensor"))
+
+
+def _name_of(names: Sequence[str]) -> str:
     digest = zlib.crc32("\n".join(names).encode())
     return f"gradients.{names[0]}.{len(names)}.{digest:08x}"

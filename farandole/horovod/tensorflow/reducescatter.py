@@ -26,6 +26,7 @@ def reducescatter(
     op: str = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
@@ -33,7 +34,7 @@ def reducescatter(
 
     If the rows cannot be shared evenly, the first ranks get one more. Differentiable.
     """
-    del device_dense
+    del device_dense, ignore_name_scope
     found = [as_tensor(tensor, "reducescatter")]
     scales = (prescale_factor, postscale_factor)
     (result,) = _scattered(found, compression, op, name, process_set, scales, grouped=False)

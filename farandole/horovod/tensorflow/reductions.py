@@ -70,9 +70,14 @@ def grouped_allreduce(
 
 @unconverted
 def reduce_mixed(
-    tensors: Sequence[Any], how: Reduction, compression: type[Compressor], what: str
+    tensors: Sequence[Any],
+    how: Reduction,
+    compression: type[Compressor],
+    what: str,
+    numbers: Sequence[int] | None = None,
 ) -> list[Any]:
-    """The dense ones in one go, and slices one by one."""
+    """The dense ones in one go, and slices one by one. `numbers`: those at the end of their names,
+    if they are not to be counted from 0 on."""
     reduced = list(tensors)
     is_dense = [not isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
     dense = [index for index, yes in enumerate(is_dense) if yes]
@@ -82,7 +87,8 @@ def reduce_mixed(
             reduced[index] = result
     for index, tensor in enumerate(tensors):
         if not is_dense[index]:
-            name = f"{how.name}.{index}" if how.name is not None else None
+            number = index if numbers is None else numbers[index]
+            name = f"{how.name}.{number}" if how.name is not None else None
             reduced[index] = reduce_slices(tensor, how._replace(name=name))
     return reduced
 

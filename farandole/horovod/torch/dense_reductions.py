@@ -22,12 +22,14 @@ from farandole.horovod.torch.operations import (
 
 
 class Reduction(NamedTuple):
-    """How tensors are combined, under which name, and between which ranks."""
+    """How tensors are combined, under which name, and between which ranks. `without`: of gradients,
+    the variables that have none; the ranks must agree on them."""
 
     op: ReduceOp
     name: str | None
     scales: tuple[float, float]
     process_set: ProcessSet
+    without: tuple[str, ...] = ()
 
     @classmethod
     def asked(
@@ -72,7 +74,16 @@ def start_group(
     """The result of the handle is a list of the tensors."""
     found = tensors_or_error(tensors, "grouped_allreduce")
     outputs = list(found) if in_place else [_empty_like(tensor) for tensor in found]
-    return reduce_async(ALLREDUCE, found, outputs, *_ordered(how), list, quiet=quiet, grouped=True)
+    return reduce_async(
+        ALLREDUCE,
+        found,
+        outputs,
+        *_ordered(how),
+        list,
+        quiet=quiet,
+        grouped=True,
+        without=how.without,
+    )
 
 
 def reduce_one(

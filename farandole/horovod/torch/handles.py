@@ -75,6 +75,7 @@ def submit(
     prescale: float = 1.0,
     postscale: float = 1.0,
     splits: tuple[int, ...] = (),
+    without: tuple[str, ...] = (),
 ) -> Handle:
     """Asks for a collective of this kind. `quiet`: the caller is about to wait for it.
 
@@ -101,6 +102,7 @@ def submit(
         postscale,
         tensors[0].device.type if tensors else "cpu",
         splits,
+        without,
     )
     work = Work(request, list(tensors), outputs)
     engine.submit(work, quiet=quiet)

@@ -70,6 +70,7 @@ def reduce_async(
     *,
     quiet: bool = False,
     grouped: bool = False,
+    without: tuple[str, ...] = (),
 ) -> Handle:
     _check(tensors, op)
     return submit(
@@ -84,6 +85,7 @@ def reduce_async(
         op=op.value,
         prescale=float(scales[0]),
         postscale=float(scales[1]),
+        without=without,
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 import farandole as fd
 
 jax.config.update("jax_enable_x64", True)
-run = fd.jax.init()
+run = fd.jax.init(timeout=300)  # a slow machine may take long to compile
 rank, size = fd.jax.rank(), fd.jax.size()
 rows = np.random.default_rng(0)
 x = rows.normal(size=(24 * size, 5))

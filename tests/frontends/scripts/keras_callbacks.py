@@ -59,6 +59,23 @@ def values_and_names() -> None:
         hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
     with pytest.raises(ValueError, match="1 or more"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=0)
+    with pytest.raises(ValueError, match="filepath="):
+        hvd.callbacks.BestModelCheckpoint("val_accuracy")
+    best = hvd.callbacks.BestModelCheckpoint("val_accuracy", filepath="best.keras")
+    assert (best.monitor, best.save_best_only) == ("val_accuracy", True)
+
+
+def local_layers() -> None:
+    """Positional arguments mean what they mean to Horovod: the tenth is the process set."""
+    layer = keras.layers.Dense(1)
+    layer.build([None, 2])
+    start = [keras.optimizers.SGD(), None, "", "", hvd.Compression.none, False, 1.0, hvd.Average]
+    optimizer = hvd.PartialDistributedOptimizer(*start, None, hvd.global_process_set, [layer])
+    variables = layer.trainable_variables
+    before = [v.numpy() for v in variables]
+    optimizer.apply([tf.fill(v.shape, float(N * (R + 1))) for v in variables], variables)
+    for v, old in zip(variables, before, strict=True):
+        np.testing.assert_allclose(old - v.numpy(), 0.01 * (R + 1), rtol=1e-4)
 
 
 def warmup_and_schedule() -> None:
@@ -76,6 +93,8 @@ def warmup_and_schedule() -> None:
     half = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5, end_epoch=1)
     fit(compiled(keras.optimizers.SGD(0.4)), half, ends)
     np.testing.assert_allclose(ends.seen, [0.2] * 6, rtol=1e-5)
+    with pytest.warns(UserWarning, match=re.escape("lambda epoch: 0.5 ** (epoch - 2)")):
+        hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5, start_epoch=2)
     with pytest.warns(UserWarning, match="momentum"):
         fit(compiled(keras.optimizers.SGD(0.4, momentum=0.9)), half, epochs=1)
     eager = compiled(keras.optimizers.SGD(0.4, momentum=0.9), run_eagerly=True)
@@ -157,6 +176,7 @@ def elastic_states() -> None:
 def main() -> None:
     warnings.simplefilter("ignore")
     values_and_names()
+    local_layers()
     warmup_and_schedule()
     metrics()
     xla_is_turned_off_or_refused()

@@ -17,7 +17,7 @@ if keras.backend.backend() == "jax":
     import jax
 
     jax.config.update("jax_enable_x64", True)
-run = fd.keras.init()
+run = fd.keras.init(timeout=300)  # a slow machine may take long to compile a model
 rank, size = run.rank, run.size
 ROWS = 8  # of a batch on each rank
 draw = np.random.default_rng(0)

@@ -47,7 +47,12 @@ model = keras.Sequential(
     ]
 )
 optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.003 * hvd.size()))
-model.compile(loss="sparse_categorical_crossentropy", optimizer=optimizer, metrics=["accuracy"])
+model.compile(
+    loss="sparse_categorical_crossentropy",
+    optimizer=optimizer,
+    metrics=["accuracy"],
+    experimental_run_tf_function=False,  # as Horovod's documentation has it
+)
 model.fit(
     x_train,
     y_train,

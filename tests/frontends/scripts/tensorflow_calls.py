@@ -162,7 +162,7 @@ def moves(wrap: Any) -> None:
     got, counts = wrap(lambda: hvd.alltoall(rows, splits))()
     assert got.numpy().ravel().tolist() == [r for r in range(N) for _ in range(R + 1)]
     assert counts.numpy().tolist() == [R + 1] * N
-    part = wrap(lambda: hvd.reducescatter(tf.range(N + 1.0), op=hvd.Sum))()
+    part = wrap(lambda: hvd.reducescatter(tf.range(N + 1.0), op=hvd.Sum, ignore_name_scope=True))()
     share = list(range(2)) if R == 0 else [R + 1]
     same(part, [float(N * i) for i in share])
 
@@ -377,9 +377,47 @@ def bad_input(wrap: Any) -> None:
                 y = w * 2.0 if R == 1 else w * b
             return hvd.DistributedGradientTape(tape).gradient(y, [w, b])
 
-        raises(Exception, "do not ask for the same", one_has_none)
+        raises(Exception, "op average, without variable 1 (", one_has_none)
+
+        @wrap
+        def each_has_another() -> Any:
+            with tf.GradientTape() as tape:
+                y = w * 2.0 if R == 1 else b * 2.0
+            return hvd.DistributedGradientTape(tape).gradient(y, [w, b])
+
+        raises(Exception, "op average, without variable 0 (", each_has_another)
         same(hvd.allreduce(tf.ones(2)), [1.0, 1.0])  # and it goes on
     raises(ValueError, "XLA", lambda: tf.function(hvd.allreduce, jit_compile=True)(tf.ones(2)))
+
+
+@check
+def sessions_of_tensorflow_1() -> None:
+    with tf.Graph().as_default():
+        for call in (hvd.allreduce, hvd.rank_op, hvd.broadcast_variables):
+            given = [tf.compat.v1.get_variable(f"v{call.__name__}", [2])]
+            arguments = {"allreduce": given, "rank_op": []}.get(call.__name__, [given, 0])
+            raises(ValueError, "a graph of TensorFlow 1", lambda c=call, a=arguments: c(*a))
+    raises(ValueError, "tf.function", lambda: hvd.BroadcastGlobalVariablesHook(0))
+    raises(ValueError, "sessions", lambda: hvd.elastic.TensorFlowState([], session=object()))
+
+
+@check
+def names_that_are_not_there() -> None:
+    import horovod.tensorflow.keras as keras_hvd
+    import horovod.tensorflow.mpi_ops as operations
+
+    assert operations.size_op is hvd.size_op
+    assert not hasattr(hvd, "nothing")
+    for module, name, text in (
+        (hvd, "gpu_available", "horovod.tensorflow has no 'gpu_available' in Farandole. It is an"),
+        (hvd, "OtherHook", "sessions of TensorFlow 1"),
+        (hvd, "nothing", "docs/tensorflow.md"),
+        (keras_hvd, "broadcast_variables", "It is in horovod.tensorflow"),
+        (operations, "MPI_LIB", "horovod.tensorflow.mpi_ops has no 'MPI_LIB'"),
+    ):
+        raises(AttributeError, text, lambda m=module, n=name: getattr(m, n))
+    with pytest.raises(ModuleNotFoundError, match=re.escape("tf.data.experimental.service")):
+        import horovod.tensorflow.data.compute_service  # noqa: F401
 
 
 def twice_distributed() -> None:

@@ -45,6 +45,7 @@ from farandole.horovod.keras import (
     start_timeline,
     stop_timeline,
 )
+from farandole.horovod.tensorflow.absent import named
 from farandole.horovod.tensorflow.keras import callbacks, elastic
 
 __all__ = [
@@ -92,3 +93,5 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+__getattr__ = named("horovod.tensorflow.keras")
