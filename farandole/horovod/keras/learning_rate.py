@@ -40,7 +40,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if not callable(multiplier) and multiplier != 1 and end_epoch != start_epoch + 1:
             warnings.warn(
                 f"{type(self).__name__}: multiplier={multiplier} is the same in all epochs, as "
-                "Horovod documents. Horovod 0.23 to 0.28 computed a power of it instead: for that, "
+                "Horovod documents. Horovod 0.28 computed a power of it instead: for that, "
                 f"give multiplier=lambda epoch: {multiplier} ** (epoch - {start_epoch}).",
                 stacklevel=2,
             )
