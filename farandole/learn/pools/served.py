@@ -48,21 +48,27 @@ class OnServers(Pool):
 
     @contextmanager
     def place(self, source: Source) -> Iterator[Placed]:
+        rank = self._store.rank
+        if rank is None:
+            raise UserError(
+                "nobody waits for a store without a rank. Connect each worker as "
+                "farandole.server.connect(address, key_file, rank=0, workers=4), with a rank of "
+                "its own."
+            )
         own = uuid.uuid4().hex
         shape = [source.rows, source.columns, source.chunk_rows]
         for number in itertools.count():
             given = _meet(self._store, f"learn {number}", [own, shape])
-            ranks = [rank for rank, (theirs, _) in given.items() if theirs == own]
-            if ranks:
+            if given[rank][0] == own:
                 break  # else this was the meeting of an earlier fit
         if any(theirs != shape for _, theirs in given.values()):
-            shapes = {rank: theirs[:2] for rank, (_, theirs) in sorted(given.items())}
+            shapes = {each: theirs[:2] for each, (_, theirs) in sorted(given.items())}
             raise UserError(
                 f"the workers have different data. Rows and columns, by rank: {shapes}. Each "
                 "worker passes all rows, and reads only those that it sums over."
             )
         name = "learn " + digest([theirs for _, (theirs, _) in sorted(given.items())])
-        yield _OnServers(source, self._store, name, ranks[0], sorted(given))
+        yield _OnServers(source, self._store, name, rank, sorted(given))
 
 
 class _OnServers(Placed):

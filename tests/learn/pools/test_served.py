@@ -138,6 +138,8 @@ def test_workers_that_are_killed_change_nothing(tmp_path: Path) -> None:
             )
             for rank in range(3)
         ]
+        started[1].wait(timeout=120)
+        cluster.lost(1)  # or the registrar finds out, after 20 s of silence
         codes = [process.wait(timeout=120) for process in started]
     assert codes == [0, -signal.SIGKILL, 0]
     for rank in (0, 2):
