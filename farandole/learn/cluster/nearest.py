@@ -69,8 +69,12 @@ class NearestCentres:
         return self.of_rows(chunk.X)
 
     def _of_float32(self, rows: Any) -> Labels:
-        """Of up to `_TOGETHER` rows."""
-        return _argmin(rows @ self._factors_32, self._offsets_32[: len(rows)])
+        """Of up to `_TOGETHER` rows. Those that are too large for float32 are in float64."""
+        try:
+            with np.errstate(over="raise", invalid="raise"):
+                return _argmin(rows @ self._factors_32, self._offsets_32[: len(rows)])
+        except FloatingPointError:
+            return self.of_rows(rows.astype(np.float64))
 
     def sums(self, chunk: Chunk) -> tuple[Array, Array]:
         """The weight of the rows of each centre, and their weighted sum."""

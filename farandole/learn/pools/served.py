@@ -19,6 +19,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,13 +128,9 @@ class _OnServers(Placed):
             data.extend(bytes(-size % 8))
             numbers = torch.frombuffer(data, dtype=torch.int64)
             table = self._table(piece, len(numbers))
-            tasks.submit(
-                # A worker that was stopped, and given up, may wake in a later pass: what it puts
-                # then is older than what is there, and changes nothing.
-                lambda table=table, numbers=numbers: self._store.start_put(
-                    table, numbers, stamp=self.passes
-                )
-            )
+            # A worker that was stopped, and given up, may wake in a later pass: what it puts then
+            # is older than what is there, and changes nothing.
+            tasks.submit(partial(self._store.start_put, table, numbers, stamp=self.passes))
             done.append((piece, size))
         tasks.wait_all()  # before anybody hears of them
         self.counts.pieces += len(done)
@@ -146,11 +143,7 @@ class _OnServers(Placed):
         for piece in range(len(self._pieces)):
             count = -(-sizes[piece] // 8)
             table = self._table(piece, count)
-            asked.append(
-                tasks.submit(
-                    lambda table=table, count=count: self._store.start_get(table, stop=count)
-                )
-            )
+            asked.append(tasks.submit(partial(self._store.start_get, table, stop=count)))
         found: list[Statistics] = []
         for piece, task in enumerate(asked):
             numbers: torch.Tensor = tasks.wait(task)
