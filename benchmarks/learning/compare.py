@@ -75,6 +75,9 @@ def run_side(
         )
     except subprocess.TimeoutExpired:
         return {"failed": f"took more than {seconds:g} s"}
+    left_out = re.search(r"LEFT OUT: (.*)", done.stdout)
+    if left_out:
+        return {"failed": left_out[1]}
     lines = re.findall(r"RESULT (\{.*?\})", done.stdout)  # perhaps several on a line
     if done.returncode or not lines:
         reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]

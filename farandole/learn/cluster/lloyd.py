@@ -45,11 +45,8 @@ class LloydSum(_CentresSum):
     """
 
     def map(self, chunk: Chunk, state: Array) -> Statistics:
-        nearest = self.nearest(state)
-        labels = nearest.of(chunk)
-        counts = np.bincount(labels, chunk.weights, len(state)).astype(np.float64)
-        shifts = nearest.sums(chunk, labels) - counts[:, None] * state
-        return as_statistics(counts=counts, shifts=shifts)
+        counts, sums = self.nearest(state).sums(chunk)
+        return as_statistics(counts=counts, shifts=sums - counts[:, None] * state)
 
     def finish(self, statistics: Statistics, state: Array) -> Statistics:
         return statistics

@@ -119,7 +119,7 @@ class LBFGS:
             raise UserError(f"X has the shape {tuple(X.shape)}: there are no rows to fit.")
         if y is not None and int(y.shape[0]) != rows:
             raise UserError(f"X has {rows} rows, and y has {y.shape[0]}.")
-        return ModelSource(X, y, chunk_rows=-(-rows // self._pieces))
+        return ModelSource(X, y, chunk_rows=-(-rows // self._pieces), one_by_one=True)
 
     @contextmanager
     def _shown(self, placed: Placed) -> Iterator[None]:

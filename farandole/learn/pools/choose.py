@@ -37,10 +37,17 @@ def as_pool(pool: Any) -> Pool:
         group = getattr(pool, "group", pool)
         if isinstance(group, Group):
             return Ranks(group)
+    if "farandole.server" in sys.modules:  # else nobody has a store
+        from farandole.learn.pools.served import OnServers
+        from farandole.server import Store
+
+        if isinstance(pool, Store):
+            return OnServers(pool)
     raise TypeError(
         f"pool={pool!r} is no pool. Give None (threads of this process), a number of processes, an "
         "executor of concurrent.futures (also mpi4py.futures), 'ray', 'ray://host:port', a client "
-        "of Dask, 'dask://host:port', or inside `farandole run` the run."
+        "of Dask, 'dask://host:port', the store of a worker of parameter servers "
+        "(farandole.server.connect(…, rank=…)), or inside `farandole run` the run."
     )
 
 

@@ -6,7 +6,8 @@
 
 There are more pieces than workers. Every pass gives a worker the same pieces first, which it may
 still have in memory, and then those of the worker that has most left. The first answer for a piece
-counts; both are the same bits. A piece whose worker is lost is given to another.
+counts; both are the same bits. A piece whose worker is lost is given to another. `pace` says who
+is slow.
 """
 
 from __future__ import annotations
@@ -17,14 +18,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
+from farandole.learn.pools.pace import SLOW, Paces
 from farandole.learn.pools.workers import LostPoolError, Workers
 from farandole.learn.sums.sum import Statistics
 from farandole.learn.sums.tree import Branch
-
-SLOW: Final = 1.5
-"""A piece that takes so many times the median of its pass is given out again."""
 
 _LOSSES = 3  # of one piece: then it is the piece that ends its workers
 _LOOK_SECONDS = 1.0
@@ -50,6 +49,7 @@ class Dispatcher:
         self._timeout = timeout
         self._running: dict[Future[Statistics], _Task] = {}  # of earlier passes too
         self._turn = 0
+        self._paces = Paces()
         self.backups = 0
         self.losses = 0
 
@@ -83,6 +83,7 @@ class Dispatcher:
                 if time.monotonic() - heard > self._timeout:
                     raise LostPoolError(self._silence(pieces))
         finally:
+            self._note_late(turn)
             for future in self._running:
                 self._workers.abandon(future)
         return [turn.found[piece] for piece in range(len(pieces))]
@@ -90,7 +91,7 @@ class Dispatcher:
     def _hand_out(self, turn: _Pass) -> None:
         busy = {task.worker for task in self._running.values()}
         for worker in [name for name in turn.waiting if name not in busy]:
-            piece = turn.next_for(worker)
+            piece = None if self._leaves_it(turn, worker) else turn.next_for(worker)
             if piece is None:
                 piece = self._slowest(turn, worker)
                 if piece is None:
@@ -106,18 +107,35 @@ class Dispatcher:
             else:
                 self._running[future] = task
 
+    def _leaves_it(self, turn: _Pass, worker: str) -> bool:
+        """Whether what is left is better done by the others, who are at work and not late."""
+        if not self._use_backups or not turn.seconds:
+            return False
+        typical, now = median(turn.seconds), time.monotonic()
+        others = {
+            task.worker
+            for task in self._of_this_pass(turn)
+            if now - task.since < SLOW * self._paces.of(task.worker) * typical
+        }
+        return self._paces.leaves(worker, others - {worker}, turn.left)
+
     def _slowest(self, turn: _Pass, worker: str) -> int | None:
-        """The piece that has run for longest, if it is slow and nobody else has begun it too."""
+        """The piece that is late, or that its worker will be late with, and that nobody else has
+        begun too."""
         if not self._use_backups or not turn.seconds:
             return None
+        typical, now = median(turn.seconds), time.monotonic()
         running = self._of_this_pass(turn)
         copies = Counter(task.piece for task in running)
-        since, piece = min(
-            ((task.since, task.piece) for task in running if copies[task.piece] == 1),
-            default=(0.0, None),
-        )
-        slow = time.monotonic() - since >= SLOW * median(turn.seconds)
-        return piece if slow else None
+        alone = [task for task in running if copies[task.piece] == 1]
+        if not alone:
+            return None
+        oldest = min(alone, key=lambda task: task.since)
+        if now - oldest.since >= SLOW * typical:
+            return oldest.piece
+        last = max(alone, key=lambda task: task.since + self._paces.of(task.worker) * typical)
+        sooner = self._paces.would_overtake(worker, last.worker, now - last.since, typical)
+        return last.piece if sooner else None
 
     def _of_this_pass(self, turn: _Pass) -> list[_Task]:
         """Those whose pieces have no answer yet."""
@@ -150,7 +168,16 @@ class Dispatcher:
             raise self._workers.cause(error)
         else:
             turn.found[task.piece] = future.result()
-            turn.seconds.append(time.monotonic() - task.since)
+            seconds = time.monotonic() - task.since
+            turn.seconds.append(seconds)
+            self._paces.note(task.worker, seconds, median(turn.seconds))
+
+    def _note_late(self, turn: _Pass) -> None:
+        """Those whose pieces somebody else has answered, or nobody."""
+        for task in self._running.values():
+            if task.turn == self._turn and turn.seconds:
+                seconds = time.monotonic() - task.since
+                self._paces.note_at_least(task.worker, seconds, median(turn.seconds))
 
     def _look(self, turn: _Pass) -> None:
         """For workers that were lost without a word."""
@@ -162,6 +189,7 @@ class Dispatcher:
 
     def _lose(self, turn: _Pass, task: _Task, error: BaseException) -> None:
         self.losses += 1
+        self._paces.forget(task.worker)
         self._workers.lost(task.worker)
         turn.deal(self._workers.names())
         if task.turn != self._turn or task.piece in turn.found:
@@ -203,6 +231,11 @@ class _Pass:
         self.found: dict[int, Statistics] = {}
         self.seconds: list[float] = []  # of pieces that are done
         self.losses: Counter[int] = Counter()
+
+    @property
+    def left(self) -> int:
+        """Pieces that nobody has begun."""
+        return len(self.again) + sum(map(len, self.waiting.values()))
 
     def deal(self, names: Sequence[str]) -> None:
         """To those who live now. At first by the number of workers, later what is left."""

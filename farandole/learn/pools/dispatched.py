@@ -33,7 +33,8 @@ class Dispatched(Placed):
         super().__init__(source)
         self._workers = workers
         self._dispatcher = Dispatcher(workers, backups=backups, timeout=timeout)
-        self._branches = pieces(source.chunks, _PIECES_PER_WORKER * count)
+        wanted = source.chunks if source.one_by_one else _PIECES_PER_WORKER * count
+        self._branches = pieces(source.chunks, wanted)
 
     @property
     def workers_are_threads(self) -> bool:

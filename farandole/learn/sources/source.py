@@ -45,6 +45,7 @@ class Source:
     chunk_rows: int = 0  # 0: about CHUNK_BYTES
     name: str = "X"
     first_chunk: int = 0  # of a part: which chunk of the whole its first rows are
+    one_by_one: bool = False  # whether chunks are handed out to workers each by itself
     _finite: set[int] = field(
         default_factory=set, repr=False, compare=False
     )  # chunks, as looked at

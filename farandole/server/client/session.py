@@ -39,6 +39,7 @@ class Session:
         self._registrar_client = RegistrarClient(
             self._context, key, address, rank, late=late, job=job, workers=workers
         )
+        self.rank = rank
         self.job = job
         self._closed = False
         self._link = link

@@ -89,7 +89,7 @@ def test_a_stopped_worker_is_overtaken_and_goes_on_later() -> None:
     workers = Scripted(3, behave)
     found, dispatcher = run(workers)
     assert found == expected()
-    assert dispatcher.backups == 1
+    assert dispatcher.backups >= 1
     assert sum(count for (worker, _), count in workers.started.items() if worker == "w1") == 1
     # It still holds its piece of the first pass; the second goes without it, and its late answer
     # counts nowhere.
