@@ -38,11 +38,11 @@ def as_pool(pool: Any) -> Pool:
         if isinstance(group, Group):
             return Ranks(group)
     if "farandole.server" in sys.modules:  # else nobody has a store
-        from farandole.learn.pools.served import OnServers
+        from farandole.learn.pools.parameter_servers import ParameterServers
         from farandole.server import Store
 
         if isinstance(pool, Store):
-            return OnServers(pool)
+            return ParameterServers(pool)
     raise TypeError(
         f"pool={pool!r} is no pool. Give None (threads of this process), a number of processes, an "
         "executor of concurrent.futures (also mpi4py.futures), 'ray', 'ray://host:port', a client "

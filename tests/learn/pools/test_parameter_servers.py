@@ -17,7 +17,7 @@ import pytest
 from farandole.errors import CommError, FarandoleError, UserError
 from farandole.learn import KMeans, LinearRegression
 from farandole.learn.pools.here import Here
-from farandole.learn.pools.served import OnServers
+from farandole.learn.pools.parameter_servers import ParameterServers
 from farandole.learn.sources.source import Source
 from farandole.learn.sums.sum import Sum
 from farandole.server import Cluster, Store
@@ -25,7 +25,7 @@ from tests.support.sums import Raising, Total
 
 random = np.random.default_rng(0)
 X = random.normal(size=(1003, 7)) * 10.0 ** random.integers(-3, 4, size=7)
-SCRIPT = Path(__file__).parent / "scripts" / "served_fit.py"
+SCRIPT = Path(__file__).parent / "scripts" / "parameter_servers_fit.py"
 
 
 def total(pool: Any, job: Sum | None = None) -> np.ndarray:
@@ -61,8 +61,8 @@ def on_workers(size: int, work: Callable[[Store, int], Any], timeout: float = 60
 def test_the_same_bits_as_in_one_process(size: int) -> None:
     def work(store: Store, rank: int) -> list[np.ndarray]:
         # Two pools on one store, and one that is used twice.
-        pool = OnServers(store)
-        return [total(pool), total(pool), total(OnServers(store))]
+        pool = ParameterServers(store)
+        return [total(pool), total(pool), total(ParameterServers(store))]
 
     for found in on_workers(size, work):
         assert all(np.array_equal(each, EXPECTED) for each in found)
@@ -82,7 +82,7 @@ def test_estimators_with_statistics_of_changing_sizes() -> None:
 
 
 def test_a_failure_of_one_is_one_of_all() -> None:
-    found = on_workers(3, lambda store, rank: total(OnServers(store), Raising()))
+    found = on_workers(3, lambda store, rank: total(ParameterServers(store), Raising()))
     assert sorted(f"{type(each).__name__}: {each}" for each in found) == [
         "ValueError: worker 2: in chunk 37",
         "ValueError: worker 2: in chunk 37",
@@ -99,7 +99,7 @@ def test_other_data_and_other_sums_are_refused() -> None:
         assert "by rank: {0: [1000, 7], 1: [1001, 7]}" in str(error)
 
     def state(store: Store, rank: int) -> Any:
-        with OnServers(store).place(Source(X)) as placed:
+        with ParameterServers(store).place(Source(X)) as placed:
             return placed.sum(Total(), float(rank))
 
     for error in on_workers(2, state):
@@ -111,7 +111,7 @@ def test_a_worker_that_does_not_come_is_named() -> None:
     def work(store: Store, rank: int) -> Any:
         if rank == 1:
             store.meet("nowhere", b"")  # instead of a fit
-        return total(OnServers(store))
+        return total(ParameterServers(store))
 
     found = on_workers(2, work, timeout=1.0)
     assert isinstance(found[0], CommError)
@@ -124,7 +124,7 @@ def test_without_a_rank_nobody_waits_for_it() -> None:
         Store(cluster.address, cluster.key_file) as guest,
         pytest.raises(UserError, match=r"rank="),
     ):
-        total(OnServers(guest))
+        total(ParameterServers(guest))
 
 
 def test_workers_that_are_killed_change_nothing(tmp_path: Path) -> None:

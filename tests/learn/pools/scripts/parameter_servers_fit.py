@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from farandole.learn.pools.here import Here
-from farandole.learn.pools.served import OnServers
+from farandole.learn.pools.parameter_servers import ParameterServers
 from farandole.learn.sources.chunk import Chunk
 from farandole.learn.sources.source import Source
 from farandole.learn.sums.sum import Statistics
@@ -39,7 +39,7 @@ def main() -> None:
         expected = [alone.sum(Total(), state) for state in (1.5, 2.5, 1.5)]
     with (
         Store(address, key_file, rank=rank, workers=3) as store,
-        OnServers(store).place(source) as placed,
+        ParameterServers(store).place(source) as placed,
     ):
         first = placed.sum(Total(), 1.5)
         second = placed.sum(Deadly(rank), 2.5)

@@ -41,7 +41,7 @@ _AHEAD = 16  # requests under way at a time
 Given = dict[int, Any]
 
 
-class OnServers(Pool):
+class ParameterServers(Pool):
     """All workers that are connected to the servers with a rank. The store stays open."""
 
     def __init__(self, store: Store) -> None:
@@ -69,10 +69,10 @@ class OnServers(Pool):
                 "worker passes all rows, and reads only those that it sums over."
             )
         name = "learn " + digest([theirs for _, (theirs, _) in sorted(given.items())])
-        yield _OnServers(source, self._store, name, rank, sorted(given))
+        yield _Placed(source, self._store, name, rank, sorted(given))
 
 
-class _OnServers(Placed):
+class _Placed(Placed):
     """`ranks`: of the workers that live, `rank` among them."""
 
     def __init__(
