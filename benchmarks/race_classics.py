@@ -52,7 +52,8 @@ def run_race(race: Race, folder: Path, seeds: int) -> Path:
 
 def run_piece(piece: str, args: argparse.Namespace) -> None:
     races: dict[str, Any] = {}
-    for race in PIECES[piece]:
+    for planned in PIECES[piece]:
+        race = planned.tiny() if args.tiny else planned
         if not args.only or race.name in args.only:
             run_race(race, args.runs / race.name, args.seeds or race.seeds)
         if (folder := race_in(args.runs / race.name)) is not None:
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=DOCS)
     parser.add_argument("--seeds", type=int, help="of each lane, in all [those of the plan]")
     parser.add_argument("--only", nargs="+", metavar="RACE", help="races of the piece to run [all]")
+    parser.add_argument("--tiny", action="store_true", help="a few steps: does it all work?")
     args = parser.parse_args()
     if args.piece != "draw":
         for piece in PIECES if args.piece == "all" else [args.piece]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -33,6 +34,14 @@ class Race:
         for lane in self.lanes:
             words += ["--lane", lane]
         return [*words, "--target", self.target, str(self.script), *self.arguments.split()]
+
+    def tiny(self) -> Race:
+        """The same lanes with a few steps each: whether all of it works, not how fast."""
+        shorter = {"passes": 3, "steps": 10, "seconds": 4, "epochs": 2}
+        arguments = self.arguments
+        for option, value in shorter.items():
+            arguments = re.sub(rf"--{option} \S+", f"--{option} {value}", arguments)
+        return replace(self, arguments=arguments, seeds=1)
 
 
 # Hogwild shares memory, so it has no lane: the race refuses it between hosts.
