@@ -11,8 +11,10 @@
 Each piece consists of real `farandole race`s on two workers (four for staleness), whose folders are
 under --runs. A race that was begun goes on where it stopped: `--seeds 1` and later `--seeds 3` make
 pieces of a few minutes. The points of all runs are kept in results/race_classics_<piece>.json,
-figures and the page of the race over all strategies in docs/classics/; docs/classics.md says what
-they show. Needs Fashion-MNIST (on Debian: apt install dataset-fashion-mnist).
+figures and the page of the race over all strategies in docs/classics/; docs/classics.md, which is
+written from them, says what they show. --tiny tries all of it with a few steps; give --runs,
+--results and --docs other folders with it. Needs Fashion-MNIST (on Debian: apt install
+dataset-fashion-mnist).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any
 from classics.figures import draw_all
 from classics.plan import PIECES, Race
 from classics.results import lanes_of, median_to_target, race_in, read_json, read_race
+from classics.text import page
 from common import RESULTS, save
 
 ROOT = Path(__file__).parents[1]
@@ -70,17 +73,26 @@ def draw(args: argparse.Namespace) -> None:
     """What there is: pieces that were not run are left out."""
     args.docs.mkdir(parents=True, exist_ok=True)
     kept = {piece: read_json(args.results / f"race_classics_{piece}.json") for piece in PIECES}
-    for path in draw_all({piece: found for piece, found in kept.items() if found}, args.docs):
+    pieces = {piece: found for piece, found in kept.items() if found}
+    for path in draw_all(pieces, args.docs):
         print(f"drawn: {path}")
+    copy_page(args)
+    written = args.docs.with_suffix(".md")
+    written.write_text(page(pieces, args.docs))
+    print(f"written: {written}")
+
+
+def copy_page(args: argparse.Namespace) -> None:
+    """That of the race over all strategies."""
     folder = race_in(args.runs / PIECES["strategies"][0].name)
     if folder is None:
-        print("the page stays as it is: the runs of `strategies` are not here")
+        print("race.html stays as it is: the runs of `strategies` are not here")
         return
-    page = folder / "report.html"
-    if page.stat().st_size > LARGEST_PAGE:
-        sys.exit(f"{page} has {page.stat().st_size} bytes, more than {LARGEST_PAGE}.")
-    shutil.copyfile(page, args.docs / "race.html")
-    print(f"page: {args.docs / 'race.html'}, {page.stat().st_size / 1e6:.2f} MB")
+    report = folder / "report.html"
+    if report.stat().st_size > LARGEST_PAGE:
+        sys.exit(f"{report} has {report.stat().st_size} bytes, more than {LARGEST_PAGE}.")
+    shutil.copyfile(report, args.docs / "race.html")
+    print(f"page: {args.docs / 'race.html'}, {report.stat().st_size / 1e6:.2f} MB")
 
 
 def main() -> None:
