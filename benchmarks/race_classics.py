@@ -40,7 +40,7 @@ LARGEST_PAGE = 1_500_000  # bytes
 def run_race(race: Race, folder: Path, seeds: int) -> Path:
     """Begins the race, or goes on with it. Returns its folder."""
     begun = race_in(folder)
-    words = ["--resume", str(begun)] if begun else ["--runs", str(folder), *race.command()]
+    words = ["--resume", shown(begun)] if begun else ["--runs", shown(folder), *race.command()]
     command = [sys.executable, "-m", "farandole", "race", "--seeds", str(seeds), *words]
     code = subprocess.run(command, cwd=ROOT).returncode
     # 1: a lane has failed, as some are expected to; the page says why.
@@ -51,6 +51,11 @@ def run_race(race: Race, folder: Path, seeds: int) -> Path:
     found = race_in(folder)
     assert found is not None
     return found
+
+
+def shown(path: Path) -> str:
+    """As the page shows it: below the root without the place of the root."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def run_piece(piece: str, args: argparse.Namespace) -> None:

@@ -25,7 +25,7 @@ def test_every_lane_is_one_that_a_race_takes() -> None:
     for race in (race for races in PIECES.values() for race in races):
         entries = [read_lane(text, race.workers) for text in race.lanes]
         check_entries(entries, "2", "cpu", {})
-        assert race.script.is_file()
+        assert (ROOT / race.script).is_file()
 
 
 def test_the_bound_is_found_again() -> None:
