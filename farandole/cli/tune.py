@@ -47,7 +47,7 @@ from farandole.errors import UserError
 )
 @click.option(
     "--pruner",
-    type=click.Choice(["median", "hyperband", "none"]),
+    type=click.Choice(["median", "halving", "hyperband", "none"]),
     default="median",
     show_default=True,
     help="Which trials are stopped early, by what they log.",

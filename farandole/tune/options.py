@@ -11,10 +11,6 @@ from farandole.errors import UserError
 from farandole.launch.placement.placement import HostOptions
 from farandole.report.target import lower_is_better
 
-SAMPLERS = ("tpe", "random", "grid", "cmaes")
-PRUNERS = ("median", "hyperband", "none")
-DIRECTIONS = ("maximize", "minimize")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions:
