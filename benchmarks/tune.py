@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--hand-trials", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--ensemble-trials", type=int, default=8)
+    parser.add_argument("--ensemble-trials", type=int, default=20)
     parser.add_argument("--folder", type=Path, default=RESULTS)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     args = parser.parse_args()
