@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="RACE", help="races of the piece to run [all]")
     parser.add_argument("--tiny", action="store_true", help="a few steps: does it all work?")
     args = parser.parse_args()
+    args.runs = args.runs.resolve()  # races are started in the root
     if args.piece != "draw":
         for piece in PIECES if args.piece == "all" else [args.piece]:
             run_piece(piece, args)
