@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -22,16 +23,17 @@ from farandole.report.target import Target
 
 Races = Mapping[str, Any]
 WIDTH, HEIGHT = 12.0, 4.0
+LINKS = (0.5, 4.0, 32.0)  # how many times as long as computing a step a meeting takes
 FIT_AFTER = 5.0  # seconds: before that a loss falls faster than 1/T
 
 
 def draw_all(pieces: Mapping[str, Any], folder: Path) -> Iterator[Path]:
-    """One SVG for each piece that has a figure."""
-    for piece, drawn in FIGURES.items():
-        if piece in pieces:
-            path = folder / f"{piece}.svg"
+    """The SVGs of each piece that has figures and was run."""
+    for name, (piece, drawn) in FIGURES.items():
+        if pieces.get(piece, {}).get("races"):
+            path = folder / f"{name}.svg"
             races = pieces[piece]["races"]
-            write_whole(path, render.picture(path, lambda d=drawn, r=races: d(r), piece))
+            write_whole(path, render.picture(path, lambda d=drawn, r=races: d(r), name))
             yield path
 
 
@@ -81,6 +83,60 @@ def bound_curves(axes: Axes, race: Mapping[str, Any], lanes: Sequence[Lane]) -> 
     )
     axes.set_xlim(left=0)
     axes.set_xlabel("time (seconds)", color=INK.light)
+
+
+def adacomm_theory(races: Races) -> Figure:
+    """Where a period that changes can win: its error over that of the best fixed one, by time."""
+    race = races["adacomm"]
+    bound = fit(fixed_periods(race), FIT_AFTER)
+    end = max(run["seconds"] for run in race["runs"])
+    longest = max(fixed_periods(race))
+    times = np.geomspace(end / 30, end * 100, 80)
+    figure = drawing.new_figure(WIDTH, HEIGHT)
+    left, right = figure.subplots(1, 2)
+    ideal = [bound.ideal(at, longest) / bound.best_fixed(at, longest) for at in times]
+    left.plot(times, ideal, color=palette.shade(0).light, label="τ*(t), the bound's best")
+    adaptive = next(
+        (runs[0] for name, runs in lanes_of(race).items() if name.startswith("adacomm")), None
+    )
+    if adaptive is not None and adaptive["points"]:
+        taken = [bound.adaptive(at, decisions_of(adaptive)) for at in times]
+        ratios = [t / bound.best_fixed(at, longest) for t, at in zip(taken, times, strict=True)]
+        left.plot(times, ratios, color=palette.shade(1).light, label="the periods of the run")
+        left.plot(*measured_ratio(race), ".", color=palette.shade(2).light, label="measured")
+    left.axvline(end, color=INK.light, linestyle=":", linewidth=1)
+    left.set_title("over the link of the race (dotted: its end)", color=INK.light, fontsize=10)
+    for index, alpha in enumerate(LINKS):
+        slower = bound.with_meeting(alpha)
+        heights = [slower.ideal(at, longest) / slower.best_fixed(at, longest) for at in times]
+        colour = palette.shade(index).light
+        right.plot(times, heights, color=colour, label=f"a meeting takes {alpha:g} steps")
+    right.set_title("the bound's best, over other links", color=INK.light, fontsize=10)
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.axhline(1.0, color=INK.light, linewidth=1)
+        axes.set_xlabel("time (seconds)", color=INK.light)
+        axes.set_ylabel("loss over that of the best fixed period", color=INK.light)
+        axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def measured_ratio(race: Mapping[str, Any]) -> tuple[list[float], list[float]]:
+    """AdaComm's loss over the lowest one of the fixed periods, at the same times; mean losses."""
+    lanes = results_of(race).lanes
+    curves = {lane.sync: loss_curve(lane) for lane in lanes}
+    own = next(curve for name, curve in curves.items() if name.startswith("adacomm"))
+    fixed = [curve for name, curve in curves.items() if name.startswith("local")]
+    begin = max(curve[0][0] for curve in (own, *fixed))
+    end = min(curve[0][-1] for curve in (own, *fixed))
+    times = [at for at in own[0] if begin <= at <= end]
+    best = np.min([np.interp(times, *curve) for curve in fixed], axis=0)
+    return times, list(np.interp(times, *own) / best)
+
+
+def loss_curve(lane: Lane) -> tuple[list[float], list[float]]:
+    points = lane.history.points
+    return [p.time_seconds for p in points], [p.metrics["loss"] for p in points]
 
 
 def fixed_periods(race: Mapping[str, Any]) -> dict[int, list[dict[str, Any]]]:
@@ -166,9 +222,10 @@ def large_batch(races: Races) -> Figure:
     return figure
 
 
-FIGURES: dict[str, Callable[[Races], Figure]] = {
-    "adacomm": adacomm,
-    "staleness": staleness,
-    "pipelines": pipelines,
-    "large_batch": large_batch,
+FIGURES: dict[str, tuple[str, Callable[[Races], Figure]]] = {
+    "adacomm": ("adacomm", adacomm),
+    "adacomm_theory": ("adacomm", adacomm_theory),
+    "staleness": ("staleness", staleness),
+    "pipelines": ("pipelines", pipelines),
+    "large_batch": ("large_batch", large_batch),
 }

@@ -10,8 +10,9 @@ period that changes with time is covered too: its number of steps, and the floor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -41,6 +42,22 @@ class Bound:
             return float("inf")
         return max(1.0, float(np.sqrt(self.a * self.meeting / (self.c * seconds))))
 
+    def best_fixed(self, seconds: float, longest: int) -> float:
+        """The error of the best of all fixed periods up to `longest`."""
+        return min(self.error(seconds, period) for period in range(1, longest + 1))
+
+    def ideal(self, seconds: float, longest: int, moments: int = 400) -> float:
+        """The error of a period that is `best_period` at every moment."""
+        times = (np.arange(moments) + 0.5) * seconds / moments
+        periods = [min(longest, self.best_period(at)) for at in times]
+        steps = sum(seconds / moments / self.step(period) for period in periods)
+        last = min(longest, self.best_period(seconds))
+        return self.a / steps + self.b + self.c * (last - 1)
+
+    def with_meeting(self, times: float) -> Bound:
+        """Over a link on which a meeting takes so many times as long as the computing of a step."""
+        return replace(self, meeting=times * self.compute)
+
     def adaptive(self, seconds: float, decisions: Sequence[tuple[float, float]]) -> float:
         """`decisions`: from when on which period. The error with the steps that were taken."""
         times = [at for at, _ in decisions if at < seconds] + [seconds]
@@ -60,18 +77,23 @@ def step_times(seconds_per_step: Mapping[int, float]) -> tuple[float, float]:
 
 
 def fit(runs: Mapping[int, Sequence[Mapping[str, Any]]], after: float) -> Bound:
-    """Of the training loss of all runs under fixed periods, from `after` seconds on."""
+    """Of the training loss of all runs under fixed periods, from `after` seconds on.
+
+    Short runs count from a third of the shortest on.
+    """
     per_step = {
         period: float(np.mean([run["seconds"] / run["steps"] for run in found]))
         for period, found in runs.items()
     }
     compute, meeting = step_times(per_step)
     rows, losses = [], []
+    shortest = min(run["seconds"] for found in runs.values() for run in found)
+    begin = min(after, shortest / 3)
     for period, found in runs.items():
-        for run in found:
-            for point in run["points"]:
-                if point["seconds"] >= after:
-                    rows.append([per_step[period] / point["seconds"], 1.0, period - 1.0])
-                    losses.append(point["loss"])
+        for point in (point for run in found for point in run["points"]):
+            loss = float(point["loss"])
+            if point["seconds"] >= begin and math.isfinite(loss):
+                rows.append([per_step[period] / point["seconds"], 1.0, period - 1.0])
+                losses.append(loss)
     (a, b, c), _ = nnls(np.array(rows), np.array(losses))
     return Bound(compute, meeting, float(a), float(b), float(c))

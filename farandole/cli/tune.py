@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from farandole.cli.host_options import host_options
 from farandole.cli.options import (
     PASS_ON,
     check_limits,
@@ -46,7 +47,7 @@ from farandole.errors import UserError
 )
 @click.option(
     "--pruner",
-    type=click.Choice(["median", "hyperband", "none"]),
+    type=click.Choice(["median", "halving", "hyperband", "none"]),
     default="median",
     show_default=True,
     help="Which trials are stopped early, by what they log.",
@@ -62,7 +63,8 @@ from farandole.errors import UserError
     "--parallel",
     type=int,
     metavar="K",
-    help="Number of trials that run at a time. [as many as the GPUs or cores have workers for]",
+    help="Number of trials that run at a time. [as many as the hosts, or the GPUs or cores of this "
+    "one, have room for]",
 )
 @click.option(
     "--timeout",
@@ -94,6 +96,7 @@ from farandole.errors import UserError
 @click.option(
     "--generations", type=int, metavar="N", help="With --populations: number of intervals."
 )
+@host_options
 @sync_option(multiple=True)
 @layout_option(multiple=True)
 @click.option(
@@ -127,6 +130,7 @@ def tune(
     \b
       farandole tune -n 2 --trials 40 --metric accuracy train.py
       farandole tune --trials 40 --metric loss --timeout 600 --storage study.db train.py
+      farandole tune -n 2 -H node1:4,node2:4 --trials 40 --metric accuracy train.py
       farandole tune -n 4 --trials 20 --metric accuracy --sync allreduce --sync daso train.py
     """
     check_limits(None, grace)

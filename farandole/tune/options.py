@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from farandole.errors import UserError
+from farandole.launch.placement.placement import HostOptions
 from farandole.report.target import lower_is_better
-
-SAMPLERS = ("tpe", "random", "grid", "cmaes")
-PRUNERS = ("median", "hyperband", "none")
-DIRECTIONS = ("maximize", "minimize")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +28,7 @@ class TuneOptions:
     timeout: float | None = None
     syncs: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
+    where: HostOptions = field(default_factory=HostOptions)
     runs: Path = Path("runs")
     seed: int = 0
     grace: float = 30.0

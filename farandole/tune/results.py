@@ -53,7 +53,8 @@ def value_text(value: Any) -> str:
 def command_of(trial: FrozenTrial, options: TuneOptions) -> str:
     """What to type to run it again."""
     scheme = {name: trial.params[name] for name in scheme_spaces(options) if name in trial.params}
-    words = ["farandole", "run", "-n", str(options.workers), *scheme_words(scheme)]
+    words = ["farandole", "run", "-n", str(options.workers), *options.where.words()]
+    words += scheme_words(scheme)
     for name, value in trial.params.items():
         words += [] if name in scheme else ["--choose", f"{name}={value}"]
     return shlex.join([*words, "--seed", str(options.seed), *options.command])

@@ -1,29 +1,42 @@
-"""How many trials run at once on this machine, and which cores or GPUs each of them gets."""
+"""How many trials run at the same time, and what each of them gets of cores, GPUs and hosts."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from farandole.launch.job_directory import worker_defaults
 from farandole.system.cores import usable_cores
 
 
-class Slots:
-    """Trials of `workers` workers each. A GPU, if there are any, else a core, is for one worker."""
+@dataclass(frozen=True)
+class Share:
+    """What keeps a trial to its part of the machines."""
 
-    def __init__(
-        self, workers: int, parallel: int | None, gpus: int, environ: Mapping[str, str] = os.environ
-    ) -> None:
+    workers_here: int  # on this host
+    variables: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()  # options of `farandole run`
+    place: str = ""  # as it is told
+
+
+class Slots:
+    """Trials of `workers` workers each: as many at a time as there are shares."""
+
+    def __init__(self, workers: int, shares: Sequence[Share], *, alone: bool = True) -> None:
         self.workers = workers
-        self.parallel = parallel or max(1, (gpus or usable_cores()) // workers)
-        self._gpus = _visible(gpus, environ)
-        self._free = list(range(self.parallel))
+        self.alone = alone  # no trial has workers on other hosts
+        self._shares = list(shares)
+        self._free = list(range(len(shares)))
 
     @property
-    def at_once(self) -> int:
-        """The workers of all trials that run at the same time."""
-        return self.workers * self.parallel
+    def parallel(self) -> int:
+        return len(self._shares)
+
+    @property
+    def workers_here(self) -> int:
+        """Those of all trials that run at the same time."""
+        return sum(share.workers_here for share in self._shares)
 
     def take(self) -> int | None:
         """The number of a free slot; None: there is none."""
@@ -33,18 +46,39 @@ class Slots:
         self._free.append(slot)
         self._free.sort()
 
-    def variables(self, slot: int) -> dict[str, str]:
-        """What keeps a trial to its share of the machine."""
-        share = worker_defaults(self.at_once, alone=True)
-        found = {key: share[key] for key in ("OMP_NUM_THREADS",) if key in share}
-        if self._gpus:
-            first = slot * self.workers
-            own = [self._gpus[(first + i) % len(self._gpus)] for i in range(self.workers)]
-            found["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(own))
-        return found
+    def share(self, slot: int) -> Share:
+        return self._shares[slot]
+
+    def __str__(self) -> str:
+        trials = f"{self.parallel} trial{'s' if self.parallel > 1 else ''} at a time"
+        text = f"{trials}, on {self.workers} worker{'s' if self.workers > 1 else ''} each"
+        places = [share.place for share in self._shares if share.place]
+        return f"{text}: {'; '.join(places)}" if places else text
 
 
-def _visible(gpus: int, environ: Mapping[str, str]) -> list[str]:
+def slots_here(
+    workers: int, parallel: int | None, gpus: int, environ: Mapping[str, str] = os.environ
+) -> Slots:
+    """All on this host. A GPU, if there are any, else a core, is for one worker."""
+    count = parallel or max(1, (gpus or usable_cores()) // workers)
+    named = visible(gpus, environ)
+    defaults = worker_defaults(workers * count, alone=True)
+    threads = {key: defaults[key] for key in ("OMP_NUM_THREADS",) if key in defaults}
+    shares = [
+        Share(workers, {**threads, **gpus_of(slot * workers, workers, named)})
+        for slot in range(count)
+    ]
+    return Slots(workers, shares)
+
+
+def gpus_of(first: int, workers: int, gpus: Sequence[str]) -> dict[str, str]:
+    """For a trial whose first worker is the `first` of its host; empty: there are no GPUs."""
+    own = [gpus[(first + i) % len(gpus)] for i in range(workers)] if gpus else []
+    return {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(own))} if own else {}
+
+
+def visible(gpus: int, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Their names, of which the user may have given some."""
     said = environ.get("CUDA_VISIBLE_DEVICES")
     if said:
         return [name.strip() for name in said.split(",") if name.strip()][:gpus]

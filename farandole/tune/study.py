@@ -244,6 +244,8 @@ def _sampler(name: str, seed: int) -> BaseSampler:
 def _pruner(name: str) -> optuna.pruners.BasePruner:
     if name == "none":
         return optuna.pruners.NopPruner()
+    if name == "halving":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     if name == "hyperband":
         return optuna.pruners.HyperbandPruner()
     return optuna.pruners.MedianPruner()

@@ -39,7 +39,7 @@ class Start:
     name: str  # of its folder
     folder: Path  # of all trials
     words: Sequence[str]  # after `farandole run --name … --runs …`
-    workers: int  # of all trials that run at once
+    workers_here: int  # on this host, of all trials that run at once
     variables: Mapping[str, str]
     timeout_seconds: float | None
     grace_seconds: float
@@ -72,7 +72,7 @@ class TrialRun:
         self.began = time.monotonic()
         with (self.folder / "output.log").open("ab") as sink:
             self.process: RunProcess = warm.start(
-                [*command, *start.words], start.workers, sink, variables
+                [*command, *start.words], start.workers_here, sink, variables
             )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shlex
@@ -14,12 +15,14 @@ import torch
 from rich.console import Console
 
 import farandole
-from farandole.errors import UserError
+from farandole.errors import FarandoleError, UserError
 from farandole.launch.nested_runs import WarmProcesses
+from farandole.launch.placement.placement import Placement, place
 from farandole.train.claim import claim
 from farandole.train.settings import default_name
 from farandole.tune import owner
 from farandole.tune.ensemble import build_ensemble
+from farandole.tune.hosts import pack, slots_on
 from farandole.tune.options import TuneOptions
 from farandole.tune.page.page import write_page
 from farandole.tune.population.training import Population
@@ -27,7 +30,7 @@ from farandole.tune.preloading import modules_of
 from farandole.tune.recording import Recording
 from farandole.tune.results import show
 from farandole.tune.schemes import check_schemes
-from farandole.tune.slots import Slots
+from farandole.tune.slots import Slots, slots_here
 from farandole.tune.study import Study
 from farandole.tune.tuner import Tuner
 from farandole.worker.signals import Stopped, exit_code_of, signals_raised
@@ -42,7 +45,9 @@ def run_tune(options: TuneOptions) -> int:
     """
     options.check()
     check_schemes(options)
+    placement = _placement(options)
     path, folder = _places(options)
+    slots = _slots(options, placement, folder)
     study = Study(
         path,
         options.identity(),
@@ -51,7 +56,6 @@ def run_tune(options: TuneOptions) -> int:
         seed=options.seed,
     )
     _tell_of_before(study, options)
-    slots = Slots(options.workers, options.parallel, torch.cuda.device_count())
     warm = WarmProcesses()
     recording = Recording(folder, study, options, _facts(slots))
     recording.write()
@@ -96,6 +100,26 @@ def _places(options: TuneOptions) -> tuple[Path, Path]:
     return path, path.with_name(f"{path.name}-trials")
 
 
+def _placement(options: TuneOptions) -> Placement | None:
+    """None: nothing describes any hosts. Refuses those that are too small for a trial."""
+    placement = place(options.where, None)
+    if placement is not None:
+        pack({name: entry.slots for name, entry in placement.entries.items()}, options.workers)
+    return placement
+
+
+def _slots(options: TuneOptions, placement: Placement | None, folder: Path) -> Slots:
+    if placement is None:
+        return slots_here(options.workers, options.parallel, torch.cuda.device_count())
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return slots_on(placement, options, folder)
+    except FarandoleError:
+        with contextlib.suppress(OSError):  # an old study is in it
+            folder.rmdir()
+        raise
+
+
 def _tell_of_before(study: Study, options: TuneOptions) -> None:
     lost = study.repeat_lost(owner.is_lost)
     if lost:
@@ -110,14 +134,13 @@ def _facts(slots: Slots) -> dict[str, str]:
     return {
         "command": shlex.join(["farandole", *sys.argv[1:]]),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
-        "at once": f"{slots.parallel} trials of {slots.workers} workers",
+        "at once": str(slots),
         "farandole": farandole.__version__,
     }
 
 
 def _prepare(warm: WarmProcesses, slots: Slots, script: str) -> None:
     begin = time.perf_counter()
-    if warm.prepare({slots.at_once}, modules=modules_of(Path(script))):
+    if warm.prepare({slots.workers_here}, alone=slots.alone, modules=modules_of(Path(script))):
         click.echo(f"torch is imported once for all trials: {time.perf_counter() - begin:.1f} s")
-    at_once = f"{slots.parallel} trial{'s' if slots.parallel > 1 else ''} at a time"
-    click.echo(f"{at_once}, on {slots.workers} worker{'s' if slots.workers > 1 else ''} each")
+    click.echo(slots)

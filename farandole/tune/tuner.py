@@ -1,4 +1,4 @@
-"""Runs the trials of a study on the slots of this machine, side by side."""
+"""Runs the trials of a study side by side, each on its share of the machines."""
 
 from __future__ import annotations
 
@@ -92,14 +92,15 @@ class Tuner:
             for key, space in scheme_spaces(self._options).items()
         }
         options = self._options
-        words = ["-n", str(options.workers), *scheme_words(chosen), "--seed", str(options.seed)]
-        words += ["--grace", f"{options.grace:g}", *options.command]
+        share = self._slots.share(slot)
+        words = ["-n", str(options.workers), *share.words, *scheme_words(chosen)]
+        words += ["--seed", str(options.seed), "--grace", f"{options.grace:g}", *options.command]
         start = Start(
             name,
             self._folder,
             words,
-            self._slots.at_once,
-            self._slots.variables(slot),
+            self._slots.workers_here,
+            share.variables,
             options.timeout,
             options.grace,
         )

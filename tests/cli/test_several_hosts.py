@@ -1,4 +1,4 @@
-"""`farandole run`, `race` and `doctor` on two emulated hosts, by real OpenSSH servers.
+"""`farandole run`, `race`, `tune` and `doctor` on two emulated hosts, by real OpenSSH servers.
 
 The command runs on the first host. The hosts share files, and nothing else.
 """
@@ -142,6 +142,18 @@ def test_race_over_both_hosts(two_hosts: TwoHosts) -> None:
     assert "link between hosts: " in caption
     assert "MB/s" in caption
     assert "The link between hosts: " in (folder / "report.html").read_text()
+
+
+@pytest.mark.needs("optuna")
+def test_trials_of_a_study_are_spread_over_both_hosts(two_hosts: TwoHosts) -> None:
+    words = ("--metric", "loss", "--trials", "2", "--storage", "found/study.journal")
+    done = two_hosts.farandole("tune", "-H", HOSTS, *words, "train.py")
+    assert two_hosts.sandbox.processes() == []
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 trials at a time, on 1 worker each: localhost:1; emulated-1:1" in done.stdout
+    for trial in range(2):
+        output = (two_hosts.sandbox.folder / f"found/trial-{trial}/output.log").read_text()
+        assert f"rank 0 of 1 on emulated-{trial}\n" in output
 
 
 def test_bench_comm_over_both_hosts(two_hosts: TwoHosts) -> None:

@@ -133,7 +133,9 @@ class Population:
 
     def _begin(self, generation: int, member: int, slot: int, heir: Heir) -> TrialRun:
         options = self._options
-        words = ["-n", str(options.workers), "--checkpoint", f"every={_NEVER},keep=1"]
+        share = self._slots.share(slot)
+        words = ["-n", str(options.workers), *share.words]
+        words += ["--checkpoint", f"every={_NEVER},keep=1"]
         words += ["--seed", str(options.seed), "--grace", f"{options.grace:g}", *options.command]
         until = {UNTIL_EPOCH: str(options.interval * (generation + 1))}
         if heir.parent is not None:
@@ -142,8 +144,8 @@ class Population:
             f"member-{member}",
             self._folder,
             words,
-            self._slots.at_once,
-            {**self._slots.variables(slot), **until},
+            self._slots.workers_here,
+            {**share.variables, **until},
             options.timeout,
             options.grace,
             fresh=False,
