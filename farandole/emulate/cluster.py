@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from farandole.emulate.link import Link
+from farandole.emulate.link import ShapedLink
 from farandole.emulate.namespaces import (
     CLEAN,
     call,
@@ -79,7 +79,7 @@ class Cluster:
     ) -> None:
         if not 1 <= hosts <= MAX_HOSTS:
             raise UserError(f"{hosts} emulated hosts cannot be; ask for 1 to {MAX_HOSTS}.")
-        self.link = Link.parse(rate, delay)
+        self.link = ShapedLink.parse(rate, delay)
         self.network = _network(network, hosts)
         self.names = [f"emulated-{host}" for host in range(hosts)]
         addresses = self.network.hosts()

@@ -10,7 +10,7 @@ from farandole.network_link import FRAME_BYTES, NetworkLink
 
 
 @dataclass(frozen=True)
-class Link(NetworkLink):
+class ShapedLink(NetworkLink):
     """Shapes the interfaces of an emulated host."""
 
     @property

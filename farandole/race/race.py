@@ -20,7 +20,7 @@ from farandole.launch.placement.placement import Placement, place
 from farandole.launch.probes.crowding import warn_if_crowded
 from farandole.launch.probes.preflight import check_hosts
 from farandole.race.checks import check_entries, check_servers, checked_policy
-from farandole.race.course import Course
+from farandole.race.execution import RaceExecution
 from farandole.race.lanes import all_entries, read_lane
 from farandole.race.options import RaceOptions, check_price
 from farandole.race.plan import read_seeds
@@ -95,18 +95,18 @@ def _race(
     options: RaceOptions,
     placement: Placement | None,
 ) -> int:
-    course = Course(config, record, goal)
+    execution = RaceExecution(config, record, goal)
     with signals_raised():
         try:
             if options.halve:
                 assert options.budget is not None
-                stopped_by = course.halve(options.budget)
+                stopped_by = execution.halve(options.budget)
             else:
-                stopped_by = course.run(options.budget)
+                stopped_by = execution.run(options.budget)
         finally:
             config.warm.close()
-    lanes = course.lanes()
-    finish(config, lanes, goal, placement, course.outputs())
+    lanes = execution.lanes()
+    finish(config, lanes, goal, placement, execution.outputs())
     if stopped_by is not None:
         click.echo(f"to go on: farandole race --resume {shlex.quote(str(config.folder))}")
         return exit_code_of(stopped_by)

@@ -16,7 +16,7 @@ Outcome = Literal["ok", "failed", "unfinished", "stopped", "running", "waiting"]
 
 
 @dataclass(frozen=True)
-class Link:
+class MeasuredLink:
     """What the network between hosts can do."""
 
     message_seconds: float
@@ -69,7 +69,7 @@ class Lane:
         return float(seconds) if isinstance(seconds, int | float) else None
 
     @property
-    def link(self) -> Link | None:
+    def link(self) -> MeasuredLink | None:
         """Between its hosts, as the run measured it; None on one host."""
         said = self.history.start.get("link")
         if not isinstance(said, Mapping):
@@ -79,7 +79,7 @@ class Lane:
             return None
         age = said.get("age_seconds")
         age_seconds = float(age) if isinstance(age, int | float) else 0.0
-        return Link(float(seconds), float(rate), age_seconds)
+        return MeasuredLink(float(seconds), float(rate), age_seconds)
 
     @property
     def simulated_link(self) -> str:

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from farandole.errors import UserError, nearest
 from farandole.report.history import History, Point
-from farandole.report.lane import Lane, Link, labels
+from farandole.report.lane import Lane, MeasuredLink, labels
 from farandole.report.target import Target, lower_is_better
 
 # Metrics that say where a run is, not how good it is: never what a race is ranked by unasked.
@@ -80,7 +80,7 @@ class Results:
         return rank(self.lanes, self.target, self.judged_by)
 
     @cached_property
-    def link(self) -> Link | None:
+    def link(self) -> MeasuredLink | None:
         """Between the hosts, as the last lane that used it has measured it; None on one host."""
         return next((lane.link for lane in reversed(self.lanes) if lane.link is not None), None)
 

@@ -31,7 +31,7 @@ from farandole.tune.slots import Share, Slots, gpus_of, visible
 
 
 @dataclass(frozen=True)
-class Part:
+class TrialPlace:
     """The hosts of a trial, with the number of its workers on each. `first`: of the first host's
     workers, which others may share with it."""
 
@@ -39,24 +39,24 @@ class Part:
     first: int = 0
 
 
-def pack(slots: Mapping[str, int], workers: int) -> list[Part]:
+def pack(slots: Mapping[str, int], workers: int) -> list[TrialPlace]:
     """As many trials of `workers` workers as the hosts have room for.
 
     Raises `UserError` where not one fits.
     """
     inside = [
-        Part({host: workers}, at * workers)
+        TrialPlace({host: workers}, at * workers)
         for host, count in slots.items()
         for at in range(count // workers)
     ]
     if inside:
         return inside
-    across: list[Part] = []
+    across: list[TrialPlace] = []
     taken: dict[str, int] = {}
     for host, count in slots.items():
         taken[host] = min(count, workers - sum(taken.values()))
         if sum(taken.values()) == workers:
-            across.append(Part(taken))
+            across.append(TrialPlace(taken))
             taken = {}
     if not across:
         listed = ", ".join(f"{host}:{count}" for host, count in slots.items())

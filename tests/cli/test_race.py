@@ -107,8 +107,8 @@ def test_a_target_that_is_never_logged_ends_the_race_after_one_lane(sandbox, scr
 def test_that_the_target_is_not_logged_is_said_while_the_lane_runs(script, monkeypatch, capsys):
     said = []
 
-    def logs_once(course, entry, number):
-        lane = course.lane(entry)
+    def logs_once(config, entry, number):
+        lane = config.lane(entry)
         yield replace(lane, outcome="running")
         said.append(capsys.readouterr().out)
         point = Point(time_seconds=1.5, metrics={"accuracy": 0.5, "loss": 0.1})

@@ -244,12 +244,12 @@ def test_what_does_not_go_together(
 
 
 def test_the_lanes_that_need_servers_get_them(tmp_path: Path) -> None:
-    course = RaceConfig(["train.py"], tmp_path, 7, servers=3, replicas=0)
+    config = RaceConfig(["train.py"], tmp_path, 7, servers=3, replicas=0)
     needs, other = Entry("local", 2, needs_servers=True), Entry("allreduce", 2)
-    assert shlex.join(course.arguments(needs)) == (
+    assert shlex.join(config.arguments(needs)) == (
         "run -n 2 --sync local --servers 3 --replicas 0 --seed 7 train.py"
     )
-    assert shlex.join(course.arguments(other)) == "run -n 2 --sync allreduce --seed 7 train.py"
+    assert shlex.join(config.arguments(other)) == "run -n 2 --sync allreduce --seed 7 train.py"
     unsaid = RaceConfig(["train.py"], tmp_path, 7)
     assert shlex.join(unsaid.arguments(needs)) == "run -n 2 --sync local --seed 7 train.py"
 
@@ -259,8 +259,8 @@ def test_a_race_knows_which_lanes_need_servers(
 ) -> None:
     started: list[tuple[RaceConfig, Entry]] = []
 
-    def run_lane(course: RaceConfig, entry: Entry, number: int) -> Iterator[Any]:
-        started.append((course, entry))
+    def run_lane(config: RaceConfig, entry: Entry, number: int) -> Iterator[Any]:
+        started.append((config, entry))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("farandole.race.runner.run_lane", run_lane)
@@ -268,8 +268,8 @@ def test_a_race_knows_which_lanes_need_servers(
     code, _, _ = command("race", "-n", "2", "--servers", "2", "--sync", "local", "train.py")
     signal.signal(signal.SIGTERM, before)
     assert code == 130
-    ((course, entry),) = started
-    assert (course.servers, course.replicas) == (2, None)
+    ((config, entry),) = started
+    assert (config.servers, config.replicas) == (2, None)
     assert entry.needs_servers
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from farandole.emulate import namespaces
 from farandole.emulate.cluster import NETWORK, Cluster, refuse_collision
-from farandole.emulate.link import Link
+from farandole.emulate.link import ShapedLink
 from farandole.errors import LaunchError, UserError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def output(cluster: Cluster, host: int, command: list[str], **variables: str) ->
     [("1gbit", 10**9), ("2.5Gbit", 2_500_000_000), ("100kbit", 10**5), (" 40mbit ", 4 * 10**7)],
 )
 def test_rates(rate: str, bits: int) -> None:
-    assert Link.parse(rate).bits_per_second == bits
+    assert ShapedLink.parse(rate).bits_per_second == bits
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,14 @@ def test_bad_rates(rate: str) -> None:
 
 
 def test_delays() -> None:
-    assert [Link.parse("1gbit", text).delay_microseconds for text in ("1ms", "0.25ms", "2s")] == [
+    assert [
+        ShapedLink.parse("1gbit", text).delay_microseconds for text in ("1ms", "0.25ms", "2s")
+    ] == [
         1_000,
         250,
         2_000_000,
     ]
-    assert Link.parse("1gbit").delay_microseconds == 0
+    assert ShapedLink.parse("1gbit").delay_microseconds == 0
 
 
 @pytest.mark.parametrize("delay", ["", "1", "0ms", "-1ms", "1min", "11s"])

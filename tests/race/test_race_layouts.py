@@ -35,9 +35,9 @@ def race(
     (tmp_path / "train.py").touch()
     commands: list[str] = []
 
-    def only_note(course: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
-        commands.append(shlex.join(course.arguments(entry)))
-        yield replace(course.lane(entry), outcome="ok")
+    def only_note(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
+        commands.append(shlex.join(config.arguments(entry)))
+        yield replace(config.lane(entry), outcome="ok")
 
     def run(*arguments: str) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["farandole", "race", *arguments, "train.py"])
@@ -241,8 +241,8 @@ def test_the_ranks_of_a_lane_are_told_its_layout(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "says.py").write_text(SAYS_ITS_LAYOUT)
-    course = RaceConfig(["says.py"], tmp_path / "runs", 0)
-    for _ in run_lane(course, Entry(None, 2, layout="stages=2,microbatches=4"), 1):
+    config = RaceConfig(["says.py"], tmp_path / "runs", 0)
+    for _ in run_lane(config, Entry(None, 2, layout="stages=2,microbatches=4"), 1):
         pass
     output = (tmp_path / "runs" / "1-stages-2-microbatches-4" / "output.log").read_text()
     for rank in (0, 1):

@@ -52,17 +52,17 @@ def race(
     ran: list[Run] = []
     broken: set[tuple[str, int]] = set()
 
-    def pretend(course: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
-        lane = course.lane(entry)
-        ran.append((lane.name, course.seed, course.budget_seconds))
-        if (lane.name, course.seed) in broken:
+    def pretend(config: RaceConfig, entry: Entry, number: int) -> Iterator[Lane]:
+        lane = config.lane(entry)
+        ran.append((lane.name, config.seed, config.budget_seconds))
+        if (lane.name, config.seed) in broken:
             raise KeyboardInterrupt
-        folder = course.folder / (runner.folder_name(number, lane) + course.folder_suffix)
-        seconds = SPEED[lane.name] + course.seed
-        end = min(course.budget_seconds or 100.0, seconds if course.stop_at else 100.0)
-        write_metrics(folder, course.seed, lane, seconds, end)
+        folder = config.folder / (runner.folder_name(number, lane) + config.folder_suffix)
+        seconds = SPEED[lane.name] + config.seed
+        end = min(config.budget_seconds or 100.0, seconds if config.stop_at else 100.0)
+        write_metrics(folder, config.seed, lane, seconds, end)
         lane = replace(lane, outcome="ok", history=read_history(folder / FILE_NAME))
-        enough = course.enough(lane.history, end + 1)
+        enough = config.enough(lane.history, end + 1)
         yield replace(lane, outcome="stopped", problem=enough) if enough else lane
 
     def run(*arguments: str, breaks: tuple[tuple[str, int], ...] = ()) -> tuple[int, list[Run]]:

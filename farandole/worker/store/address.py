@@ -15,7 +15,7 @@ from pathlib import Path
 
 from farandole.environment import STORE, TOKEN, TOKEN_FILE
 from farandole.errors import JoinError, UserError
-from farandole.worker.store.link import Link, connect_to_host, connect_to_path
+from farandole.worker.store.connection import StoreConnection, connect_to_host, connect_to_path
 
 LOOPBACK = "127.0.0.1"
 _TOKEN_BYTES = 32
@@ -38,7 +38,7 @@ class StoreAddress:
     def __str__(self) -> str:
         return f"{self.host}:{self.port}" if self.path is None else str(self.path)
 
-    def connect(self, seconds: float) -> Link:
+    def connect(self, seconds: float) -> StoreConnection:
         """Raises `OSError`, and `ProtocolError` for a server that does not hold the token."""
         if self.path is not None:
             return connect_to_path(self.path, seconds)

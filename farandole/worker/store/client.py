@@ -30,7 +30,7 @@ from torch.distributed import (
 from farandole.errors import CommError
 from farandole.worker.store import protocol
 from farandole.worker.store.address import StoreAddress
-from farandole.worker.store.link import Link
+from farandole.worker.store.connection import StoreConnection
 from farandole.worker.store.protocol import NUMBER
 
 _RETRY_SECONDS = 0.02
@@ -172,7 +172,7 @@ class StoreClient(Store):
         found: timedelta = self.timeout  # type: ignore[attr-defined]
         return found
 
-    def _connect_patiently(self, seconds: float) -> Link:
+    def _connect_patiently(self, seconds: float) -> StoreConnection:
         """The server may not be there yet."""
         deadline = time.monotonic() + seconds
         while True:

@@ -18,7 +18,7 @@ Key = tuple[int, int]
 """The number of a lane, and a seed."""
 
 
-class Course:
+class RaceExecution:
     """The runs of one race. Those in `record` that are over are not run again."""
 
     def __init__(self, config: RaceConfig, record: RaceRecord, target: Target | None) -> None:

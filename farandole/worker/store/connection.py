@@ -16,7 +16,7 @@ _CHUNK_BYTES = 256 << 10
 _RETRY_SECONDS = 0.02
 
 
-class Link:
+class StoreConnection:
     """Used by one thread at a time. After an error it is of no more use."""
 
     def __init__(self, connection: socket.socket, tags: Tags | None = None) -> None:
@@ -83,7 +83,7 @@ class Link:
         self._socket.close()
 
 
-def connect_to_path(path: Path, seconds: float) -> Link:
+def connect_to_path(path: Path, seconds: float) -> StoreConnection:
     """Raises `OSError`: `TimeoutError` where the server takes that long to accept."""
     deadline = time.monotonic() + seconds
     while True:
@@ -92,7 +92,7 @@ def connect_to_path(path: Path, seconds: float) -> Link:
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
             with short_path(path) as address:
                 connection.connect(address)
-            return Link(connection)
+            return StoreConnection(connection)
         except BlockingIOError:  # too many at once
             connection.close()
             if time.monotonic() > deadline:
@@ -103,7 +103,7 @@ def connect_to_path(path: Path, seconds: float) -> Link:
             raise
 
 
-def connect_to_host(host: str, port: int, token: bytes, seconds: float) -> Link:
+def connect_to_host(host: str, port: int, token: bytes, seconds: float) -> StoreConnection:
     """Raises `OSError`, and `ProtocolError` for a server that does not hold the token."""
     connection = socket.create_connection((host, port), seconds)
     try:
@@ -119,7 +119,7 @@ def connect_to_host(host: str, port: int, token: bytes, seconds: float) -> Link:
             challenge += arrived
         proof, tags = greeting.answer(challenge)
         connection.sendall(proof)
-        return Link(connection, tags)
+        return StoreConnection(connection, tags)
     except BaseException:
         connection.close()
         raise
