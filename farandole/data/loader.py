@@ -27,6 +27,7 @@ from farandole.data.samplers import RankBatches
 from farandole.data.shares import Shares
 from farandole.data.speed_shares import SpeedShares
 from farandole.data.stream import StreamShare
+from farandole.data.stream_check import check_stream
 from farandole.errors import UserError
 
 
@@ -219,6 +220,8 @@ class Loader(DataLoaderMirror):
     def _begin_dealing(self) -> None:
         position = self.position
         if isinstance(self._batches, StreamShare):
+            # One that shuffles must draw the same on all ranks, and after a process was lost.
+            self._seeder.manual_seed(mixed(self.options.seed, self.epoch))
             self._batches.begin(self.epoch, position.done_samples)
         else:
             self._batches.begin(self.epoch, position.returned, position.done_samples)
@@ -238,7 +241,9 @@ class Loader(DataLoaderMirror):
         # it is loaded again after a resume.
         step = self._steps_before + index
         if isinstance(self._batches, StreamShare):
-            batch, samples, part = batch
+            batch, samples, part, first = batch
+            if first is not None:
+                check_stream(self._group, self.position, first)
             self.position.use(samples)
             weight = part.samples * self._group.size / samples
             return BatchInfo(step, None, samples, weight, part.readers, part.samples), batch

@@ -7,7 +7,7 @@ perhaps, and closed again: so a source can be sent to a process, and outlives a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,13 @@ class ChunkSource(ABC):
 
     name: str
     sizes: Sequence[int]  # samples in each chunk
+    has_fixed_fields = True  # every sample has all values that the first one has
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Of the values of a sample, by their names, what the file says of them: all shards must
+        agree. Empty if it says nothing."""
+        return {}
 
     @abstractmethod
     def read(self, chunk: int) -> Sequence[Any]:

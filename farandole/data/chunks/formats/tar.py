@@ -13,6 +13,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -54,26 +55,36 @@ DECODERS: Mapping[str, Callable[[bytes], Any]] = {
 class TarShard(ChunkSource):
     """One of them, all of whose headers are read when it is made."""
 
+    has_fixed_fields = False
+
     def __init__(self, file: ShardFile, chunk_bytes: int) -> None:
         self.name = file.name
         self._file = file
         self._samples = _index(file)
         self.sizes = runs([sample.members[-1].stop for sample in self._samples], chunk_bytes)
         self._begins = [0, *accumulate(self.sizes)]  # of each chunk, its first sample
+        self._dtypes = _dtypes(file, self._samples)
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        return self._dtypes
 
     def read(self, chunk: int) -> Sequence[Any]:
         begin = self._begins[chunk]
         samples = self._samples[begin : begin + self.sizes[chunk]]
         start = min(member.start for member in samples[0].members)
         stop = max(member.stop for sample in samples for member in sample.members)
-        return _Run(samples, start, self._file.read(start, stop))
+        return _Run(samples, start, self._file.read(start, stop), self._dtypes)
 
 
 class _Run(Sequence[Any]):
-    def __init__(self, samples: Sequence[TarSample], start: int, data: bytes) -> None:
+    def __init__(
+        self, samples: Sequence[TarSample], start: int, data: bytes, dtypes: Mapping[str, str]
+    ) -> None:
         self._samples = samples
         self._start = start
         self._data = data
+        self._dtypes = dtypes
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -88,6 +99,12 @@ class _Run(Sequence[Any]):
                 sample[field] = data if decode is None else decode(data)
             except ValueError as error:
                 raise DataError(f"{key}.{field} cannot be decoded: {error}") from error
+            # A batch of several dtypes would be converted to the widest, and nobody would know.
+            if field in self._dtypes and str(sample[field].dtype) != self._dtypes[field]:
+                raise DataError(
+                    f"{key}.{field} is {sample[field].dtype}, and that of the first sample of the "
+                    f"shard is {self._dtypes[field]}"
+                )
         return sample
 
 
@@ -116,6 +133,16 @@ def _index(file: ShardFile) -> list[TarSample]:
         raise DataError(
             f"shard {file.name} is cut short: its last file ends after the end of the shard."
         )
+    return found
+
+
+def _dtypes(file: ShardFile, samples: Sequence[TarSample]) -> dict[str, str]:
+    """Of the arrays in the first sample, by their fields."""
+    found: dict[str, str] = {}
+    for field, start, stop in samples[0].members if samples else ():
+        if DECODERS.get(field.rpartition(".")[2]) is _array:
+            with suppress(ValueError):  # whoever takes the sample is told
+                found[field] = str(_array(file.read(start, stop)).dtype)
     return found
 
 
