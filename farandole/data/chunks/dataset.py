@@ -17,6 +17,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from farandole.data.bad_samples import BadSample, OnError, check_policy
+from farandole.data.chunks.files.shard_file import ShardError
 from farandole.data.chunks.lanes import Indices, Readers, lane_order
 from farandole.data.chunks.plan import PlannedBatch, planned
 from farandole.data.chunks.read_ahead import AHEAD, ChunkReader
@@ -81,7 +82,7 @@ class ChunkedDataset(Dataset[Any]):
             return sample if self.transform is None else self.transform(sample)
         except Exception as error:
             reason = self._named(index, number, row, error)
-            if self.on_error == "skip":
+            if self.on_error == "skip" and not isinstance(error, ShardError):
                 return BadSample(reason)
             raise DataError(reason) from error
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from farandole.data.chunks.files.shard_file import ShardFile
+from farandole.data.chunks.files.local_part import LocalPart
+from farandole.data.chunks.files.shard_file import Part, ShardFile
 from farandole.errors import DataError
 
 CHUNK_BYTES: Final = 8 << 20
@@ -85,6 +86,9 @@ class FileStamp(ShardFile):
     @contextmanager
     def at_path(self) -> Iterator[Path | None]:
         yield self.path
+
+    def part(self, start: int, stop: int) -> Part:
+        return LocalPart.of(self, str(self.path), start, stop) or super().part(start, stop)
 
     def read(self, start: int, stop: int) -> bytes:
         self.check()

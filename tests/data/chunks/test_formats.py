@@ -262,6 +262,28 @@ def test_a_shard_that_changes_under_the_job_is_refused(tmp_path: Path, suffix: s
         dataset[ROWS - 1]
 
 
+def test_a_shard_that_changes_is_no_bad_sample(tmp_path: Path) -> None:
+    path = tmp_path / "0.tar"
+    write_tar(path, range(40))
+    dataset = fd.data.shards(path, on_error="skip")
+    assert dataset[0]["cls"] == 0  # the chunk is at hand, and its file open
+    with path.open("r+b") as file:
+        file.truncate(8192)
+    with pytest.raises(
+        DataError, match=r"sample 39 of .*0.tar has changed since the job began: it"
+    ):
+        dataset[39]
+
+
+def test_many_open_files_leave_chunks_to_be_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tar(tmp_path / "0.tar", range(40))
+    monkeypatch.setattr("farandole.data.chunks.files.local_part._HIGHEST_DESCRIPTOR", -1)
+    dataset = fd.data.shards(tmp_path / "0.tar")
+    assert [sample["cls"] for sample in map(dataset.__getitem__, range(40))] == list(range(40))
+
+
 def test_an_array_of_the_same_shape_in_its_place_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((ROWS, 4)))
     dataset = fd.data.array(tmp_path / "a.npy", window=1, chunk_bytes=100)

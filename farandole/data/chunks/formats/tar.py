@@ -2,7 +2,7 @@
 
     000017.jpg  000017.cls  000017.json      ──▶  {"__key__": "000017", "jpg": b"…", "cls": 3, …}
 
-Headers are read once, to find out where samples are; then runs of whole samples are read at once.
+Headers are read once, to find out where samples are; then runs of whole samples are read ahead.
 Numbers, texts, JSON and arrays are decoded; everything else stays bytes, for the transform. Nothing
 is unpickled.
 """
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from farandole.data.chunks.files.shard_file import ShardFile
+from farandole.data.chunks.files.shard_file import Part, ShardFile
 from farandole.data.chunks.formats.tar_headers import TarMember, members
 from farandole.data.chunks.source import ChunkSource, runs
 from farandole.errors import DataError
@@ -74,16 +74,13 @@ class TarShard(ChunkSource):
         samples = self._samples[begin : begin + self.sizes[chunk]]
         start = min(member.start for member in samples[0].members)
         stop = max(member.stop for sample in samples for member in sample.members)
-        return _Run(samples, start, self._file.read(start, stop), self._dtypes)
+        return _Run(samples, self._file.part(start, stop), self._dtypes)
 
 
 class _Run(Sequence[Any]):
-    def __init__(
-        self, samples: Sequence[TarSample], start: int, data: bytes, dtypes: Mapping[str, str]
-    ) -> None:
+    def __init__(self, samples: Sequence[TarSample], part: Part, dtypes: Mapping[str, str]) -> None:
         self._samples = samples
-        self._start = start
-        self._data = data
+        self._part = part
         self._dtypes = dtypes
 
     def __len__(self) -> int:
@@ -93,7 +90,7 @@ class _Run(Sequence[Any]):
         key, members = self._samples[row]
         sample: dict[str, Any] = {"__key__": key}
         for field, start, stop in members:
-            data = self._data[start - self._start : stop - self._start]
+            data = self._part(start, stop)
             decode = DECODERS.get(field.rpartition(".")[2])
             try:
                 sample[field] = data if decode is None else decode(data)
