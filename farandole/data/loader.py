@@ -27,8 +27,8 @@ from farandole.data.process_start import ProcessStart
 from farandole.data.samplers import RankBatches
 from farandole.data.shares import Shares
 from farandole.data.speed_shares import SpeedShares
-from farandole.data.stream import StreamShare
-from farandole.data.stream_check import check_stream
+from farandole.data.streams.check import check_stream
+from farandole.data.streams.share import StreamShare
 from farandole.errors import UserError
 
 

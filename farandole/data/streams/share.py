@@ -17,7 +17,7 @@ from torch.utils.data._utils.collate import default_collate
 from farandole.comm import Group
 from farandole.data.options import LoaderOptions
 from farandole.data.shares import Part, can_lend, part_of, warn_of_rest
-from farandole.data.stream_check import COMPARED_SAMPLES, Digests, digests
+from farandole.data.streams.check import COMPARED_SAMPLES, Digests, digests
 from farandole.errors import UserError
 
 

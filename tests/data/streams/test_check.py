@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from farandole.data.stream_check import digests
+from farandole.data.streams.check import digests
 from farandole.errors import UserError
 from farandole.testing import run_world
 from farandole.train import Run
