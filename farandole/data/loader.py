@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from farandole.comm import Group
 from farandole.data.bad_samples import SkippingBatch, SkippingCollate
+from farandole.data.chunks.batches import NamingCollate
 from farandole.data.chunks.dataset import ChunkedDataset
 from farandole.data.chunks.lanes import Readers
 from farandole.data.dealing import BatchInfo, Dealings
@@ -26,7 +27,8 @@ from farandole.data.process_start import ProcessStart
 from farandole.data.samplers import RankBatches
 from farandole.data.shares import Shares
 from farandole.data.speed_shares import SpeedShares
-from farandole.data.stream import StreamShare
+from farandole.data.streams.check import check_stream
+from farandole.data.streams.share import StreamShare
 from farandole.errors import UserError
 
 
@@ -62,7 +64,7 @@ class Loader(DataLoaderMirror):
         self._on_end = on_end  # (whether it was read to its end, or broken off)
         self._on_pause = on_pause  # (whether the epoch is under way, or about to begin)
         self._on_skip = on_skip  # (why samples are missing in the batch that comes)
-        self.finish: Callable[[Any], Any] = _as_it_is  # applied to every batch last
+        self.finish: Callable[[Any], Any] = lambda batch: batch  # applied to every batch last
         self.dealings = Dealings()
         self.trains = False  # the pass under way
         self._steps_before = 0
@@ -100,6 +102,8 @@ class Loader(DataLoaderMirror):
             options["generator"] = self._seeder
         if self.skips:
             options["collate_fn"] = SkippingCollate(options.get("collate_fn") or default_collate)
+        if isinstance(self._resolved.dataset, ChunkedDataset):
+            options["collate_fn"] = NamingCollate(options.get("collate_fn") or default_collate)
         return options
 
     def _share_stream(self, stream: IterableDataset[Any]) -> None:
@@ -219,6 +223,8 @@ class Loader(DataLoaderMirror):
     def _begin_dealing(self) -> None:
         position = self.position
         if isinstance(self._batches, StreamShare):
+            # A shuffle must be the same on all ranks, and after a process was lost.
+            self._seeder.manual_seed(mixed(self.options.seed, self.epoch))
             self._batches.begin(self.epoch, position.done_samples)
         else:
             self._batches.begin(self.epoch, position.returned, position.done_samples)
@@ -238,7 +244,9 @@ class Loader(DataLoaderMirror):
         # it is loaded again after a resume.
         step = self._steps_before + index
         if isinstance(self._batches, StreamShare):
-            batch, samples, part = batch
+            batch, samples, part, first = batch
+            if first is not None:
+                check_stream(self._group, self.position, first)
             self.position.use(samples)
             weight = part.samples * self._group.size / samples
             return BatchInfo(step, None, samples, weight, part.readers, part.samples), batch
@@ -338,7 +346,3 @@ class Loader(DataLoaderMirror):
         seed = None if options.shuffle is False else options.seed
         order = dataset.order(position.readers, seed, epoch)
         return array("q", order.tobytes())  # indices that are Python's own numbers
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

@@ -17,7 +17,7 @@ from farandole.data.options import LoaderOptions, ResolvedLoader
 from farandole.data.position import Position
 from farandole.data.samplers import RankBatches, RankBatchSampler, RankSampler
 from farandole.data.shares import part_of
-from farandole.data.stream import StreamShare
+from farandole.data.streams.share import StreamShare
 from farandole.data.tile_source import TileView
 
 

@@ -29,6 +29,7 @@ class Position:
     drawn: list[int] = field(default_factory=list)  # this epoch's, by the user's own sampler
     speeds: list[float] = field(default_factory=list)  # of the ranks, as all agreed on them
     readers: Readers | None = None  # of this epoch when it began, if its order depends on them
+    first_samples: dict[str, str] = field(default_factory=dict)  # of a stream: their digests
     read_whole: bool = False  # the last epoch that was begun was read to its end
     reader: object | None = None  # the loader whose pass is under way
 
@@ -42,6 +43,8 @@ class Position:
             state["speeds"] = torch.tensor(self.speeds, dtype=torch.float64)
         if self.readers is not None:
             state["readers"] = [*self.readers[:-1], list(self.readers.quotas)]
+        if self.first_samples:
+            state["first_samples"] = dict(self.first_samples)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -57,6 +60,7 @@ class Position:
             self.readers = Readers(*others)._replace(quotas=tuple(quotas))
         else:
             self.readers = None
+        self.first_samples = dict(state.get("first_samples", {}))
 
     def use(self, samples: int) -> None:
         """The next samples are handed out: those that were returned come first."""
@@ -67,6 +71,6 @@ class Position:
     def end_epoch(self, *, whole: bool) -> None:
         self.epoch += 1
         self.done_samples = 0
-        self.drawn, self.returned, self.readers = [], [], None
+        self.drawn, self.returned, self.readers, self.first_samples = [], [], None, {}
         self.read_whole = whole
         self.reader = None

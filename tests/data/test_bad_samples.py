@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import farandole as fd
 from farandole.errors import DataError, UserError
@@ -85,3 +86,35 @@ def test_what_cannot_be_skipped(tmp_path: Path) -> None:
         dataset[15]
     with pytest.raises(UserError, match='on_error=\'ignore\': it is "raise" or "skip"'):
         fd.data.shards(pattern, on_error="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_batch_that_cannot_be_put_together_names_the_odd_sample(
+    tmp_path: Path, on_error: Any
+) -> None:
+    def image(sample: Any) -> Any:
+        return {"x": torch.zeros(3, 4 if sample["n"] == 14 else 2)}
+
+    dataset = fd.data.shards(write_shards(tmp_path, set()), transform=image, on_error=on_error)
+
+    def body(run: Run) -> None:
+        list(run.loader(dataset, batch_size=5))
+
+    odd = r"sample 4 of \S*1\.jsonl \(sample 14 of the dataset\) is \['x'\] torch.float32 of .*3, 4"
+    with pytest.raises(DataError, match=rf"a batch of 5 samples cannot be put together: .*{odd}"):
+        run_world(1, body, folder=tmp_path / "runs")
+
+
+def as_given(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def test_a_collate_fn_gets_a_plain_list_and_may_return_it(tmp_path: Path) -> None:
+    dataset = fd.data.shards(write_shards(tmp_path, set()), transform=number_of)
+
+    def body(run: Run) -> list[Any]:
+        return list(run.loader(dataset, batch_size=10, collate_fn=as_given, num_workers=1))
+
+    (found,) = run_world(1, body, folder=tmp_path / "runs")
+    assert {type(batch) for batch in found} == {list}
+    assert sorted(found[0] + found[1]) == list(range(20))

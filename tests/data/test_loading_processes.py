@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -81,6 +82,19 @@ def test_the_process_of_a_stream_is_replaced_too() -> None:
     with pytest.warns(UserWarning, match="was killed by SIGKILL"):
         seen = read_and_kill(loader)
     assert seen == list(range(60))
+
+
+class ShuffledStream(Stream):
+    """It draws its order where it is read."""
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        return (Numbered()[index] for index in random.sample(range(60), 60))
+
+
+def test_a_new_process_shuffles_a_stream_as_the_lost_one_did() -> None:
+    with pytest.warns(UserWarning, match="was killed by SIGKILL"):
+        seen = read_and_kill(loader_of(ShuffledStream(), num_workers=1))
+    assert sorted(seen) == list(range(60)) != seen
 
 
 class Broken(Numbered):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from farandole.data import Shares
 from farandole.data.order import mixed, shuffled
-from farandole.data.stream import global_batches
+from farandole.data.streams.share import global_batches
 from farandole.errors import UserError
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import copy
 import io
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -75,7 +76,8 @@ def time_stages(
             if callable(found):
                 timed = clock.around("transform", found)
                 stack.enter_context(_replaced(inner, name, timed))
-        for module in (builtins, io):
+        stack.enter_context(_replaced(os, "pread", clock.around("read", os.pread)))
+        for module in (builtins, io, os):
             stack.enter_context(_replaced(module, "open", clock.around("open", module.open)))
         for batch in batches:
             samples += len(batch)

@@ -17,6 +17,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from farandole.data.bad_samples import BadSample, OnError, check_policy
+from farandole.data.chunks.batches import NamedSamples
+from farandole.data.chunks.files.shard_file import ShardError
 from farandole.data.chunks.lanes import Indices, Readers, lane_order
 from farandole.data.chunks.plan import PlannedBatch, planned
 from farandole.data.chunks.read_ahead import AHEAD, ChunkReader
@@ -70,34 +72,43 @@ class ChunkedDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        number = bisect.bisect_right(self._ends, index)
-        row = index - (self._ends[number] - self.chunk_sizes[number])
+        number, row = self._chunk_of(index)
         try:
             samples = self._chunks.take(number)
         except Exception as error:  # a shard that cannot be read is no bad sample
-            raise DataError(self._named(index, number, row, error)) from error
+            raise DataError(self._named(index, error)) from error
         try:
             sample = samples[row]
             return sample if self.transform is None else self.transform(sample)
         except Exception as error:
-            reason = self._named(index, number, row, error)
-            if self.on_error == "skip":
+            reason = self._named(index, error)
+            if self.on_error == "skip" and not isinstance(error, ShardError):
                 return BadSample(reason)
             raise DataError(reason) from error
 
-    def _named(self, index: int, number: int, row: int, error: Exception) -> str:
+    def _named(self, index: int, error: Exception) -> str:
         """What is wrong with a sample, with the shard and its place in it."""
-        source, chunk = self._where[number]
         is_ours = isinstance(error, FarandoleError)
         said = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        return f"{self._at(index)}: {said}"
+
+    def _at(self, index: int) -> str:
+        """The shard of a sample, and its place in it."""
+        number, row = self._chunk_of(index)
+        source, chunk = self._where[number]
         at = sum(source.sizes[:chunk]) + row
-        return f"sample {at} of {source.name} (sample {index} of the dataset): {said}"
+        return f"sample {at} of {source.name} (sample {index} of the dataset)"
+
+    def _chunk_of(self, index: int) -> tuple[int, int]:
+        """The chunk of a sample, and its row in it."""
+        number = bisect.bisect_right(self._ends, index)
+        return number, index - (self._ends[number] - self.chunk_sizes[number])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """A batch, as DataLoader asks for it; one that was planned says what comes next."""
         if isinstance(indices, PlannedBatch):
             self._chunks.expect(indices)
-        return [self[index] for index in indices]
+        return NamedSamples((self[index] for index in indices), lambda at: self._at(indices[at]))
 
     def planned(
         self, batches: Callable[[], Iterable[list[int]]], processes: int

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from farandole.data.bad_samples import OnError
 from farandole.data.chunks.dataset import WINDOW, ChunkedDataset, Transform
@@ -197,20 +196,16 @@ def _source(name: str, chunk_bytes: int, cache: ShardCache | None) -> ChunkSourc
 
 
 def _require_alike(sources: Sequence[ChunkSource]) -> None:
-    """Arrays of all files must have rows of one kind: another one in the middle of an epoch would
-    be an error hours later."""
-    arrays = [source for source in sources if isinstance(source, (ArraySource, ArraysByPath))]
-    for other in arrays[1:]:
-        first = arrays[0]
-        for name in {*first.described, *other.described}:
-            here, there = _row_kind(first, name), _row_kind(other, name)
-            if here != there:
+    """Values must be of one kind in all files: another one in the middle of an epoch would be an
+    error hours later, or none at all where a library converts it."""
+    told = [source for source in sources if source.kinds and sum(source.sizes)]
+    for other in told[1:]:
+        first = told[0]
+        for name in sorted({*first.kinds, *other.kinds}):
+            here, there = first.kinds.get(name, "missing"), other.kinds.get(name, "missing")
+            is_optional = "missing" in (here, there) and not other.has_fixed_fields
+            if here != there and not is_optional:
                 raise UserError(
-                    f"{other.name}, {name!r}: its rows are {there}, and those of {first.name} are "
-                    f"{here}. All shards must have the same."
+                    f"{other.name}, {name!r} is {there}, and in {first.name} it is {here}. All "
+                    "shards must have the same."
                 )
-
-
-def _row_kind(source: ArraySource | ArraysByPath, name: str) -> Any:
-    found = source.described.get(name)
-    return "none" if found is None else f"{found.dtype} of shape {found.shape[1:]}"

@@ -7,13 +7,14 @@ perhaps, and closed again: so a source can be sent to a process, and outlives a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from farandole.data.chunks.files.shard_file import ShardFile
+from farandole.data.chunks.files.local_part import LocalPart
+from farandole.data.chunks.files.shard_file import Part, ShardFile
 from farandole.errors import DataError
 
 CHUNK_BYTES: Final = 8 << 20
@@ -25,6 +26,13 @@ class ChunkSource(ABC):
 
     name: str
     sizes: Sequence[int]  # samples in each chunk
+    has_fixed_fields = True  # every sample has all values that the first one has
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Of the values of a sample, by their names, what the file says of them: all shards must
+        agree. Empty if it says nothing."""
+        return {}
 
     @abstractmethod
     def read(self, chunk: int) -> Sequence[Any]:
@@ -78,6 +86,9 @@ class FileStamp(ShardFile):
     @contextmanager
     def at_path(self) -> Iterator[Path | None]:
         yield self.path
+
+    def part(self, start: int, stop: int) -> Part:
+        return LocalPart.of(self, str(self.path), start, stop) or super().part(start, stop)
 
     def read(self, start: int, stop: int) -> bytes:
         self.check()

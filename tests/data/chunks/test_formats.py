@@ -172,11 +172,47 @@ def test_arrays_that_do_not_belong_together(tmp_path: Path) -> None:
         fd.data.array(tmp_path / "a.safetensors", "x", "y")
     np.save(tmp_path / "0.npy", np.zeros((3, 2)))
     np.save(tmp_path / "1.npy", np.zeros((3, 2), dtype=np.float32))
-    with pytest.raises(UserError, match=r"1\.npy.*float32 of shape \(2,\).*0\.npy are float64"):
+    with pytest.raises(UserError, match=r"1\.npy.*float32 of shape \(2,\).*0\.npy it is float64"):
         fd.data.shards(str(tmp_path / "{0,1}.npy"))
 
 
 # Bad input
+
+
+def test_columns_of_another_kind_in_a_later_shard_are_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"x": [1, 2], "s": ["a", "b"]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"x": [1.0, 2.0], "s": ["a", "b"]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"s": ["a", "b"]}), tmp_path / "2.parquet")
+    with pytest.raises(UserError, match=r"1.parquet, 'x' is double, and in .*0.* it is int64"):
+        fd.data.shards(str(tmp_path / "{0,1}.parquet"))
+    with pytest.raises(UserError, match=r"2.parquet, 'x' is missing"):
+        fd.data.shards(str(tmp_path / "{0,2}.parquet"))
+
+
+def write_arrays(path: Path, dtypes: list[str], field: str = "npy") -> None:
+    with tarfile.open(path, "w") as file:
+        for number, dtype in enumerate(dtypes):
+            stream = io.BytesIO()
+            np.save(stream, np.zeros(2, dtype))
+            info = tarfile.TarInfo(f"{number}.{field}")
+            info.size = len(stream.getvalue())
+            file.addfile(info, io.BytesIO(stream.getvalue()))
+
+
+def test_an_array_of_another_dtype_in_a_tar_is_named(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "0.tar", ["f4", "f4", "f8", "f4"])
+    dataset = fd.data.shards(tmp_path / "0.tar")
+    with pytest.raises(DataError, match=r"sample 2 of .*0.tar .*: 2.npy is float64, .* is float32"):
+        dataset[2]
+    assert dataset[3]["npy"].dtype == np.float32
+    write_arrays(tmp_path / "1.tar", ["f8"])
+    with pytest.raises(UserError, match=r"1.tar, 'npy' is float64, and in .*0.tar it is float32"):
+        fd.data.shards(str(tmp_path / "{0,1}.tar"))
+    write_arrays(tmp_path / "2.tar", ["f8"], "mask.npy")  # samples may have other fields
+    assert len(fd.data.shards(str(tmp_path / "{0,2}.tar"))) == 5
 
 
 def test_names_of_nothing(tmp_path: Path) -> None:
@@ -224,6 +260,28 @@ def test_a_shard_that_changes_under_the_job_is_refused(tmp_path: Path, suffix: s
     write(path, range(9))
     with pytest.raises(DataError, match=rf"sample {ROWS - 1} of .*a\.{suffix}.*"):
         dataset[ROWS - 1]
+
+
+def test_a_shard_that_changes_is_no_bad_sample(tmp_path: Path) -> None:
+    path = tmp_path / "0.tar"
+    write_tar(path, range(40))
+    dataset = fd.data.shards(path, on_error="skip")
+    assert dataset[0]["cls"] == 0  # the chunk is at hand, and its file open
+    with path.open("r+b") as file:
+        file.truncate(8192)
+    with pytest.raises(
+        DataError, match=r"sample 39 of .*0.tar has changed since the job began: it"
+    ):
+        dataset[39]
+
+
+def test_many_open_files_leave_chunks_to_be_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tar(tmp_path / "0.tar", range(40))
+    monkeypatch.setattr("farandole.data.chunks.files.local_part._HIGHEST_DESCRIPTOR", -1)
+    dataset = fd.data.shards(tmp_path / "0.tar")
+    assert [sample["cls"] for sample in map(dataset.__getitem__, range(40))] == list(range(40))
 
 
 def test_an_array_of_the_same_shape_in_its_place_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,11 @@ class ArraysByPath(ChunkSource):
         with self._at_path() as path:
             self._arrays = make(path)
         self.sizes = self._arrays.sizes
-        self.described = self._arrays.described
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = self._arrays.kinds
+        return found
 
     def read(self, chunk: int) -> Sequence[Any]:
         with self._at_path():

@@ -7,11 +7,20 @@ a process of its own perhaps, and closed again: so it can be sent to a process, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
 from farandole.errors import DataError
+
+
+class ShardError(DataError):
+    """The file itself cannot be read. It is no bad sample, which a user may want to skip."""
+
+
+Part = Callable[[int, int], bytes]
+"""Gives the bytes from one place of the file to another, both within a part of it."""
 
 
 class ShardFile(ABC):
@@ -45,18 +54,23 @@ class ShardFile(ABC):
     def read(self, start: int, stop: int) -> bytes:
         """These bytes, of the file that it was when the job began."""
 
+    def part(self, start: int, stop: int) -> Part:
+        """These bytes, which will be asked for in small pieces."""
+        data = self.read(start, stop)
+        return lambda begin, end: data[begin - start : end - start]
+
     def whole(self, data: bytes, start: int, stop: int) -> bytes:
         """The bytes that were read, if they are as many as there should be."""
         if len(data) != stop - start:
-            raise DataError(
+            raise ShardError(
                 f"shard {self.name} is cut short: {stop - start} bytes from {start} on were "
                 f"expected, and there are {len(data)}."
             )
         return data
 
-    def has_changed(self, size: int) -> DataError:
+    def has_changed(self, size: int) -> ShardError:
         """It was written again, and now has `size` bytes."""
-        return DataError(
+        return ShardError(
             f"shard {self.name} has changed since the job began: it had {self.size} bytes, and now "
             f"has {size}, or was written again. Samples would be missed or read twice: start the "
             "job again, on files that stay as they are."

@@ -71,6 +71,12 @@ class ArraySource(ChunkSource):
         return np.asarray(array[begin:end])
 
     @property
+    def kinds(self) -> Mapping[str, str]:
+        return {
+            name: f"{each.dtype} of shape {each.shape[1:]}" for name, each in self.described.items()
+        }
+
+    @property
     def largest_chunk_bytes(self) -> int:
         """In memory, all arrays together."""
         return max(1, max(self.sizes) * sum(each.row_bytes for each in self.described.values()))

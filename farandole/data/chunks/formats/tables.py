@@ -5,7 +5,7 @@ A chunk is what the file itself is cut into: a row group, or a record batch. pya
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,14 +24,26 @@ def require_pyarrow() -> None:
         ) from None
 
 
-class ParquetShard(ChunkSource):
+class _Table(ChunkSource):
+    """A file whose rows all have the same columns."""
+
     def __init__(self, file: ShardFile) -> None:
         require_pyarrow()
-
         self.name = file.name
         self._file = file
+        self._kinds: Mapping[str, str] = {}
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        return self._kinds
+
+
+class ParquetShard(_Table):
+    def __init__(self, file: ShardFile) -> None:
+        super().__init__(file)
         with _opened(file) as opened, _parquet(opened) as parquet:
             about = parquet.metadata
+            self._kinds = _kinds(parquet.schema_arrow)
             self.sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
 
     def read(self, chunk: int) -> Sequence[Any]:
@@ -42,17 +54,16 @@ class ParquetShard(ChunkSource):
         return rows
 
 
-class ArrowShard(ChunkSource):
+class ArrowShard(_Table):
     """Of the file format, which Feather is too."""
 
     def __init__(self, file: ShardFile) -> None:
-        require_pyarrow()
+        super().__init__(file)
         import pyarrow as pa
 
-        self.name = file.name
-        self._file = file
         with _opened(file, mapped=True) as opened:
             batches = pa.ipc.open_file(opened)
+            self._kinds = _kinds(batches.schema)
             self.sizes = [
                 batches.get_batch(at).num_rows for at in range(batches.num_record_batches)
             ]
@@ -97,6 +108,13 @@ def _columns(table: Any) -> list[Any]:
     for column in table.columns:
         found.append(column.combine_chunks() if hasattr(column, "combine_chunks") else column)
     return found
+
+
+def _kinds(schema: Any) -> dict[str, str]:
+    """Types of numbers. Of all else, which becomes Python's own, only that it is there."""
+    return {
+        field.name: str(field.type) if _is_plain(field.type) else "no numbers" for field in schema
+    }
 
 
 def _is_plain(kind: Any) -> bool:

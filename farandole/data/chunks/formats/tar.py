@@ -2,7 +2,7 @@
 
     000017.jpg  000017.cls  000017.json      ──▶  {"__key__": "000017", "jpg": b"…", "cls": 3, …}
 
-Headers are read once, to find out where samples are; then runs of whole samples are read at once.
+Headers are read once, to find out where samples are; then runs of whole samples are read ahead.
 Numbers, texts, JSON and arrays are decoded; everything else stays bytes, for the transform. Nothing
 is unpickled.
 """
@@ -13,12 +13,13 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from farandole.data.chunks.files.shard_file import ShardFile
+from farandole.data.chunks.files.shard_file import Part, ShardFile
 from farandole.data.chunks.formats.tar_headers import TarMember, members
 from farandole.data.chunks.source import ChunkSource, runs
 from farandole.errors import DataError
@@ -54,26 +55,33 @@ DECODERS: Mapping[str, Callable[[bytes], Any]] = {
 class TarShard(ChunkSource):
     """One of them, all of whose headers are read when it is made."""
 
+    has_fixed_fields = False
+
     def __init__(self, file: ShardFile, chunk_bytes: int) -> None:
         self.name = file.name
         self._file = file
         self._samples = _index(file)
         self.sizes = runs([sample.members[-1].stop for sample in self._samples], chunk_bytes)
         self._begins = [0, *accumulate(self.sizes)]  # of each chunk, its first sample
+        self._dtypes = _dtypes(file, self._samples)
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        return self._dtypes
 
     def read(self, chunk: int) -> Sequence[Any]:
         begin = self._begins[chunk]
         samples = self._samples[begin : begin + self.sizes[chunk]]
         start = min(member.start for member in samples[0].members)
         stop = max(member.stop for sample in samples for member in sample.members)
-        return _Run(samples, start, self._file.read(start, stop))
+        return _Run(samples, self._file.part(start, stop), self._dtypes)
 
 
 class _Run(Sequence[Any]):
-    def __init__(self, samples: Sequence[TarSample], start: int, data: bytes) -> None:
+    def __init__(self, samples: Sequence[TarSample], part: Part, dtypes: Mapping[str, str]) -> None:
         self._samples = samples
-        self._start = start
-        self._data = data
+        self._part = part
+        self._dtypes = dtypes
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -82,12 +90,18 @@ class _Run(Sequence[Any]):
         key, members = self._samples[row]
         sample: dict[str, Any] = {"__key__": key}
         for field, start, stop in members:
-            data = self._data[start - self._start : stop - self._start]
+            data = self._part(start, stop)
             decode = DECODERS.get(field.rpartition(".")[2])
             try:
                 sample[field] = data if decode is None else decode(data)
             except ValueError as error:
                 raise DataError(f"{key}.{field} cannot be decoded: {error}") from error
+            # A batch of several dtypes would be converted to the widest, and nobody would know.
+            if field in self._dtypes and str(sample[field].dtype) != self._dtypes[field]:
+                raise DataError(
+                    f"{key}.{field} is {sample[field].dtype}, and that of the first sample of the "
+                    f"shard is {self._dtypes[field]}"
+                )
         return sample
 
 
@@ -116,6 +130,16 @@ def _index(file: ShardFile) -> list[TarSample]:
         raise DataError(
             f"shard {file.name} is cut short: its last file ends after the end of the shard."
         )
+    return found
+
+
+def _dtypes(file: ShardFile, samples: Sequence[TarSample]) -> dict[str, str]:
+    """Of the arrays in the first sample, by their fields."""
+    found: dict[str, str] = {}
+    for field, start, stop in samples[0].members if samples else ():
+        if DECODERS.get(field.rpartition(".")[2]) is _array:
+            with suppress(ValueError):  # whoever takes the sample is told
+                found[field] = str(_array(file.read(start, stop)).dtype)
     return found
 
 

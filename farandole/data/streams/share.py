@@ -8,8 +8,8 @@ a tail that is too short for all ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.collate import default_collate
@@ -17,6 +17,7 @@ from torch.utils.data._utils.collate import default_collate
 from farandole.comm import Group
 from farandole.data.options import LoaderOptions
 from farandole.data.shares import Part, can_lend, part_of, warn_of_rest
+from farandole.data.streams.check import COMPARED_SAMPLES, Digests, digests
 from farandole.errors import UserError
 
 
@@ -88,8 +89,17 @@ def _lending(batches: Iterator[list[Any]], size: int) -> Iterator[list[Any]]:
         warn_of_rest(len(held), size)
 
 
+class StreamBatch(NamedTuple):
+    """One rank's share of a global batch."""
+
+    batch: Any  # collated
+    samples: int  # of all ranks
+    part: Part
+    digests: Digests | None  # of the stream's first samples, with the first batch
+
+
 class StreamShare(IterableDataset[Any]):
-    """One rank's share of a stream: yields (collated batch, samples of all ranks, part)."""
+    """One rank's share of a stream."""
 
     def __init__(
         self,
@@ -135,9 +145,12 @@ class StreamShare(IterableDataset[Any]):
         others = {k: v for k, v in torch_options.items() if k != "collate_fn"}
         return DataLoader(self, batch_size=None, **others)
 
-    def __iter__(self) -> Iterator[tuple[Any, int, Part]]:
+    def __iter__(self) -> Iterator[StreamBatch]:
+        items = iter(self._stream)
+        first = list(islice(items, COMPARED_SAMPLES))
+        told: Digests | None = digests(first)
         for batch in global_batches(
-            self._stream,
+            chain(first, items),
             self._global_batch,
             self._size,
             self._options.drop_last,
@@ -145,4 +158,5 @@ class StreamShare(IterableDataset[Any]):
             evaluates=self._evaluates,
         ):
             part = part_of(len(batch), self._size, self._rank, self._global_batch)
-            yield self.collate_fn(batch[part.where]), len(batch), part
+            yield StreamBatch(self.collate_fn(batch[part.where]), len(batch), part, told)
+            told = None

@@ -1,0 +1,1 @@
+"""Iterable datasets, whose length nobody knows in advance."""
