@@ -14,11 +14,20 @@ from farandole.system.activity import NO_ACTIVITY, Activity
 from farandole.trace.spans import NO_TRACE, Trace
 
 
+class _Thread(threading.local):
+    is_inside = False  # of a wait that is counted whole
+
+
 class Meter:
-    """Counts for one rank. Safe to use from the threads that complete collectives."""
+    """Counts for one rank. Safe to use from the threads that complete collectives.
+
+    A wait inside of another one is part of it: a stage that waits for a message waits in a
+    collective, and that time passes once.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._thread = _Thread()
         self._waited_seconds = 0.0
         self._bytes_sent = 0
         self.activity: Activity = NO_ACTIVITY  # hears of waits
@@ -52,16 +61,37 @@ class Meter:
         with self._lock:
             self._waited_seconds, self._bytes_sent = waited_seconds, bytes_sent
 
+    def begin_wait(self) -> float | None:
+        """A wait of this thread begins. Returns what `end_wait` wants."""
+        if self._thread.is_inside:
+            return None
+        self._thread.is_inside = True
+        return time.perf_counter()
+
+    def end_wait(self, begun: float | None) -> None:
+        if begun is not None:
+            self._thread.is_inside = False
+            self.add_wait(time.perf_counter() - begun)
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Counts the time spent inside as waiting: for blocking collectives."""
-        begin = time.perf_counter()
+        begun = self.begin_wait()
         self.activity.begin_wait()
         try:
             yield
         finally:
             self.activity.end_wait()
-            self.add_wait(time.perf_counter() - begin)
+            self.end_wait(begun)
+
+    @contextmanager
+    def counted_elsewhere(self) -> Iterator[None]:
+        """Inside, no wait of this thread is counted: the caller counts it as a part of its own."""
+        before, self._thread.is_inside = self._thread.is_inside, True
+        try:
+            yield
+        finally:
+            self._thread.is_inside = before
 
     def _settle(self) -> None:
         """Reads the device spans that have ended; an unfinished one stays for the next time."""

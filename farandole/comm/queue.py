@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -142,11 +141,11 @@ class Queue:
         # it behind itself would block for ever.
         if threading.current_thread() is self._thread:
             return work()
-        begin = time.perf_counter()
+        begun = self._meter.begin_wait()
         try:
             return self.unmetered(work)
         finally:
-            self._meter.add_wait(time.perf_counter() - begin)
+            self._meter.end_wait(begun)
 
     def unmetered(self, work: Callable[[], T]) -> T:
         """The same, for callers who count the waiting themselves."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.comm.meter import GradientWait, Meter, ring_bytes
+from farandole.comm.queue import Queue
 
 
 class Clock:
@@ -47,6 +50,29 @@ def test_a_wait_counts_even_when_the_collective_fails(clock: Clock) -> None:
     with pytest.raises(RuntimeError, match="peer gone"):
         fails()
     assert meter.waited_seconds == 2.5
+
+
+def test_a_wait_inside_of_another_counts_once(clock: Clock) -> None:
+    meter = Meter()
+    queue = Queue(meter)
+
+    def collective() -> None:
+        clock.now += 2.0
+
+    with meter.waiting():
+        clock.now += 1.0
+        queue.in_order(collective)
+    assert meter.waited_seconds == 3.0
+    with meter.counted_elsewhere():
+        queue.in_order(collective)
+    assert meter.waited_seconds == 3.0
+    queue.in_order(collective)
+    assert meter.waited_seconds == 5.0
+    other = threading.Thread(target=queue.in_order, args=[collective])
+    with meter.counted_elsewhere():  # in this thread only
+        other.start()
+        other.join()
+    assert meter.waited_seconds == 7.0
 
 
 def test_only_what_follows_the_last_bucket_is_waiting(clock: Clock) -> None:

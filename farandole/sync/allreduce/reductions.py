@@ -107,7 +107,8 @@ class Compressed(Reduction):
             return _ending(self._wait, self._group.start(average).future)
         # After the last bucket there is nothing left to overlap with, and an error is raised here
         # directly. On a GPU the work is asynchronous anyway, and must stay in its stream's order.
-        average()
+        with self._group.meter.counted_elsewhere():  # by `_wait`
+            average()
         return _ending(self._wait, settled(buffer))
 
 

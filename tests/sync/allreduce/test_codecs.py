@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -376,3 +377,24 @@ def test_between_real_processes(sandbox: Any, two_ranks: list[dict[str, str]]) -
     ends = sandbox.by_hand(two_ranks, sandbox.script("codecs.py", SCRIPT))
     assert [end.returncode for end in ends] == [0, 0], ends
     assert "all in step" in ends[0].stdout
+
+
+def test_time_that_is_waited_for_a_codec_counts_once(tmp_path: Path) -> None:
+    def body(run: Run) -> tuple[float, float]:
+        model = seeded(perceptron)
+        model, _ = run.distribute(model, torch.optim.SGD(model.parameters(), 0.1))
+        inputs = torch.randn(4, next(model.parameters()).shape[1])
+        waited = passed = 0.0
+        for _ in range(3):
+            run.group.barrier()
+            before = run.group.meter.waited_seconds
+            if run.rank == 1:
+                time.sleep(0.05)  # rank 0 waits for this in its backward pass
+            begin = time.perf_counter()
+            model(inputs).sum().backward()
+            passed += time.perf_counter() - begin
+            waited += run.group.meter.waited_seconds - before
+        return waited, passed
+
+    for waited, passed in run_world(2, body, folder=tmp_path, sync=AllReduce(codec="int8")):
+        assert waited <= passed
