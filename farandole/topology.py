@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from farandole.errors import UserError
+
+EMULATED: Final = "emulated-"
+"""How the names of emulated hosts begin; their number follows."""
 
 
 @dataclass(frozen=True)
@@ -14,6 +18,10 @@ class Host:
 
     name: str
     ranks: tuple[int, ...]
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.name.startswith(EMULATED)
 
 
 @dataclass(frozen=True)

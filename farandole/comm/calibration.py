@@ -4,7 +4,7 @@ Two ranks send each other a small message, then larger ones, and back, until one
 longer than the small one that the difference is the bytes' doing. Nothing here takes much longer
 than a second. Where noise hides what a byte costs, or the time is up before, there is no β, and
 none is made up: `auto` then goes by what links usually cost. What was measured between some hosts
-is kept in a file for the next job there.
+is kept in a file for the next job there, unless the hosts are emulated ones.
 
 From α and β follows which schedule should cost least. Whether that beats the transport's own
 all-reduce, no formula says: ranks may share cores, or a library may do better than its parts. So
@@ -124,10 +124,12 @@ def calibrate(
     hosts = transport.topology.hosts
     pair = (hosts[0].ranks[0], hosts[1].ranks[0] if len(hosts) > 1 else hosts[0].ranks[1])
     kept = CostCache(folder or cache_folder(environ), f"{transport.name} {transport.topology}")
+    # The next emulated hosts have the same names, and a link of another rate.
+    is_kept = not any(host.is_emulated for host in hosts)
     known = ""
     if transport.rank == 0:
         asked = environ.get(LINK)
-        found = Costs(parse_link(asked), ()) if asked else kept.read()
+        found = Costs(parse_link(asked), ()) if asked else kept.read() if is_kept else None
         age_seconds = None if asked else kept.age_seconds()
         known = json.dumps(found and [*found.as_json(), age_seconds])
     agreed = json.loads(transport.share(known)[0])
@@ -139,7 +141,7 @@ def calibrate(
     if isinstance(measured, Link):
         transport.link = measured
     transport.native_wins = () if transport.native_is_fastest else try_native(transport)
-    if isinstance(measured, Link) and transport.rank == 0:
+    if isinstance(measured, Link) and is_kept and transport.rank == 0:
         kept.write(Costs(measured, transport.native_wins))
 
 

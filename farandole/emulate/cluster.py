@@ -40,6 +40,7 @@ from farandole.environment import EMULATED_ADDRESSES, EMULATED_HOST, EMULATED_HO
 from farandole.errors import LaunchError, UserError
 from farandole.system.orphans import tied_to_this_process
 from farandole.system.watchdog import Watchdog
+from farandole.topology import EMULATED
 
 MAX_HOSTS = 16
 NETWORK = "198.18.0.0/24"
@@ -81,7 +82,7 @@ class Cluster:
             raise UserError(f"{hosts} emulated hosts cannot be; ask for 1 to {MAX_HOSTS}.")
         self.link = ShapedLink.parse(rate, delay)
         self.network = _network(network, hosts)
-        self.names = [f"emulated-{host}" for host in range(hosts)]
+        self.names = [f"{EMULATED}{host}" for host in range(hosts)]
         addresses = self.network.hosts()
         self.addresses = [str(next(addresses)) for _ in range(hosts)]
         self.prefix = new_prefix()

@@ -70,13 +70,16 @@ def made_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_ranks(
-    size: int, body: Callable[[InProcess], Any], kind: type[InProcess] = Slow
+    size: int,
+    body: Callable[[InProcess], Any],
+    kind: type[InProcess] = Slow,
+    hosts: Topology | None = None,
 ) -> list[Any]:
     exchange = Exchange(size)
     results: dict[int, Any] = {}
 
     def work(rank: int) -> None:
-        results[rank] = body(kind(exchange, rank, HOSTS if size == 4 else None))
+        results[rank] = body(kind(exchange, rank, hosts or (HOSTS if size == 4 else None)))
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -150,6 +153,17 @@ def test_it_is_measured_once_and_then_remembered(tmp_path: Path) -> None:
     assert set(first) == set(again) == {first[0]}
     (entry,) = json.loads((tmp_path / "links.json").read_text())
     assert entry == f"in-process {HOSTS}"
+
+
+def test_emulated_hosts_are_measured_anew(tmp_path: Path) -> None:
+    """The same names stand for another link the next time."""
+    hosts = Topology.from_names(["emulated-0", "emulated-0", "emulated-1", "here"])
+    on_ranks(4, calibrated({}, tmp_path), hosts=hosts)
+    assert list(tmp_path.iterdir()) == []
+    CostCache(tmp_path, f"in-process {hosts}").write(COSTS)  # by another version
+    found = on_ranks(4, calibrated({}, tmp_path), hosts=hosts)
+    assert set(found) == {found[0]}
+    assert found[0].link.seconds_per_byte == pytest.approx(2e-8, rel=0.01)
 
 
 def test_rank_0s_word_overrides_the_measurement(tmp_path: Path) -> None:
