@@ -141,7 +141,7 @@ def launch_elastic(job: ElasticJob) -> Outcome:
     from farandole.launch.policies.elastic.discovery import Discovery
     from farandole.launch.policies.elastic.policy import Elastic
     from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
-    from farandole.launch.policies.elastic.training_policy import ElasticTraining
+    from farandole.launch.policies.elastic.training_policy import ElasticTrainingPolicy
 
     discovery = Discovery(job.discover)
     discovery.start()
@@ -165,7 +165,7 @@ def launch_elastic(job: ElasticJob) -> Outcome:
             connect_seconds=job.connect_seconds,
             silence_seconds=job.silence_seconds,
         )
-        kind = Elastic if job.training is None else ElasticTraining
+        kind = Elastic if job.training is None else ElasticTrainingPolicy
         policy = kind(job, pool, RendezvousServer(pool.endpoint.store), discovery)
         return supervise(pool, policy)
     finally:

@@ -28,7 +28,7 @@ from farandole.layout.partition.stage_module import Rerun, StageModule, names_in
 from farandole.layout.pipeline.deferred import defer_statistics
 from farandole.layout.pipeline.gradient_bridge import GradientBridge
 from farandole.layout.pipeline.gradient_groups import (
-    Placement,
+    StagePlacement,
     find_gradient_groups,
     owner,
     refuse_ties,
@@ -90,7 +90,7 @@ def assemble(
     if layout.streams:
         refuse_ties(tensors, layout.schedule)
     tile_groups = TileGroups(layout.group_sizes)
-    placement = Placement(places, tile_groups)
+    placement = StagePlacement(places, tile_groups)
     held = {stage: modules[stage] for stage in places.held(tile_groups.place(pipe.rank))}
     layers = {module: name for name, module in model.named_modules() if name}
     check_handoff(layout, layers)
@@ -146,7 +146,7 @@ def _move(
     _follow(model, buffers, bridge)
 
 
-def _mail(placement: Placement, pipe: Group, device: torch.device, first_rank: int) -> Mail:
+def _mail(placement: StagePlacement, pipe: Group, device: torch.device, first_rank: int) -> Mail:
     places, tile_groups = placement
 
     def name_of(rank: int) -> str:
@@ -183,7 +183,7 @@ class _Computing(NamedTuple):
 
 def _stages(
     computing: _Computing,
-    placement: Placement,
+    placement: StagePlacement,
     rank: int,
     held: Mapping[int, StageModule],
     tilings: Mapping[int, Tiling],

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from farandole.bench.scaling.plan import BOTH, Cell, Curve, plan_cells, read_counts
 from farandole.bench.scaling.show import picture, table
-from farandole.bench.scaling.study import Row, Study, as_json, run_study
+from farandole.bench.scaling.study import Row, ScalingStudy, as_json, run_study
 from farandole.bench.throughput import Workload
 from farandole.cli import commands
 from farandole.errors import UserError
@@ -76,7 +76,9 @@ def pretend(rates: dict[int, float | str]) -> tuple[Callable[[Job], Outcome], li
     return launch, ran
 
 
-def study(rates: dict[int, float | str], scalings: Any = ("weak",)) -> tuple[Study, list[int]]:
+def study(
+    rates: dict[int, float | str], scalings: Any = ("weak",)
+) -> tuple[ScalingStudy, list[int]]:
     launch, ran = pretend(rates)
     cells = plan_cells(["mlp"], ["allreduce"], scalings, sorted(rates), 8)
     return run_study(cells, SMALL, 600, launch, lambda row: None), ran

@@ -9,7 +9,7 @@ import torch
 
 import farandole.horovod.torch as hvd
 from farandole.errors import UserError
-from farandole.horovod.engine.tuning import CHOICES, Tuned, Tuner
+from farandole.horovod.engine.tuning import CHOICES, FusionTuner, Tuned
 from farandole.horovod.session import current
 from farandole.horovod.settings import Settings
 from farandole.testing.horovod import run_horovod
@@ -17,7 +17,7 @@ from farandole.testing.horovod import run_horovod
 BEST = CHOICES[5]
 
 
-def tuned_by(tuner: Tuner) -> list[Tuned]:
+def tuned_by(tuner: FusionTuner) -> list[Tuned]:
     """What it says in a training whose speed depends on the setting."""
     said: list[Tuned] = []
     now, using = 0.0, None
@@ -33,7 +33,7 @@ def tuned_by(tuner: Tuner) -> list[Tuned]:
 
 
 def test_each_has_three_turns_and_the_best_stays() -> None:
-    tuner = Tuner(None, turn_seconds=10.0)
+    tuner = FusionTuner(None, turn_seconds=10.0)
     said = tuned_by(tuner)
     assert said == [*CHOICES * 3, BEST]
     assert tuner.chosen == BEST
@@ -42,7 +42,7 @@ def test_each_has_three_turns_and_the_best_stays() -> None:
 
 def test_a_pause_at_the_start_of_a_turn_does_not_count() -> None:
     """The clock of a turn begins with the first thing that is done under the new setting."""
-    tuner = Tuner(None, turn_seconds=1.0)
+    tuner = FusionTuner(None, turn_seconds=1.0)
     assert tuner.saw(0, 0.0) is None
     assert tuner.saw(0, 1.0) == CHOICES[0]
     assert tuner.saw(500, 100.0) is None
@@ -52,13 +52,13 @@ def test_a_pause_at_the_start_of_a_turn_does_not_count() -> None:
 
 def test_what_was_tried_is_written_down(tmp_path: Path) -> None:
     log = tmp_path / "tuning.csv"
-    tuned_by(Tuner(log, turn_seconds=10.0))
+    tuned_by(FusionTuner(log, turn_seconds=10.0))
     head, *lines, last = log.read_text().splitlines()
     assert head == "fusion_mb,begin_mb,mb_per_second"
     assert len(lines) == 3 * len(CHOICES)
     assert last == f"{BEST.fusion_bytes >> 20},{BEST.begin_bytes >> 20},chosen"
     with pytest.raises(UserError, match="cannot be written"):
-        Tuner(tmp_path)
+        FusionTuner(tmp_path)
 
 
 def test_all_ranks_use_what_rank_0_has_chosen(tmp_path: Path) -> None:

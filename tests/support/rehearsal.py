@@ -25,7 +25,7 @@ from farandole.launch.policies.elastic.discovery import Discovery
 from farandole.launch.policies.elastic.job import ElasticJob, TrainingLimits
 from farandole.launch.policies.elastic.policy import Elastic
 from farandole.launch.policies.elastic.rendezvous_server import RendezvousServer
-from farandole.launch.policies.elastic.training_policy import ElasticTraining
+from farandole.launch.policies.elastic.training_policy import ElasticTrainingPolicy
 from farandole.launch.supervisor import step
 from farandole.launch.worker_pool import WorkerPool
 from farandole.worker.elastic import HostChanges, ask_launcher, generation, next_assignment
@@ -163,7 +163,7 @@ class TrainingRehearsal(Rehearsal):
     def made_policy(self, job: ElasticJob, each: Job) -> Elastic:
         limits = TrainingLimits(each, **self.limits)  # type: ignore[arg-type]
         native = replace(job, training=limits)
-        return ElasticTraining(native, self.pool, self.rendezvous, self.discovery)
+        return ElasticTrainingPolicy(native, self.pool, self.rendezvous, self.discovery)
 
     def say(self, kind: str, *workers: int, step: int = 0) -> dict[int, Future[dict[str, Any]]]:
         """They ask for a rank, and say what they have."""

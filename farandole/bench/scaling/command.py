@@ -15,7 +15,7 @@ from rich.console import Console
 from farandole.bench.ends import stopped
 from farandole.bench.scaling.plan import Cell
 from farandole.bench.scaling.show import picture, table
-from farandole.bench.scaling.study import Row, Study, as_json, curves, run_study
+from farandole.bench.scaling.study import Row, ScalingStudy, as_json, curves, run_study
 from farandole.bench.throughput import Workload
 from farandole.errors import LaunchError, UserError
 from farandole.files import write_whole
@@ -96,7 +96,7 @@ def _name(row: Row) -> str:
 
 
 def _write(
-    study: Study,
+    study: ScalingStudy,
     workload: Workload,
     epoch_images: int,
     places: tuple[str, int],

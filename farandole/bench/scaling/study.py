@@ -36,7 +36,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Study:
+class ScalingStudy:
     """`stopped_by` is the signal that ended it early, if one did."""
 
     rows: list[Row]
@@ -50,7 +50,7 @@ def run_study(
     launch: Callable[[Job], Outcome],
     on_row: Callable[[Row], None],
     variables: Mapping[str, str] | None = None,
-) -> Study:
+) -> ScalingStudy:
     """`launch` runs a job on the hosts of the study. `on_row` hears of each row as it comes.
 
     All workers get the `variables`. What both kinds of scaling have in common is measured once.
@@ -63,13 +63,13 @@ def run_study(
         if key not in known:
             measured, stopped_by = _measure(cell, workload, launch, variables or {})
             if stopped_by is not None:
-                return Study(rows, stopped_by)
+                return ScalingStudy(rows, stopped_by)
             known[key] = measured
         row = _with_epoch(replace(known[key], cell=cell), epoch_images)
         first = next((r for r in rows if r.cell.curve == curve), row)
         rows.append(replace(row, efficiency=_efficiency(row, first)))
         on_row(rows[-1])
-    return Study(rows)
+    return ScalingStudy(rows)
 
 
 def _measure(
@@ -124,7 +124,7 @@ def _efficiency(row: Row, first: Row) -> float | None:
     return row.images_per_second / ideal
 
 
-def as_json(study: Study, facts: dict[str, Any]) -> bytes:
+def as_json(study: ScalingStudy, facts: dict[str, Any]) -> bytes:
     rows = [{**asdict(row.cell.curve), **_flat(row)} for row in study.rows]
     return json.dumps({"format": 1, **facts, "rows": rows}, indent=2).encode() + b"\n"
 

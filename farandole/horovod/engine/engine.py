@@ -29,7 +29,7 @@ from farandole.horovod.common.exceptions import HorovodInternalError
 from farandole.horovod.engine.gpus import GpuLinks
 from farandole.horovod.engine.rounds import Rounds
 from farandole.horovod.engine.table import Announcement, Decision, Response
-from farandole.horovod.engine.tuning import Tuner
+from farandole.horovod.engine.tuning import FusionTuner
 from farandole.horovod.engine.work import Work
 from farandole.horovod.settings import Settings
 from farandole.trace.spans import NO_TRACE, Trace
@@ -70,7 +70,7 @@ class Engine:
         self._join_is_announced = False
         self._leaving = ""
         self._tuner = (
-            Tuner(settings.autotune_log) if settings.autotune and group.rank == 0 else None
+            FusionTuner(settings.autotune_log) if settings.autotune and group.rank == 0 else None
         )
         self._to_be_tuned: tuple[int, ...] = ()
         self._called = False  # the thread is wanted
@@ -259,7 +259,7 @@ class Engine:
         if self._tuner is not None:
             self._tune(self._tuner, sum(item.like.nbytes for item in response.items))
 
-    def _tune(self, tuner: Tuner, nbytes: int) -> None:
+    def _tune(self, tuner: FusionTuner, nbytes: int) -> None:
         tuned = tuner.saw(nbytes)
         if tuned is not None:
             with self._changed:

@@ -37,7 +37,7 @@ CHOICES = tuple(
 )
 
 
-class Tuner:
+class FusionTuner:
     """On rank 0, which tells the others. Told of what was reduced, it says what to use next."""
 
     def __init__(self, log: Path | None, turn_seconds: float = _TURN_SECONDS) -> None:

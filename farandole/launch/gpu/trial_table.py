@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from farandole.worker.trial.record import TrialRecord
+from farandole.worker.trial.record import ThroughputRecord
 
 _NOTHING = "-"
 _HEADINGS = ("workers a GPU", "samples/s", "samples a step", "GPU use", "GPU memory", "")
@@ -16,7 +16,7 @@ class Trial:
     """One number of workers a GPU, and how it went. None: not known."""
 
     per_gpu: int
-    record: TrialRecord | None = None
+    record: ThroughputRecord | None = None
     busy_percent: float | None = None  # mean over GPUs and time
     used_mib: float | None = None  # of the fullest GPU, at its peak
     total_mib: float | None = None

@@ -30,7 +30,7 @@ from farandole.system.owned_folders import OwnedFolder
 from farandole.system.watchdog import Watchdog
 from farandole.worker.grace import DEFAULT_SECONDS
 from farandole.worker.signals import signals_raised
-from farandole.worker.trial.record import WARM_UP_STEPS, TrialRecord, read_trial
+from farandole.worker.trial.record import WARM_UP_STEPS, ThroughputRecord, read_trial
 
 COUNTS = (1, 2, 4, 8)
 _POLL_SECONDS = 0.25
@@ -138,7 +138,7 @@ def _follow(process: subprocess.Popen[bytes], record: Path, sampler: UseSampler)
 
 
 def _failed(
-    trial: Trial, code: int, record: TrialRecord | None, ended: Path, output: Path
+    trial: Trial, code: int, record: ThroughputRecord | None, ended: Path, output: Path
 ) -> Trial:
     """A trial that has ended without a result. Raises where other numbers would do no better."""
     outcome = read_outcome(ended)
@@ -156,7 +156,7 @@ def _failed(
     )
 
 
-def _no_throughput(record: TrialRecord | None, *, joined: bool) -> UserError:
+def _no_throughput(record: ThroughputRecord | None, *, joined: bool) -> UserError:
     if not joined:
         return UserError(
             "--per-gpu auto: the script never called fd.init(), so that nothing was measured. "

@@ -16,7 +16,7 @@ from farandole.layout.tile_groups import TileGroups
 from farandole.schedule.pipelines import Pipeline
 
 
-class Placement(NamedTuple):
+class StagePlacement(NamedTuple):
     """Which stages each place of the schedule holds, and which ranks sit there."""
 
     places: Pipeline
@@ -63,7 +63,7 @@ def _distinct(module: nn.Module) -> list[torch.Tensor]:
 
 
 def find_gradient_groups(
-    placement: Placement, pipe: Group, bridge: GradientBridge, tensors: Mapping[int, Use]
+    placement: StagePlacement, pipe: Group, bridge: GradientBridge, tensors: Mapping[int, Use]
 ) -> GradientGroups:
     """*Together*: makes the groups that it takes."""
     places, tile_groups = placement
@@ -94,12 +94,12 @@ def find_gradient_groups(
     return GradientGroups(pipe, holders, made, counted)
 
 
-def owner(placement: Placement, use: Use) -> int:
+def owner(placement: StagePlacement, use: Use) -> int:
     """The rank that stands for all that hold a tensor: where it counts, and who saves it."""
     return _ranks(placement, use.stages)[0] if use.stages else 0
 
 
-def _tied_ranks(placement: Placement, tensors: Mapping[int, Use]) -> set[tuple[int, ...]]:
+def _tied_ranks(placement: StagePlacement, tensors: Mapping[int, Use]) -> set[tuple[int, ...]]:
     return {_ranks(placement, use.stages) for use in tensors.values() if len(use.stages) > 1}
 
 
@@ -108,7 +108,7 @@ def _name(tensors: Mapping[int, Use], weight: nn.Parameter) -> str:
     return "" if use is None else use.name
 
 
-def _ranks(placement: Placement, stages: Sequence[int]) -> tuple[int, ...]:
+def _ranks(placement: StagePlacement, stages: Sequence[int]) -> tuple[int, ...]:
     """All ranks that hold one of these stages, in order."""
     places, tile_groups = placement
     return tile_groups.all_of(

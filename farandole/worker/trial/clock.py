@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from farandole.environment import GPU_TRIAL
-from farandole.worker.trial.record import WARM_UP_STEPS, TrialRecord, write_trial
+from farandole.worker.trial.record import WARM_UP_STEPS, ThroughputRecord, write_trial
 
 _STEPS = 20  # at least so many are measured,
 _LEAST_SECONDS = 2.0  # for so long at least,
@@ -98,7 +98,9 @@ class TrialClock:
     def _write(self, *, is_enough: bool) -> None:
         write_trial(
             self._path,
-            TrialRecord(self._warm_up_steps, self._steps, self._samples, self._seconds, is_enough),
+            ThroughputRecord(
+                self._warm_up_steps, self._steps, self._samples, self._seconds, is_enough
+            ),
         )
 
 

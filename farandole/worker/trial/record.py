@@ -16,7 +16,7 @@ WARM_UP_STEPS = 10
 
 
 @dataclass(frozen=True)
-class TrialRecord:
+class ThroughputRecord:
     """Steps, samples of all ranks, and seconds after the warm-up."""
 
     warm_up_steps: int = 0
@@ -30,13 +30,13 @@ class TrialRecord:
         return self.samples / self.seconds if self.steps and self.seconds > 0 else None
 
 
-def write_trial(path: Path, record: TrialRecord) -> None:
+def write_trial(path: Path, record: ThroughputRecord) -> None:
     """Raises `FarandoleError` where it cannot be written."""
     write_whole(path, json.dumps(asdict(record)).encode())
 
 
-def read_trial(path: Path) -> TrialRecord | None:
+def read_trial(path: Path) -> ThroughputRecord | None:
     """None where there is none so far."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return TrialRecord(**json.loads(path.read_text()))
+        return ThroughputRecord(**json.loads(path.read_text()))
     return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farandole.launch.gpu.trial_table import Trial, table
-from farandole.worker.trial.record import TrialRecord
+from farandole.worker.trial.record import ThroughputRecord
 from tests.support.gpu_machine import gpu
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_a_stop_in_the_middle(sandbox: Sandbox, machine: GpuMachine, number: int
 
 
 def test_figures_that_are_not_known() -> None:
-    record = TrialRecord(10, 20, 640, 2.0, is_enough=True)
+    record = ThroughputRecord(10, 20, 640, 2.0, is_enough=True)
     shown = table([Trial(1, record), Trial(2, record, None, 1024.0), Trial(4, problem="failed")])
     assert [line.split() for line in shown.splitlines()[1:]] == [
         ["1", "320.0", "32", "-", "-"],

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from farandole.worker.trial import clock
-from farandole.worker.trial.record import TrialRecord, read_trial
+from farandole.worker.trial.record import ThroughputRecord, read_trial
 
 
 class Time:
@@ -45,12 +45,12 @@ def test_steps_after_the_warm_up_count(tmp_path: Path, time: Time) -> None:
         assert (read_trial(path) is None) == (step <= 10), step
         trial.batch(8)
         time.now += 5.0 if step < 10 else 0.125
-    assert read_trial(path) == TrialRecord(10, 0, 0, 0.0), "the warm-up is over"
+    assert read_trial(path) == ThroughputRecord(10, 0, 0, 0.0), "the warm-up is over"
     trial.batch(8)
-    assert read_trial(path) == TrialRecord(10, 20, 160, 2.5, is_enough=True)
+    assert read_trial(path) == ThroughputRecord(10, 20, 160, 2.5, is_enough=True)
     trial.batch(8)
     trial.close()
-    assert read_trial(path) == TrialRecord(10, 20, 160, 2.5, is_enough=True)
+    assert read_trial(path) == ThroughputRecord(10, 20, 160, 2.5, is_enough=True)
 
 
 def test_time_between_passes_does_not(tmp_path: Path, time: Time) -> None:
@@ -64,7 +64,7 @@ def test_time_between_passes_does_not(tmp_path: Path, time: Time) -> None:
         trial.end_pass()
         time.now += 1000.0  # it evaluates
     trial.close()
-    assert read_trial(tmp_path / "trial") == TrialRecord(10, 6, 48, 3.0)
+    assert read_trial(tmp_path / "trial") == ThroughputRecord(10, 6, 48, 3.0)
 
 
 def test_slow_steps_end_after_a_time(tmp_path: Path, time: Time) -> None:
@@ -72,4 +72,4 @@ def test_slow_steps_end_after_a_time(tmp_path: Path, time: Time) -> None:
     for _ in range(14):
         trial.batch(8)
         time.now += 11.0
-    assert read_trial(tmp_path / "trial") == TrialRecord(10, 3, 24, 33.0, is_enough=True)
+    assert read_trial(tmp_path / "trial") == ThroughputRecord(10, 3, 24, 33.0, is_enough=True)

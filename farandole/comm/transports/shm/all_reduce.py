@@ -36,7 +36,7 @@ _IN_PLACE_BYTES = 2**16  # registered memory: up to there
 _KEPT_VIEWS = 64
 
 
-class AllReduce:
+class SharedMemoryAllReduce:
     """One rank's all-reduces, and the memory that was registered for them."""
 
     def __init__(self, rounds: Rounds, slot_bytes: int, *, ranks_take_turns: bool) -> None:

@@ -7,14 +7,14 @@ import os
 from dataclasses import dataclass
 
 from farandole.comm.transports.base import Transport
-from farandole.comm.transports.shm.layout import Layout, make
+from farandole.comm.transports.shm.layout import SegmentLayout, make
 from farandole.comm.transports.shm.segment import Segment
 
 
 @dataclass(frozen=True)
 class SharedSegment:
     segment: Segment
-    layout: Layout
+    layout: SegmentLayout
     pids: tuple[int, ...]  # of all ranks
 
 
@@ -25,7 +25,7 @@ def share_segment(via: Transport, *, messages_only: bool = False) -> SharedSegme
     collective that another one has skipped.
     """
     pids = tuple(int(pid) for pid in via.share(str(os.getpid())))
-    layout = Layout.for_messages(via.size) if messages_only else Layout(via.size)
+    layout = SegmentLayout.for_messages(via.size) if messages_only else SegmentLayout(via.size)
     segment, offer, failure = None, "", ""
     try:
         if via.rank == 0:

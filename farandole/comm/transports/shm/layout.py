@@ -23,7 +23,7 @@ _TOKEN_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Layout:
+class SegmentLayout:
     """Where things lie in the segment."""
 
     size: int
@@ -58,7 +58,7 @@ class Layout:
         return _CHANNEL_BYTES if self.size <= 16 else _CHANNEL_BYTES // 8
 
     @classmethod
-    def for_messages(cls, size: int) -> Layout:
+    def for_messages(cls, size: int) -> SegmentLayout:
         return cls(size, _SMALL_SLOT_BYTES, messages_only=True)
 
     @property
@@ -74,7 +74,7 @@ class Layout:
         return self.statements + self.size**2
 
 
-def make(layout: Layout, timeout: timedelta) -> tuple[Segment, str]:
+def make(layout: SegmentLayout, timeout: timedelta) -> tuple[Segment, str]:
     """A segment with everything in its first state, and the token that tells it from others."""
     segment = Segment.make(layout.length, committed=layout.channels)
     # No other rank knows of the segment yet: `share_segment` tells them afterwards, over another

@@ -29,14 +29,16 @@ from farandole.comm.transports.claims import (
     encode_claim,
     require_agreement,
 )
-from farandole.comm.transports.shm.layout import CLAIMS, SLOTS, Layout
+from farandole.comm.transports.shm.layout import CLAIMS, SLOTS, SegmentLayout
 from farandole.comm.transports.shm.segment import Segment, Semaphores
 
 
 class Rounds:
     """One rank's view of the slots, signals and claims of all ranks."""
 
-    def __init__(self, segment: Segment, layout: Layout, rank: int, semaphores: Semaphores) -> None:
+    def __init__(
+        self, segment: Segment, layout: SegmentLayout, rank: int, semaphores: Semaphores
+    ) -> None:
         self.rank = rank
         self.size = size = layout.size
         self.next_slot = 0

@@ -22,7 +22,7 @@ from farandole.comm.failure_evidence import who_have_left, who_is_missing
 from farandole.comm.transports.base import Transport
 from farandole.comm.transports.messages import Message, PeerLost
 from farandole.comm.transports.shm import channels
-from farandole.comm.transports.shm.all_reduce import AllReduce
+from farandole.comm.transports.shm.all_reduce import SharedMemoryAllReduce
 from farandole.comm.transports.shm.connect import SharedSegment, share_segment
 from farandole.comm.transports.shm.frames import Frames
 from farandole.comm.transports.shm.rounds import Rounds
@@ -48,7 +48,9 @@ class SharedMemory(Transport):
             segment, 0, self._peers, timeout, statements=self._statements, spin=spin
         )
         self._rounds = Rounds(segment, layout, rank, semaphores)
-        self._all_reduce = AllReduce(self._rounds, layout.slot_bytes, ranks_take_turns=not spin)
+        self._all_reduce = SharedMemoryAllReduce(
+            self._rounds, layout.slot_bytes, ranks_take_turns=not spin
+        )
         memory = segment.bytes[layout.channels : layout.token]
         self._channels = channels.Channels(
             rank,

@@ -41,7 +41,7 @@ class GenerationPlan:
 
 
 @dataclass(frozen=True)
-class Placement:
+class GenerationPlacement:
     """One worker's rank in a generation."""
 
     worker: int
@@ -80,9 +80,9 @@ def plan_generation(
     return GenerationPlan(tuple(staying), tuple(leaving), starting)
 
 
-def assign_ranks(staying: Sequence[Member]) -> list[Placement]:
+def assign_ranks(staying: Sequence[Member]) -> list[GenerationPlacement]:
     """The ranks of those that stay, in their order, when nobody is to be started any more."""
-    found: list[Placement] = []
+    found: list[GenerationPlacement] = []
     on_host: dict[str, int] = {}
     for member in staying:
         on_host[member.host] = on_host.get(member.host, 0) + 1
@@ -90,7 +90,9 @@ def assign_ranks(staying: Sequence[Member]) -> list[Placement]:
     for rank, member in enumerate(staying):
         local = seen.get(member.host, 0)
         seen[member.host] = local + 1
-        found.append(Placement(member.worker, rank, len(staying), local, on_host[member.host]))
+        found.append(
+            GenerationPlacement(member.worker, rank, len(staying), local, on_host[member.host])
+        )
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from farandole.launch.policies.elastic.generations import Placement
+from farandole.launch.policies.elastic.generations import GenerationPlacement
 from farandole.worker.elastic import (
     LEAVE,
     PREFIX,
@@ -66,7 +66,7 @@ class RendezvousServer:
     def assign(
         self,
         generation: int,
-        placements: Sequence[Placement],
+        placements: Sequence[GenerationPlacement],
         *,
         admits: bool = False,
         life: int = 0,
@@ -77,7 +77,7 @@ class RendezvousServer:
             answer = {**_ranks(generation, placement), "members": members}
             self._answer(placement.worker, json.dumps({**answer, "admits": admits, "life": life}))
 
-    def promise(self, generation: int, placement: Placement, life: int) -> None:
+    def promise(self, generation: int, placement: GenerationPlacement, life: int) -> None:
         """Tells a new worker, which asks, a rank that it will have or nearly so."""
         answer = {**_ranks(generation, placement), "members": [], "admits": False, "life": life}
         self._answer(placement.worker, json.dumps({**answer, "is_promise": True}))
@@ -123,7 +123,7 @@ def _read(question: bytes) -> Question:
     return Question(int(number), kind, int(step))
 
 
-def _ranks(generation: int, placement: Placement) -> dict[str, int]:
+def _ranks(generation: int, placement: GenerationPlacement) -> dict[str, int]:
     return {
         "generation": generation,
         "rank": placement.rank,

@@ -29,9 +29,9 @@ from farandole.launch.job import Outcome
 from farandole.launch.messages import tell
 from farandole.launch.policies.elastic.discovery import Discovery
 from farandole.launch.policies.elastic.generations import (
+    GenerationPlacement,
     GenerationPlan,
     Member,
-    Placement,
 )
 from farandole.launch.policies.elastic.job import ElasticJob
 from farandole.launch.policies.elastic.members import ElasticWorker
@@ -50,7 +50,7 @@ from farandole.worker.failure import first_cause, signal_obeyed_by
 _BLOCKED_SECONDS = 60.0  # for which a host on which workers keep failing is left out at first
 
 
-class ElasticTraining(Elastic):
+class ElasticTrainingPolicy(Elastic):
     """All workers of one job, over all its generations."""
 
     wait_option = "--elastic-wait"
@@ -125,7 +125,7 @@ class ElasticTraining(Elastic):
             if worker.is_promised or self._has_rank(worker):
                 continue
             size = sum(not each.is_dismissed for each in self._workers.values())
-            placement = Placement(number, size - 1, max(size, 2), 0, max(size, 2))
+            placement = GenerationPlacement(number, size - 1, max(size, 2), 0, max(size, 2))
             self._rendezvous.promise(self._generation, placement, self._life)
             worker.is_promised = True
             del self._questions[number]
