@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import numpy as np
+from loky import process_executor
 
 from farandole.learn.sources.chunk import Chunk
 from farandole.learn.sums.sum import Statistics, Sum, as_statistics
@@ -47,3 +48,16 @@ class ProcessSum(Sum):
 
     def finish(self, statistics: Statistics, state: Any) -> list[int]:
         return [int(process) for process in statistics["processes"]]
+
+
+class MemoryLimitSum(Sum):
+    """By how many bytes a process of loky may grow before it is ended."""
+
+    def map(self, chunk: Chunk, state: Any) -> Statistics:
+        return as_statistics(limit=float(process_executor._MAX_MEMORY_LEAK_SIZE))
+
+    def merge(self, left: Statistics, right: Statistics) -> Statistics:
+        return left
+
+    def finish(self, statistics: Statistics, state: Any) -> float:
+        return float(statistics["limit"])

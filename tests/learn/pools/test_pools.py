@@ -27,7 +27,7 @@ from farandole.learn.sources.source import Source
 from farandole.learn.sums.sum import Sum
 from farandole.testing import run_world
 from farandole.train.run import Run
-from tests.support.sums import Deadly, ProcessSum, Raising, Total
+from tests.support.sums import Deadly, MemoryLimitSum, ProcessSum, Raising, Total
 
 random = np.random.default_rng(0)
 X = random.normal(size=(1003, 7)) * 10.0 ** random.integers(-3, 4, size=7)
@@ -169,3 +169,9 @@ print(np.array_equal(*found), sorted({"torch", "farandole.comm"} & set(sys.modul
 """)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
     assert done.stdout == "True []\n", done.stderr
+
+
+def test_processes_that_map_large_files_are_kept() -> None:
+    """loky ends a process that has grown by 300 MB, and mapped files count."""
+    with Processes(1).place(Source(X)) as placed:
+        assert placed.sum(MemoryLimitSum(), None) > 2**50
