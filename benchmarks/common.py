@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+import statistics
 import subprocess
 import sys
 import time
@@ -65,5 +66,5 @@ def restart_on_workers(workers: int, *, per_gpu: bool = False) -> None:
 def spread(values: list[float]) -> dict[str, float]:
     """Median and quartiles."""
     ordered = sorted(values)
-    at = [ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))] for q in (0.25, 0.5, 0.75)]
-    return {"quartile_1": at[0], "median": at[1], "quartile_3": at[2]}
+    low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.75))
+    return {"quartile_1": low, "median": statistics.median(ordered), "quartile_3": high}
