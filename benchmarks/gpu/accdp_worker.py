@@ -22,7 +22,7 @@ import farandole as fd
 from farandole.comm import C10d
 from farandole.models import build
 
-STEPS, TURNS, WARM = 8, 6, 6
+STEPS, TURNS, WARM = 8, 14, 6
 
 
 class Side:

@@ -68,10 +68,11 @@ class DirectCollectives:
             part.view(shape) for part, shape in zip(everything.split(counts), shapes, strict=True)
         ]
 
-    def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+    def broadcast(self, tensor: torch.Tensor, source: int, agreed: bool) -> torch.Tensor:
         flat = flat_view(tensor)
         with self.scopes.enter("broadcast", flat.nbytes):
-            self.transport.agree(claim_of("broadcast", tensor, f"from rank {source}"))
+            if not agreed:
+                self.transport.agree(claim_of("broadcast", tensor, f"from rank {source}"))
             self.transport.broadcast(flat, source)
         if self.rank == source and self.size > 1:
             self.meter.add_bytes(flat.nbytes)

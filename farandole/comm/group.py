@@ -125,9 +125,10 @@ class Group:
         that the caller has nothing else to do meanwhile: then it is done on return, no thread need
         be woken for it, and what goes wrong, also in those before it, is raised here.
         """
-        native = tensor.is_cuda and algorithm in ("auto", "native")
-        if native and not self.transport.carrier(tensor).needs_the_host:
-            return self._device_future(tensor)
+        work = self.average_on_device(tensor, algorithm)
+        if work is not None:
+            begun: Future[list[torch.Tensor]] = work.get_future()
+            return begun.then(lambda done: done.value()[0])
 
         def average() -> torch.Tensor:
             return self._direct.all_reduce(tensor, "average", algorithm, agreed=True)
@@ -138,18 +139,27 @@ class Group:
         future.set_result(self._queue.unmetered(average))
         return future
 
-    def _device_future(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
-        """The backend's own, on its own stream; as DDP does it without us."""
+    def average_on_device(self, tensor: torch.Tensor, algorithm: str = "auto") -> dist.Work | None:
+        """The same for a tensor on a GPU, by the backend's own collective on its own stream, as DDP
+        does it: what is queued after `wait` comes after it, and the host goes on. None, and nothing
+        begun, where the host is needed: then `average_future` does it."""
+        if not tensor.is_cuda or algorithm not in ("auto", "native"):
+            return None
+        carrier = self.transport.carrier(tensor)
+        if carrier.needs_the_host:
+            return None
         options = dist.AllreduceOptions()
         options.timeout = self.timeout
-        tensor.mul_(1.0 / self.size)
+        if carrier.averages_by_itself:
+            options.reduceOp = dist.ReduceOp.AVG  # type: ignore[assignment]
+        else:
+            tensor.mul_(1.0 / self.size)
         with self.trace.span(
             "all_reduce", "comm", bytes=tensor.nbytes, algorithm="native", by="c10d"
         ):  # the host's side of it: the device goes on by itself
             work = self.process_group.allreduce([tensor], options)
         self.meter.add_bytes(ring_bytes(tensor.nbytes, self.size))
-        future: Future[list[torch.Tensor]] = work.get_future()
-        return future.then(lambda done: done.value()[0])
+        return work
 
     def register(self, tensor: torch.Tensor) -> AbstractContextManager[object]:
         """Moves the memory of a CPU tensor to where all ranks of this host can reach it.
@@ -208,10 +218,15 @@ class Group:
         """Every rank's `tensor`, in rank order. Shapes may differ, dtypes not."""
         return self._run(lambda: self._direct.all_gather(tensor))
 
-    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
-        """Overwrites `tensor` with the one of rank `source` and returns it."""
+    def broadcast(
+        self, tensor: torch.Tensor, source: int = 0, *, agreed: bool = False
+    ) -> torch.Tensor:
+        """Overwrites `tensor` with the one of rank `source` and returns it.
+
+        `agreed`: the ranks are known to call this now, with tensors of the same kind.
+        """
         self._require_rank(source)
-        return self._run(lambda: self._direct.broadcast(tensor, source), tensor)
+        return self._run(lambda: self._direct.broadcast(tensor, source, agreed), tensor)
 
     def broadcast_all(self, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
         """Broadcasts many tensors in few messages: those of one dtype and device travel flat."""

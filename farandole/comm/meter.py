@@ -131,8 +131,9 @@ class GradientWait:
             self._under_way += 1
             self._last_issued = is_last
             if buffer.is_cuda:
-                self._ready_event = torch.cuda.Event(enable_timing=True)
-                self._ready_event.record()
+                if is_last:
+                    self._ready_event = torch.cuda.Event(enable_timing=True)
+                    self._ready_event.record()
             else:
                 self._last_ready = time.perf_counter()
 

@@ -67,3 +67,15 @@ def is_finite(tensor: torch.Tensor) -> bool:
         return True
     lowest, highest = torch.aminmax(tensor)  # but large numbers may have added up to inf
     return bool(torch.isfinite(lowest) & torch.isfinite(highest))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a stretch of memory without gaps or overlaps, in any order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return expected == math.prod(tensor.shape)

@@ -53,6 +53,7 @@ class Transport(ABC):
     native_is_fastest: ClassVar[bool] = False  # for CPU tensors of any size
     never_waits: bool = False  # to send: what was sent lies ready for the other end
     needs_the_host: ClassVar[bool] = False  # in mid-collective, also for tensors on GPUs
+    averages_by_itself: bool = False  # `ReduceOp.AVG` of its process group, on tensors on GPUs
     may_join_late: ClassVar[bool] = False  # a rank that has died can be replaced in mid-run
     joined_late: bool = False  # the others had begun before
 

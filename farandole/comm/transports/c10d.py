@@ -71,6 +71,7 @@ class C10d(Network):
         cuda = torch.device("cuda")
         devices = process_group._device_types
         self._nccl = cuda in devices and process_group._get_backend(cuda).name() == "nccl"
+        self.averages_by_itself = self._nccl  # gloo has no such operation
         self._board = StoreBoard(store, rank, size)
         self._store = store
         self._made: weakref.WeakSet[C10d] = weakref.WeakSet()

@@ -13,12 +13,13 @@ the average all ranks hold the same NaN in a gradient, and the notes still tell 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+
+from farandole.comm.tensors import is_dense
 
 _MIB = 2**20
 # As DDP has it: a small first bucket, so that the exchange begins early.
@@ -57,6 +58,10 @@ class Bucket:
     """One for each rank, NaN where its gradients were not finite: a view of the buffer."""
     trailer: torch.Tensor
     """The flags and the notes: a view of the buffer."""
+    body: torch.Tensor
+    """All but the trailer: a view of the buffer."""
+    note_of: list[torch.Tensor]
+    """The note of each rank: views of the buffer."""
 
     def fill(self) -> None:
         """Copies what the parameters have accumulated; a missing gradient counts as zeros.
@@ -93,7 +98,9 @@ class Bucket:
         """
         # A sum times 0 is 0 or NaN, without a branch that would need the value on the host.
         self.notes.zero_()
-        self.notes[rank] = self.buffer[: -len(self.trailer)].sum() * 0
+        note = self.note_of[rank]
+        torch.sum(self.body, 0, out=note)
+        note.mul_(0)
 
     def noted(self) -> list[int]:
         """The ranks whose gradients were not finite. Waits for a GPU."""
@@ -169,6 +176,8 @@ def _bucket(
         flags,
         notes,
         buffer[-trailer:],
+        buffer[:-trailer],
+        list(notes.unbind()),
     )
 
 
@@ -181,18 +190,6 @@ def _like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """A part of a buffer in a parameter's shape and strides, as fused optimizers need it."""
     real = _real(parameter)
     # A parameter with gaps or overlaps (an expanded one) has strides that reach beyond the part.
-    strides = real.stride() if _is_dense(real) else torch.empty(real.shape, device="meta").stride()
+    strides = real.stride() if is_dense(real) else torch.empty(real.shape, device="meta").stride()
     view = part.as_strided(real.shape, strides)
     return torch.view_as_complex(view) if parameter.is_complex() else view
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill a stretch of memory without gaps or overlaps, in any order."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return expected == math.prod(tensor.shape)

@@ -11,13 +11,12 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.futures import Future
 
 from farandole.comm import Group
 from farandole.comm.units import Units
 from farandole.errors import CommError
 from farandole.sync.allreduce.buckets import Bucket
-from farandole.sync.allreduce.reductions import Average, Reduction, settled
+from farandole.sync.allreduce.reductions import Average, Pending, Reduction, settled
 
 
 class KeptGradients(Reduction):
@@ -34,7 +33,7 @@ class KeptGradients(Reduction):
         self.factor = 1.0
         """By which the next repetition multiplies this rank's gradients."""
 
-    def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
+    def reduce(self, bucket: Bucket) -> Pending:
         self._keep(bucket)
         if not self._is_lost and self._units.rehearse is None:
             try:
@@ -45,7 +44,7 @@ class KeptGradients(Reduction):
                 self._is_lost = True
         return settled(bucket.buffer)
 
-    def finish(self, under_way: Sequence[Future[torch.Tensor]], spread: Callable[[], None]) -> None:
+    def finish(self, under_way: Sequence[Pending], spread: Callable[[], None]) -> None:
         def work() -> None:
             if self._repeats:
                 for bucket, _ in self._kept:
@@ -69,7 +68,7 @@ class KeptGradients(Reduction):
             memory = self._memory[bucket.index] = torch.empty_like(bucket.buffer)
         self._kept.append((bucket, memory.copy_(bucket.buffer)))
 
-    def _wait_for(self, under_way: Sequence[Future[torch.Tensor]]) -> None:
+    def _wait_for(self, under_way: Sequence[Pending]) -> None:
         try:
             for future in under_way:
                 future.wait()

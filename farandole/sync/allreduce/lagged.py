@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from farandole.comm import Group
 from farandole.sync.allreduce.buckets import Bucket
 from farandole.sync.allreduce.reducer import GradientReducer
-from farandole.sync.allreduce.reductions import Average, is_trained, settled
+from farandole.sync.allreduce.reductions import Average, Pending, Then, is_trained, settled
 from farandole.sync.base import (
     Strategy,
     Synchronizer,
@@ -125,7 +125,7 @@ class _Late(Average):
         self.empty: set[torch.Tensor] = set()
         """Parameters that have no gradient in this step, because the first is still on its way."""
 
-    def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
+    def reduce(self, bucket: Bucket) -> Pending:
         # Decided once for a pass: all its buckets are late or none is. Buckets come in the order of
         # their index, the same on all ranks, so all of them decide with the same counts.
         if bucket.index == 0:
@@ -138,21 +138,20 @@ class _Late(Average):
         # The first synchronous step after late ones: the last late average is still due, and is
         # added to this step's, after this step's has been averaged. It is an average already.
         late = [self._arrived(name) for name in bucket.names]
-        future = super().reduce(bucket)
+        synchronous = super().reduce(bucket)
         if all(average is None for average in late):
-            return future
+            return synchronous
 
-        def add_late(done: Future[torch.Tensor]) -> torch.Tensor:
+        def add_late() -> None:
             for place, average in enumerate(late):
                 if average is not None:
                     bucket.gradients[place].add_(average.gradient)
                     bucket.has_gradient[place] = 1.0
                     bucket.notes.add_(average.notes)
-            return done.value()
 
-        return future.then(add_late)
+        return Then(synchronous, add_late)
 
-    def _reduce_late(self, bucket: Bucket) -> Future[torch.Tensor]:
+    def _reduce_late(self, bucket: Bucket) -> Pending:
         # What travels is a copy: the bucket's own buffer is about to hold the older average, which
         # the step applies while the copy is on its way.
         mine = bucket.buffer.clone()

@@ -32,14 +32,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
-from torch.futures import Future
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from farandole.comm import Group
 from farandole.sync.allreduce import refusals
 from farandole.sync.allreduce.buckets import Bucket, UnfitGradientError, pack
-from farandole.sync.allreduce.reductions import Reduction
+from farandole.sync.allreduce.buffer_spread import BufferSpread
+from farandole.sync.allreduce.reductions import Pending, Reduction
 from farandole.sync.common.alignment import check_same_model
 
 _graph_task = torch._C._current_graph_task_id
@@ -66,7 +66,7 @@ class GradientReducer:
         self._reduction = reduction
         self._generation = group.generation
         self._bucket_mib = bucket_mib
-        self._spread_buffers = spread_buffers
+        self._buffers = BufferSpread(model, group) if spread_buffers else None
         self._lock = threading.RLock()  # parameters on several devices arrive on several threads
         self.is_on = True
         self.notes_culprits = True
@@ -134,7 +134,7 @@ class GradientReducer:
         # The bucket to be reduced next. A bucket that is full waits for those before it: which one
         # fills first may differ between ranks, and a reduction must meet the same one elsewhere.
         self._next = 0
-        self._under_way: list[Future[torch.Tensor]] = []
+        self._under_way: list[Pending] = []
         self._end_is_known = False
 
     def _abandon_pass(self) -> None:
@@ -151,6 +151,8 @@ class GradientReducer:
         Parameters that are thawed within a pass over the data are noticed at the end of a backward
         pass.
         """
+        if self._buffers is not None:
+            self._buffers.look_for_modules()
         here = list(self._model.parameters())
         same = len(here) == len(self._all) and all(map(operator.is_, here, self._all))
         if not same or any(p.requires_grad != (p in self._names) for p in here) or self._misfits():
@@ -233,7 +235,7 @@ class GradientReducer:
         self._next += 1
         self._under_way.append(self._start(bucket))
 
-    def _start(self, bucket: Bucket) -> Future[torch.Tensor]:
+    def _start(self, bucket: Bucket) -> Pending:
         with torch.no_grad():
             try:
                 bucket.fill()
@@ -268,8 +270,8 @@ class GradientReducer:
             self.regroup()
 
     def _spread(self) -> None:
-        if self._spread_buffers:
-            self._group.broadcast_all(list(self._model.buffers()))
+        if self._buffers is not None:
+            self._buffers.spread()
 
     def _include_thawed(self) -> None:
         """Averages gradients of parameters that were thawed since the last `_follow`.

@@ -1,17 +1,21 @@
 """Checks gradients on a device without waiting for the device.
 
-    device    … backward ─ norms ─ copy ─ zeros? ─ step ─ forward ─ backward ─ …
+    device    … backward ─ look ─ copy ─ zeros? ─ step ─ forward ─ backward ─ …
     host      … launches all that, and goes on ………………………… reads the copy, before the next step
 
 Where one gradient is not finite, the device itself replaces all of them by zeros. So no NaN gets
 into the parameters, although the host does not know of it yet. The host reads the answer before the
 next step. By then the device has usually computed it.
+
+On a GPU two kernels of our own do it (`finite_kernels`); where they do not serve, PyTorch's
+operations.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
@@ -25,64 +29,123 @@ _BITS = {
 }  # integers of the same size
 
 
+class Kernels(Protocol):
+    def find_and_clear(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """For each, on the device, 0 or, if it is not finite, 1; then all of them are zeros. None,
+        and nothing done: not for these."""
+
+
+class DeviceChecks:
+    """Starts the check of each step, and remembers the kernels of each device."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[torch.device, Kernels | None] = {}
+
+    def start(
+        self,
+        gradients: Sequence[torch.Tensor],
+        flats: Callable[[], Sequence[torch.Tensor]],
+        buckets: Sequence[Bucket],
+    ) -> DeviceCheck:
+        """Checks `gradients`, which lie in `flats`, and copies the buckets' notes to the host."""
+        # Queued in the order of the stream: notes and answers are copied before anything replaces
+        # what they are about, and the step, queued later, sees zeros.
+        notes = _notes(buckets)
+        order: list[int] = []
+        answers: list[torch.Tensor] = []
+        events: list[torch.cuda.Event | None] = []
+        for device, places in _by_device(gradients).items():
+            here = gradients if len(places) == len(gradients) else [gradients[at] for at in places]
+            order += places
+            kernels = self._kernels_of(device)
+            bad = None if kernels is None else kernels.find_and_clear(here)
+            if bad is None:
+                bad = _are_bad(here)
+                _clear_if(bad.any(), [flat for flat in flats() if flat.device == device])
+            answers.append(_to_host(bad))
+            events.append(_record(device))
+        return DeviceCheck(order, answers, events, buckets, notes)
+
+    def _kernels_of(self, device: torch.device) -> Kernels | None:
+        if device not in self._kernels:
+            self._kernels[device] = _build_kernels(device)
+        return self._kernels[device]
+
+
 class DeviceCheck:
-    """Checks `gradients`, which lie in `flats`, and copies the buckets' notes to the host."""
+    """A check that was started. It is read when its answers are needed."""
 
     def __init__(
         self,
-        gradients: Sequence[torch.Tensor],
-        flats: Sequence[torch.Tensor],
+        order: Sequence[int],
+        answers: Sequence[torch.Tensor],
+        events: Sequence[torch.cuda.Event | None],
         buckets: Sequence[Bucket],
+        notes: Sequence[torch.Tensor],
     ) -> None:
+        self._order = order
+        self._answers = answers
+        self._events = events
         self._buckets = buckets
-        # Queued in the order of the stream: notes and answers are copied before `_keep_if`
-        # replaces what they are about, and the step, queued later, sees zeros.
-        self._order: list[int] = []
-        self._copies: list[torch.Tensor] = []
-        self._events: list[torch.cuda.Event | None] = []
-        self._notes = [_to_host(bucket.notes != 0) for bucket in buckets]
-        for device, places in _by_device(gradients).items():
-            self._order += places
-            sound = _are_finite([gradients[place] for place in places])
-            self._copies.append(_to_host(sound))
-            _keep_if(sound.all(), [flat for flat in flats if flat.device == device])
-            self._events.append(_record(device))
+        self._notes = notes
 
     def first_bad(self) -> int | None:
         """The place of the first gradient that was not finite. Waits for its own work only."""
         for event in self._events:
             if event is not None:
                 event.synchronize()
-        sound = [is_sound for copy in self._copies for is_sound in copy.tolist()]
-        bad = [place for place, is_sound in zip(self._order, sound, strict=True) if not is_sound]
-        return min(bad, default=None)
+        if not any(bool(answer.any()) for answer in self._answers):
+            return None
+        answers = [is_bad for answer in self._answers for is_bad in answer.tolist()]
+        return min(at for at, is_bad in zip(self._order, answers, strict=True) if is_bad)
 
     def noted(self) -> list[tuple[Bucket, list[int]]]:
         """The ranks that have left a note in each bucket. Comes after `first_bad`."""
         return [
-            (bucket, [rank for rank, is_bad in enumerate(notes.tolist()) if is_bad])
+            (bucket, [rank for rank, note in enumerate(notes.tolist()) if note != 0])
             for bucket, notes in zip(self._buckets, self._notes, strict=True)
         ]
 
 
+def _notes(buckets: Sequence[Bucket]) -> list[torch.Tensor]:
+    """A copy of each bucket's, on the host when the device has got so far."""
+    if len({(bucket.notes.dtype, bucket.notes.device) for bucket in buckets}) != 1:
+        return [_to_host(bucket.notes.clone()) for bucket in buckets]
+    together = _to_host(torch.cat([bucket.notes for bucket in buckets]))
+    return list(together.split([len(bucket.notes) for bucket in buckets]))
+
+
 def _by_device(gradients: Sequence[torch.Tensor]) -> dict[torch.device, list[int]]:
     """The places of the gradients on each device."""
+    devices = [gradient.device for gradient in gradients]
+    if devices.count(devices[0]) == len(devices):
+        return {devices[0]: list(range(len(devices)))}
     found: dict[torch.device, list[int]] = {}
-    for place, gradient in enumerate(gradients):
-        found.setdefault(gradient.device, []).append(place)
+    for place, device in enumerate(devices):
+        found.setdefault(device, []).append(place)
     return found
 
 
-def _are_finite(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+def _build_kernels(device: torch.device) -> Kernels | None:
+    if device.type != "cuda" or torch.version.cuda is None:
+        return None
+    try:
+        from farandole.sync.common import finite_kernels
+    except ImportError:  # a PyTorch without Triton
+        return None
+    return finite_kernels.serving(device)
+
+
+def _are_bad(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """One answer for each of them, which are all on one device."""
     norms = list(torch._foreach_norm(list(gradients), math.inf))
     if len({norm.dtype for norm in norms}) > 1:
         norms = [norm.double() for norm in norms]
-    return torch.stack(norms) < math.inf  # a NaN is not, either
+    return ~(torch.stack(norms) < math.inf)  # a NaN is not, either
 
 
-def _keep_if(all_sound: torch.Tensor, flats: Sequence[torch.Tensor]) -> None:
-    """Zeros instead of all of them, unless `all_sound`: few launches for many tensors.
+def _clear_if(one_is_bad: torch.Tensor, flats: Sequence[torch.Tensor]) -> None:
+    """Zeros instead of all of them, if `one_is_bad`: few launches for many tensors.
 
     The bits are multiplied as integers, by 1 or 0. As numbers a NaN times 0 would stay a NaN.
     """
@@ -90,11 +153,11 @@ def _keep_if(all_sound: torch.Tensor, flats: Sequence[torch.Tensor]) -> None:
     for flat in flats:
         bits = _BITS.get(flat.dtype)
         if bits is None:
-            flat.masked_fill_(~all_sound, 0)
+            flat.masked_fill_(one_is_bad, 0)
         else:
             kinds.setdefault(bits, []).append(flat.view(bits))
     for bits, views in kinds.items():
-        torch._foreach_mul_(views, all_sound.to(bits))
+        torch._foreach_mul_(views, (~one_is_bad).to(bits))
 
 
 def _to_host(answers: torch.Tensor) -> torch.Tensor:

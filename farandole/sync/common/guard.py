@@ -28,13 +28,15 @@ from farandole.errors import DivergedError
 from farandole.sync.allreduce.buckets import Bucket
 from farandole.sync.allreduce.reducer import GradientReducer
 from farandole.sync.common.closures import with_gradients
-from farandole.sync.common.device_check import DeviceCheck
+from farandole.sync.common.device_check import DeviceCheck, DeviceChecks
 
 UNTOUCHED = "No parameter has been changed by it."
 SKIPPED = "Its step was taken with zeros instead of gradients."
 KEPT_BACK = "Nothing of it has reached the other ranks."
 
 _SHOWN = 3
+_DENSE = torch.strided
+_PLAIN = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
 class Culprit(NamedTuple):
@@ -82,6 +84,7 @@ class GradientGuard:
         self._group = group
         self._act = act or stop
         self._steps = 0
+        self._device_checks = DeviceChecks()
         self._started: _Started | None = None
         if optimizer is not None and not by_hand:
             # Weak: an optimizer that outlives its strategy must not keep it, nor be checked by it.
@@ -130,14 +133,8 @@ class GradientGuard:
         found = self._read()  # of the step before, on a GPU
         if found is not None:
             return found
-        # Lists of pairs, and not dictionaries: this runs in every step, for every parameter.
-        here = [
-            (p, numbers)
-            for p in self._parameters()
-            if p.grad is not None and (numbers := _numbers(p.grad)).numel()
-        ]
+        on_cpu, on_device = _present(self._parameters())
         step = (self.count() if self.count is not None else 0) or self._steps
-        on_cpu = [(p, g) for p, g in here if g.is_cpu]
         # Two passes: over few large buffers first, which are nearly always finite. A buffer holds
         # more than these gradients (flags, notes, other parameters), so the second pass decides.
         if on_cpu and not all(map(is_finite, self._flats([g for _, g in on_cpu]))):
@@ -145,11 +142,12 @@ class GradientGuard:
             if bad is not None:
                 noted = [(bucket, bucket.noted()) for bucket in self._buckets()]
                 return self._blame(bad, noted, step, UNTOUCHED)
-        if len(on_cpu) < len(here) and not _is_recorded():
-            parameters = [p for p, g in here if not g.is_cpu]
-            gradients = [g for _, g in here if not g.is_cpu]
-            check = DeviceCheck(gradients, self._flats(gradients), self._buckets())
-            self._started = _Started(check, parameters, step)
+        if on_device and not _is_recorded():
+            gradients = [g for _, g in on_device]
+            check = self._device_checks.start(
+                gradients, lambda: self._flats(gradients), self._buckets()
+            )
+            self._started = _Started(check, [p for p, _ in on_device], step)
         return None
 
     def _read(self) -> Culprit | None:
@@ -257,6 +255,26 @@ def _first_of(group: Group, found: Culprit | None) -> Culprit | None:
     if not anything:
         return None
     return next(Culprit(*one) for one in group.gather_json(found) if one is not None)
+
+
+_Present = list[tuple[nn.Parameter, torch.Tensor]]
+"""Parameters, each with the numbers of its gradient."""
+
+
+def _present(parameters: Sequence[nn.Parameter]) -> tuple[_Present, _Present]:
+    """Those that have any, on the CPU and on devices."""
+    # Runs in every step, for every parameter: one look at each property, and no calls.
+    on_cpu: _Present = []
+    on_device: _Present = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        if gradient.layout is not _DENSE or gradient.dtype not in _PLAIN:
+            gradient = _numbers(gradient)
+        if gradient.numel():
+            (on_cpu if gradient.is_cpu else on_device).append((parameter, gradient))
+    return on_cpu, on_device
 
 
 def _numbers(gradient: torch.Tensor) -> torch.Tensor:

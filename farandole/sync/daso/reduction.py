@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-from torch.futures import Future
-
 from farandole.comm import Group
 from farandole.sync.allreduce.buckets import Bucket
-from farandole.sync.allreduce.reductions import Average, Reduction, settled
+from farandole.sync.allreduce.reductions import Average, Pending, Reduction, settled
 
 
 class PhaseReduction(Reduction):
@@ -26,7 +23,7 @@ class PhaseReduction(Reduction):
     def average_in_host(self) -> None:
         self._in_host = True
 
-    def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
+    def reduce(self, bucket: Bucket) -> Pending:
         if bucket.is_last:
             self.done = True
         if not self._in_host:

@@ -22,7 +22,7 @@ import farandole as fd
 from farandole.errors import CommError, DivergedError
 from farandole.sync import STRATEGIES, parse
 from farandole.sync.allreduce.buckets import pack
-from farandole.sync.common.device_check import DeviceCheck
+from farandole.sync.common.device_check import DeviceChecks
 from farandole.testing import run_world
 from farandole.topology import Topology
 from farandole.train import Run
@@ -441,12 +441,13 @@ def test_a_device_answers_one_step_late_and_applies_zeros() -> None:
     held.notes.zero_()
     loose = torch.ones(2, dtype=torch.float64)
     gradients = [loose, *held.gradients]
-    fine = DeviceCheck(gradients, [loose, held.buffer], bucket)
+    checks = DeviceChecks()
+    fine = checks.start(gradients, lambda: [loose, held.buffer], bucket)
     assert fine.first_bad() is None
     assert torch.equal(loose, torch.ones(2, dtype=torch.float64))
     held.gradients[1][0] = torch.inf
     held.notes[2] = torch.nan
-    ill = DeviceCheck(gradients, [loose, held.buffer], bucket)
+    ill = checks.start(gradients, lambda: [loose, held.buffer], bucket)
     assert ill.first_bad() == 2
     assert ill.noted() == [(held, [2])]
     assert not loose.any()

@@ -1,0 +1,69 @@
+"""Our kernels find what PyTorch's operations find, and clear all or nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from farandole.sync.common.device_check import DeviceChecks
+
+CUDA = torch.device("cuda")
+SIZES = (1, 7, 8191, 8192, 8193, 40_000)
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def gradients(dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.ones(size, dtype=dtype, device=CUDA) for size in SIZES]
+
+
+def kernels() -> object:
+    pytest.importorskip("triton")
+    from farandole.sync.common import finite_kernels
+
+    found = finite_kernels.serving(CUDA)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("ill", [torch.nan, torch.inf, -torch.inf])
+def test_one_number_anywhere(dtype: torch.dtype, ill: float) -> None:
+    found = kernels()
+    for place, size in enumerate(SIZES):
+        for at in {0, size // 2, size - 1}:
+            given = gradients(dtype)
+            given[place][at] = ill
+            answer = found.find_and_clear(given)  # type: ignore[attr-defined]
+            assert answer.tolist() == [int(n == place) for n in range(len(SIZES))]
+            assert not any(bool(each.any()) for each in given)
+    given = [each * torch.finfo(dtype).max for each in gradients(dtype)]
+    assert not found.find_and_clear(given).any()  # type: ignore[attr-defined]
+    assert all(bool((each == torch.finfo(dtype).max).all()) for each in given)
+
+
+def test_layouts_of_memory() -> None:
+    found = kernels()
+    weight = torch.ones(8, 4, 3, 3, device=CUDA).to(memory_format=torch.channels_last)
+    behind = torch.full((100,), torch.nan, device=CUDA)  # memory that is nobody's gradient
+    weight[3, 2, 1, 0] = torch.nan
+    assert found.find_and_clear([weight, behind[:0]]).tolist() == [1, 0]  # type: ignore[attr-defined]
+    assert not weight.any()
+    assert behind.isnan().all()
+    gaps = torch.ones(4, 4, device=CUDA)[:, 1:3]
+    assert found.find_and_clear([gaps]) is None  # type: ignore[attr-defined]
+    several = [torch.ones(2, device=CUDA), torch.ones(2, device=CUDA, dtype=torch.float64)]
+    assert found.find_and_clear(several) is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["kernels", "operations"])
+def test_a_check_is_read_one_step_later(mixed: bool) -> None:
+    checks = DeviceChecks()
+    for ill in (False, True, False):
+        given = gradients(torch.float32)
+        if mixed:
+            given.append(torch.ones(3, device=CUDA, dtype=torch.float64))
+        if ill:
+            given[4][5] = torch.inf
+        check = checks.start(given, lambda given=given: given, [])  # type: ignore[misc]
+        assert check.first_bad() == (4 if ill else None)
+        assert all(bool(each.any()) for each in given) is not ill
