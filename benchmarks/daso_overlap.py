@@ -26,7 +26,7 @@ from torch import nn
 import farandole as fd
 from farandole.sync import parse
 
-STEPS, WIDTH, ROWS, KEPT_MS = 30, 2048, 2048, 60.0
+STEPS, WIDTH, KEPT_MS = 60, 2048, 60.0
 Interval = tuple[float, float]
 
 
@@ -58,14 +58,14 @@ def worker(path: str) -> None:
     model = nn.Sequential(*layers).to(run.device)
     optimizer = torch.optim.SGD(model.parameters(), 1e-6)
     run.distribute(model, optimizer, sync=parse("daso"))
-    data = torch.randn(ROWS * STEPS, WIDTH)
+    data = torch.randn(64 * STEPS, WIDTH)
     dataset = torch.utils.data.TensorDataset(data)
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     for epoch in run.epochs(20):
         if epoch == 10 and run.rank == 0:  # past the synchronous beginning
             torch.cuda.synchronize()
             profiler.start()
-        for (x,) in run.loader(dataset, batch_size=ROWS):
+        for (x,) in run.loader(dataset, batch_size=64):
             optimizer.zero_grad()
             moved = x.to(run.device)
             for _ in range(4):  # computation enough to hide an exchange behind

@@ -74,7 +74,8 @@ def measure(run: fd.Run, text: str, grid: str, options: argparse.Namespace) -> d
     }
     tiles.close()
     if plain is not None:
-        apart = [abs(a / b - 1) for a, b in zip(losses["tiles"], losses["plain"], strict=True)]
+        pairs = zip(losses["tiles"], losses["plain"], strict=True)
+        apart = [abs(ours - theirs) / losses["plain"][0] for ours, theirs in pairs]
         # Later ones show how training amplifies rounding: few images, learned by heart.
         found["losses"] = {side: values[:5] for side, values in losses.items()}
         found["loss_difference"] = {"first_step": apart[0], "first_three": max(apart[:3])}

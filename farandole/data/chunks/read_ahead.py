@@ -40,6 +40,7 @@ class ChunkReader:
         self._room = window + ahead
         self._threads = ThreadPoolExecutor(1, "farandole-read-ahead") if ahead else None
         self._at_hand: OrderedDict[int, Future[Chunk]] = OrderedDict()
+        self._read_chunks: dict[int, Chunk] = {}  # of those at hand: to ask a future takes longer
         self._coming: deque[int] = deque()
         self._uses: dict[int, int] = {}  # that a chunk still has, as far as that is known
         _readers.add(self)
@@ -60,13 +61,26 @@ class ChunkReader:
 
     def take(self, chunk: int) -> Chunk:
         """The chunk, for one sample of it."""
+        found = self._read_chunks.get(chunk)
+        if found is None:
+            found = self._read_chunks[chunk] = self._awaited(chunk)
+        self._at_hand.move_to_end(chunk)
+        left = self._uses.get(chunk)
+        if left == 1:
+            del self._uses[chunk]
+            self._drop(chunk)
+            self._fill()
+        elif left is not None:
+            self._uses[chunk] = left - 1
+        return found
+
+    def _awaited(self, chunk: int) -> Chunk:
         if chunk not in self._at_hand:
             self._make_room()
             self._start(chunk)
         future = self._at_hand[chunk]
-        self._at_hand.move_to_end(chunk)
         try:
-            found = future.result(_READ_SECONDS)
+            return future.result(_READ_SECONDS)
         except TimeoutError:
             if future.done():  # it is the reading's own
                 del self._at_hand[chunk]
@@ -77,14 +91,6 @@ class ChunkReader:
         except BaseException:
             self._at_hand.pop(chunk, None)  # whoever asks again tries again
             raise
-        left = self._uses.get(chunk)
-        if left == 1:
-            del self._uses[chunk]
-            self._drop(chunk)
-            self._fill()
-        elif left is not None:
-            self._uses[chunk] = left - 1
-        return found
 
     def settle(self) -> None:
         """Waits until nothing is being read."""
@@ -111,6 +117,7 @@ class ChunkReader:
             self._drop(next(unplanned, next(iter(self._at_hand))))
 
     def _drop(self, chunk: int) -> None:
+        self._read_chunks.pop(chunk, None)
         future = self._at_hand.pop(chunk, None)
         # One that is under way takes memory until it is read: wait for it, that the bound holds.
         if future is not None and not future.cancel():

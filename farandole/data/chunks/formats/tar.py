@@ -38,6 +38,10 @@ class TarSample(NamedTuple):
     members: tuple[Member, ...]
 
 
+_TOGETHER_BYTES = 2**16
+"""Small files of a sample are read together: a read takes longer than to copy them once more."""
+
+
 def _array(data: bytes) -> Any:
     return np.load(io.BytesIO(data), allow_pickle=False)
 
@@ -89,8 +93,12 @@ class _Run(Sequence[Any]):
     def __getitem__(self, row: Any) -> Any:
         key, members = self._samples[row]
         sample: dict[str, Any] = {"__key__": key}
+        part = self._part
+        begin, end = members[0].start, members[-1].stop
+        if len(members) > 1 and end - begin <= _TOGETHER_BYTES:
+            part = _cut(part(begin, end), begin)
         for field, start, stop in members:
-            data = self._part(start, stop)
+            data = part(start, stop)
             decode = DECODERS.get(field.rpartition(".")[2])
             try:
                 sample[field] = data if decode is None else decode(data)
@@ -103,6 +111,11 @@ class _Run(Sequence[Any]):
                     f"shard is {self._dtypes[field]}"
                 )
         return sample
+
+
+def _cut(data: bytes, begin: int) -> Part:
+    """Parts of what lies from `begin` on in the file."""
+    return lambda start, stop: data[start - begin : stop - begin]
 
 
 def _index(file: ShardFile) -> list[TarSample]:
