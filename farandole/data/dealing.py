@@ -62,10 +62,15 @@ class Dealing:
 
     def batch(self, number: int) -> list[int]:
         """The places of batch `number`, of all members."""
-        return [self.place(at) for at in self.shares.global_range(number - self.first)]
+        return self._places(self.shares.global_range(number - self.first))
 
     def share(self, number: int, rank: int) -> list[int]:
-        return [self.place(at) for at in self.shares.share(number - self.first, rank)]
+        return self._places(self.shares.share(number - self.first, rank))
+
+    def _places(self, ats: range) -> list[int]:
+        if self.returned:
+            return [self.place(at) for at in ats]
+        return list(range(self.start + ats.start, self.start + ats.stop))  # nearly always
 
     def left(self, number: int) -> tuple[list[int], int]:
         """What is returned, and where to go on, when all batches before `number` are handed out."""

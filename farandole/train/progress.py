@@ -23,6 +23,7 @@ class EpochProgress:
         from rich.console import Console
 
         self._console = Console(file=stream or sys.stderr, highlight=False)
+        self._live = self._console.is_terminal  # which takes its time to find out
         self._bar: Progress | None = None
         self._samples = 0
         self._began = self._shown = 0.0
@@ -33,12 +34,11 @@ class EpochProgress:
             self._began = self._shown = now
             self._samples = 0
         self._samples += info.samples
-        live = self._console.is_terminal
-        if now - self._shown < (_REDRAW_SECONDS if live else _LINE_SECONDS):
+        if now - self._shown < (_REDRAW_SECONDS if self._live else _LINE_SECONDS):
             return
         self._shown = now
         rate = f"{self._samples / (now - self._began):,.0f} samples/s"
-        if live:
+        if self._live:
             self._draw(epoch, info, rate)
         else:
             done = f"{info.step + 1:,}" + (f" of {info.steps:,}" if info.steps else "")

@@ -3,15 +3,17 @@
     at hand    c3 c0 c5 │ c1 c4          at most `window` in use, and `ahead` more
                         └ being read, or there before they are needed
 
-Only the thread of the consumer decides what is read and what goes; the other one reads. So there is
-nothing to lock. A chunk goes when its last sample was taken, which a plan knows beforehand
-(`plan`). Without a plan, or where more chunks are needed than there is room for, the one that was
-not needed for longest goes: it may have to be read again, and is never wrong.
+Only the thread of the consumer decides what is read and what goes; the other one reads. Where ranks
+are threads of one process, and share a dataset, its consumers take turns. A chunk goes when its
+last sample was taken, which a plan knows beforehand (`plan`). Without a plan, or where more chunks
+are needed than there is room for, the one that was not needed for longest goes: it may have to be
+read again, and is never wrong.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -43,10 +45,15 @@ class ChunkReader:
         self._read_chunks: dict[int, Chunk] = {}  # of those at hand: to ask a future takes longer
         self._coming: deque[int] = deque()
         self._uses: dict[int, int] = {}  # that a chunk still has, as far as that is known
+        self._turn = threading.Lock()  # of a consumer
         _readers.add(self)
 
     def expect(self, batch: PlannedBatch) -> None:
         """Takes in what a batch says of the next ones, and begins to read."""
+        with self._turn:
+            self._expect(batch)
+
+    def _expect(self, batch: PlannedBatch) -> None:
         if batch.begins:
             self._coming.clear()
             self._uses.clear()
@@ -61,6 +68,10 @@ class ChunkReader:
 
     def take(self, chunk: int) -> Chunk:
         """The chunk, for one sample of it."""
+        with self._turn:
+            return self._take(chunk)
+
+    def _take(self, chunk: int) -> Chunk:
         found = self._read_chunks.get(chunk)
         if found is None:
             found = self._read_chunks[chunk] = self._awaited(chunk)
