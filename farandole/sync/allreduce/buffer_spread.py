@@ -13,27 +13,30 @@ them takes as long as all the rest.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from farandole.comm import Group
+from farandole.sync.common.alignment import check_same_model
 
 _ALIGNED_BYTES = 16
 
 
 class BufferSpread:
-    """Keeps the buffers of one model as they are on rank 0."""
+    """Keeps the buffers of one model as they are on rank 0. All ranks are known to hold the same
+    model when this is made (`check_same_model`)."""
 
     def __init__(self, model: nn.Module, group: Group) -> None:
         self._model = model
         self._group = group
-        self._packs: list[_Pack] = []  # of the buffers of the last pass
-        self._kinds: list[_Kind] = []
         self._generation = group.generation
         self.look_for_modules()
+        self._packs: list[_Pack] = []  # of the buffers of the last pass
+        self._identities: list[int] = []
+        self._kinds = _kinds_of(self._found().values())
 
     def look_for_modules(self) -> None:
         """Buffers that a module gains or replaces are noticed at once; other modules only here."""
@@ -41,29 +44,41 @@ class BufferSpread:
 
     def spread(self) -> None:
         """*Together.*"""
-        found = {
+        found = self._found()
+        kinds = _kinds_of(found.values())
+        is_known = kinds == self._kinds and self._generation == self._group.generation
+        if not is_known:
+            # Packed bytes do not tell what they are: the same number of them would pass.
+            check_same_model(self._model, self._group)
+            self._kinds, self._generation = kinds, self._group.generation
+        if not is_known or list(found) != self._identities:
+            self._packs = _pack(list(found.values()))
+            self._identities = list(found)
+        with torch.no_grad():
+            for pack in self._packs:
+                if self._group.rank == 0:
+                    pack.fill()
+                # To compare what the ranks are about to do costs more than all the rest between
+                # GPUs, and next to nothing between CPUs.
+                self._group.broadcast(pack.flat, agreed=pack.flat.is_cuda)
+                if self._group.rank != 0:
+                    pack.hand_back()
+
+    def _found(self) -> dict[int, torch.Tensor]:
+        """By their identities, so that one which two modules share is there once."""
+        return {
             id(buffer): buffer
             for holder in self._holders
             for buffer in holder.values()
             if buffer is not None
         }
-        kinds = [(key, each.shape, each.dtype, each.device) for key, each in found.items()]
-        is_known = kinds == self._kinds and self._generation == self._group.generation
-        if not is_known:
-            self._packs = _pack(list(found.values()))
-            self._kinds, self._generation = kinds, self._group.generation
-        with torch.no_grad():
-            for pack in self._packs:
-                if self._group.rank == 0:
-                    pack.fill()
-                # The first time the ranks compare what they are about to do. Between GPUs that
-                # costs more than all the rest; between CPUs next to nothing.
-                self._group.broadcast(pack.flat, agreed=is_known and pack.flat.is_cuda)
-                if self._group.rank != 0:
-                    pack.hand_back()
 
 
-_Kind = tuple[int, torch.Size, torch.dtype, torch.device]
+def _kinds_of(buffers: Iterable[torch.Tensor]) -> list[_Kind]:
+    return [(buffer.shape, buffer.dtype, buffer.device) for buffer in buffers]
+
+
+_Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 
 @dataclass(frozen=True)

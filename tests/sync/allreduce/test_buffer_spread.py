@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
+from farandole.errors import ModelMismatchError
 from farandole.sync.allreduce.buffer_spread import BufferSpread
 from farandole.testing import run_world
 from farandole.train import Run
@@ -76,3 +78,18 @@ def test_a_model_without_buffers(tmp_path: Path) -> None:
         return run.group.meter.bytes_sent
 
     assert run_world(2, body, folder=tmp_path) == [0, 0]
+
+
+def test_buffers_of_other_kinds_are_refused_by_name(tmp_path: Path) -> None:
+    """Also where they have as many bytes."""
+
+    def body(run: Run) -> None:
+        model = nn.BatchNorm1d(3)
+        buffers = BufferSpread(model, run.group)
+        buffers.spread()
+        kind = torch.float32 if run.rank else torch.int32
+        model.register_buffer("late", torch.ones(4, dtype=kind))
+        buffers.spread()
+
+    with pytest.raises(ModelMismatchError, match=r"'late' is .*int32.* on rank 0"):
+        run_world(2, body, folder=tmp_path)
