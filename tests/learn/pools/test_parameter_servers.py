@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -108,14 +109,20 @@ def test_other_data_and_other_sums_are_refused() -> None:
 
 
 def test_a_worker_that_does_not_come_is_named() -> None:
-    def work(store: Store, rank: int) -> Any:
-        if rank == 1:
-            store.meet("nowhere", b"")  # instead of a fit
-        return total(ParameterServers(store))
+    given_up = Event()
 
-    found = on_workers(2, work, timeout=1.0)
-    assert isinstance(found[0], CommError)
-    assert "1" in str(found[0])
+    def work(store: Store, rank: int) -> Any:
+        if rank == 1:  # stays connected, and fits nothing: one that left would not be waited for
+            return given_up.wait(60)
+        try:
+            return total(ParameterServers(store))
+        finally:
+            given_up.set()
+
+    error, outlasted = on_workers(2, work, timeout=1.0)
+    assert outlasted
+    assert isinstance(error, CommError)
+    assert "for rank(s) [1]" in str(error)
 
 
 def test_without_a_rank_nobody_waits_for_it() -> None:
