@@ -4,9 +4,10 @@ Three comparisons, with the choices of examples/tune.py's kind, on scikit-learn'
 
 1. the same number of trials stopped early (`--pruner halving`) and run to their ends, over 3
    seeds: time and accuracy of the best trial;
-2. `farandole tune` against optuna driven by hand over plain PyTorch: as many trials, with choices
-   at random on both sides, as many at a time, one process for each trial; and, for comparison, all
-   trials of a slot in one process, which a crash would end together;
+2. `farandole tune` against optuna driven by hand over plain PyTorch: the same trials (choices at
+   random, those of our study enqueued for optuna's own: a wider model takes longer), as many at a
+   time, one process for each trial; and, for comparison, all trials of a slot in one process,
+   which a crash would end together;
 3. the average of the best 5 trials against the best one, over 3 seeds, on data that the choice of
    the trials has not seen.
 
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS, save
+from tuned_digits import study_of
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).parent / "tuned_digits.py"
@@ -60,25 +62,31 @@ def tune(folder: Path, trials: int, epochs: int, seed: int, *words: str) -> dict
         "seconds": seconds,
         "accuracy": float(best[2]),
         "accuracy_unseen": unseen(study, [f"trial-{best[1]}"])["best_alone"],
+        "choices": [trial.params for trial in study_in(study / "study.journal").trials],
         "printed": done.stdout,
     }
 
 
-def by_hand(folder: Path, trials: int, epochs: int, seed: int, one_process: bool) -> dict[str, Any]:
-    """As many trials with optuna's own loop: a process for each of them, or one for each slot."""
+def by_hand(
+    folder: Path, choices: list[dict[str, Any]], epochs: int, seed: int, one_process: bool
+) -> dict[str, Any]:
+    """Trials of these choices with optuna's own loop: a process for each, or one for each slot."""
     journal = folder / "by-hand.journal"
+    trials = len(choices)
+    study = study_of(str(journal))
+    for choice in choices:
+        study.enqueue_trial(choice)
     command = [sys.executable, str(SCRIPT), "--by-hand", str(journal)]
     command += ["--epochs", str(epochs), "--seed", str(seed)]
     shares = [len(range(slot, trials, slots())) for slot in range(slots())]
     waiting = shares if one_process else [1] * trials
     running: list[subprocess.Popen[bytes]] = []
     begin = time.perf_counter()
-    for part, share in enumerate(waiting):
+    for share in waiting:
         while len(running) == slots():
             running = [process for process in running if process.poll() is None]
             time.sleep(0.02)
-        words = ["--part", str(part), "--trials", str(share)]
-        running.append(subprocess.Popen([*command, *words], env=environment()))
+        running.append(subprocess.Popen([*command, "--trials", str(share)], env=environment()))
     for process in running:
         process.wait(PATIENCE_SECONDS)
     seconds = time.perf_counter() - begin
@@ -86,13 +94,18 @@ def by_hand(folder: Path, trials: int, epochs: int, seed: int, one_process: bool
 
 
 def best_by_hand(journal: Path, trials: int) -> float:
+    study = study_in(journal)
+    complete = [trial for trial in study.trials if trial.value is not None]
+    assert len(complete) == len(study.trials) == trials, f"{len(complete)} of {trials} trials"
+    return float(study.best_value)
+
+
+def study_in(journal: Path) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     backend = optuna.storages.journal.JournalFileBackend(str(journal))
-    study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(backend))
-    assert len(study.trials) == trials, f"{len(study.trials)} of {trials} trials"
-    return float(study.best_value)
+    return optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(backend))
 
 
 def slots() -> int:
@@ -140,15 +153,17 @@ def early_stopping(
 def against_optuna(trials: int, epochs: int, repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"ours": [], "by_hand": [], "by_hand_in_one_process": []}
     accuracies: dict[str, float] = {}
+    choices: list[dict[str, Any]] = []
     for _ in range(repeats):
-        for name in seconds:
+        for name in seconds:  # ours first: it chooses
             with tempfile.TemporaryDirectory() as place:
                 folder = Path(place)
                 if name == "ours":
                     words = ("--sampler", "random", "--pruner", "none")
                     found = tune(folder, trials, epochs, 0, *words)
+                    choices = found["choices"]
                 else:
-                    found = by_hand(folder, trials, epochs, 0, name == "by_hand_in_one_process")
+                    found = by_hand(folder, choices, epochs, 0, name == "by_hand_in_one_process")
             seconds[name].append(found["seconds"])
             accuracies[name] = found["accuracy"]
     middle = {name: statistics.median(values) for name, values in seconds.items()}

@@ -7,7 +7,6 @@ choices matter, a third for validation, and a third that nothing is chosen by.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,40 +97,37 @@ def objective(trial: Any, args: argparse.Namespace) -> float:
     return reached
 
 
-def study_of(args: argparse.Namespace, seed: int) -> Any:
+def study_of(journal: str) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    backend = optuna.storages.journal.JournalFileBackend(args.by_hand)
+    backend = optuna.storages.journal.JournalFileBackend(journal)
     return optuna.create_study(
         storage=optuna.storages.JournalStorage(backend),
         study_name="by-hand",
         direction="maximize",
         load_if_exists=True,
-        sampler=optuna.samplers.RandomSampler(seed=seed),
+        sampler=optuna.samplers.RandomSampler(seed=0),
         pruner=optuna.pruners.NopPruner(),
     )
 
 
 def by_hand(args: argparse.Namespace) -> None:
-    """So many trials of the study in this process."""
+    """So many of the trials that wait in the study, in this process."""
     torch.set_num_threads(1)
-    study = study_of(args, args.part)
-    study.optimize(lambda trial: objective(trial, args), n_trials=args.trials)
+    study_of(args.by_hand).optimize(lambda trial: objective(trial, args), n_trials=args.trials)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=81)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--by-hand", metavar="JOURNAL", type=Path)
+    parser.add_argument("--by-hand", metavar="JOURNAL")
     parser.add_argument("--trials", type=int, default=1)
-    parser.add_argument("--part", type=int, default=0)
     args = parser.parse_args()
     if args.by_hand is None:
         tuned(args)
     else:
-        args.by_hand = str(args.by_hand)
         by_hand(args)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -143,18 +144,20 @@ def tune(
         raise UserError("farandole tune needs optuna: pip install 'farandole[tune]'.")
 
     from farandole.tune.options import TuneOptions
-    from farandole.tune.tune import run_tune
+    from farandole.tune.warm_up import begin_warm_up
 
-    sys.exit(
-        run_tune(
-            TuneOptions(
-                command=(script, *arguments),
-                syncs=sync,
-                layouts=layout,
-                seed=seed or 0,
-                grace=grace,
-                metric=metric,
-                **given,
-            )
-        )
+    options = TuneOptions(
+        command=(script, *arguments),
+        syncs=sync,
+        layouts=layout,
+        seed=seed or 0,
+        grace=grace,
+        metric=metric,
+        **given,
     )
+    options.check()
+    with contextlib.closing(begin_warm_up(options)) as warm:
+        from farandole.tune.tune import run_tune
+
+        code = run_tune(options, warm)
+    sys.exit(code)

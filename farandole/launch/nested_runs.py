@@ -35,10 +35,10 @@ class WarmProcesses:
     def __init__(self) -> None:
         self._servers: dict[int, Forks] = {}
 
-    def prepare(
+    def begin(
         self, workers: Collection[int], *, alone: bool = True, modules: Sequence[str] = ()
-    ) -> bool:
-        """Starts them side by side, and waits until they are ready. False: runs start afresh.
+    ) -> None:
+        """Starts them side by side, and does not wait for them.
 
         `alone`: no run has workers on other hosts. `modules` are imported beside torch.
         """
@@ -48,6 +48,12 @@ class WarmProcesses:
             server = Forks.begin(variables)
             if server is not None:
                 self._servers[count] = server
+
+    def prepare(
+        self, workers: Collection[int], *, alone: bool = True, modules: Sequence[str] = ()
+    ) -> bool:
+        """Starts those that have not begun, and waits for all. False: runs start afresh."""
+        self.begin(workers, alone=alone, modules=modules)
         for count, server in list(self._servers.items()):
             if not server.wait():
                 self._servers.pop(count).close()

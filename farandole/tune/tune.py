@@ -38,12 +38,11 @@ from farandole.worker.signals import Stopped, exit_code_of, signals_raised
 FILE_NAME = "study.journal"
 
 
-def run_tune(options: TuneOptions) -> int:
+def run_tune(options: TuneOptions, warm: WarmProcesses) -> int:
     """Runs the trials that are missing, shows the results, and returns the exit code.
 
     Raises `UserError` before the first trial starts, and where none could do what was asked for.
     """
-    options.check()
     check_schemes(options)
     placement = _placement(options)
     path, folder = _places(options)
@@ -56,7 +55,6 @@ def run_tune(options: TuneOptions) -> int:
         seed=options.seed,
     )
     _tell_of_before(study, options)
-    warm = WarmProcesses()
     recording = Recording(folder, study, options, _facts(slots))
     recording.write()
     click.echo(f"to watch: farandole watch {shlex.quote(str(folder))}")
