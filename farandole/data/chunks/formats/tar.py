@@ -38,7 +38,7 @@ class TarSample(NamedTuple):
     members: tuple[Member, ...]
 
 
-_TOGETHER_BYTES = 2**16
+_TOGETHER_BYTES = 2**14
 """Small files of a sample are read together: a read takes longer than to copy them once more."""
 
 
