@@ -10,7 +10,7 @@ weighed wrongly.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from farandole.errors import UserError
+from farandole.layout.objective import LossFunction
 
 _BY_TARGETS = (F.cross_entropy, F.nll_loss)
 _CLOSE = 1e-6  # weights of classes are added up in single precision
@@ -28,22 +29,69 @@ class MaskedMeans:
 
     def __init__(self) -> None:
         self._step = -1
+        self._in_layers = True
         self.first: tuple[int, int, list[float]] | None = None
         """A micro-batch of this step: its number, its samples, what its means were divided by."""
 
-    @contextmanager
-    def of(self, step: int, micro: int, samples: int) -> Iterator[None]:
+    def of(self, step: int, micro: int, samples: int) -> AbstractContextManager[Watch | None]:
         """Around the forward of a micro-batch. Raises `UserError` if it is unlike another."""
-        with _Means() as means:
-            yield
         # Micro-batches of one step are compared with each other only: another batch may be masked
         # otherwise.
         if self._step != step:
-            self._step, self.first = step, None
+            self._step, self.first, self._in_layers = step, None, True
+        # To watch costs something with every operation. All are compared with the first
+        # micro-batch, so where that has no mean, nobody needs to look for those of the others.
+        if self.first is not None and not self.first[2]:
+            return nullcontext()
+        return self._compared(micro, samples)
+
+    @contextmanager
+    def _compared(self, micro: int, samples: int) -> Iterator[Watch]:
+        watch = Watch(in_layers=self._in_layers)
+        with watch.open():
+            yield watch
         if self.first is None:
-            self.first = (micro, samples, means.divisors)
+            self.first = (micro, samples, watch.divisors)
+            self._in_layers = watch.count_in_layers() > 0
         else:
-            compare(self.first, (micro, samples, means.divisors))
+            compare(self.first, (micro, samples, watch.divisors))
+
+
+class Watch:
+    """Of one micro-batch: sees the means in its loss, and `in_layers` too if asked to."""
+
+    def __init__(self, *, in_layers: bool) -> None:
+        self.divisors: list[float] = []
+        self._in_layers = in_layers
+        self._before_loss: int | None = None
+        self._is_open = False
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Around the forward."""
+        self._is_open = True
+        try:
+            with _Means(self.divisors) if self._in_layers else nullcontext():
+                yield
+        finally:
+            self._is_open = False
+
+    def around(self, loss: LossFunction) -> LossFunction:
+        """The loss function, watched."""
+
+        def watched(output: Any, target: Any) -> torch.Tensor:
+            if not self._is_open:  # it is computed again, in the backward pass
+                return loss(output, target)
+            if self._before_loss is None:
+                self._before_loss = len(self.divisors)
+            with nullcontext() if self._in_layers else _Means(self.divisors):
+                return loss(output, target)
+
+        return watched
+
+    def count_in_layers(self) -> int:
+        """How many means there were before the loss."""
+        return len(self.divisors) if self._before_loss is None else self._before_loss
 
 
 def compare(one: tuple[int, int, list[float]], other: tuple[int, int, list[float]]) -> None:
@@ -62,9 +110,9 @@ def compare(one: tuple[int, int, list[float]], other: tuple[int, int, list[float
 
 
 class _Means(TorchFunctionMode):
-    def __init__(self) -> None:
+    def __init__(self, divisors: list[float]) -> None:
         super().__init__()
-        self.divisors: list[float] = []
+        self.divisors = divisors
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
