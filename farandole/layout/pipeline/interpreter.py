@@ -69,12 +69,15 @@ class Interpreter:
         # Each expected message is taken by exactly one action: the count is read off the same list.
         for source, count in self._senders(actions).items():
             self._mail.expect(source, count)
-        for action in actions:
+        closing = self._closing(actions)
+        for index, action in enumerate(actions):
             self.current = action
             if action.kind == "U":
                 with self._trace.span("update", "stage"):
                     self._update(action.version)
                 continue
+            if index in closing:
+                self._stages[action.stage].check_means()
             self._do(action)
         self.current = None
 
@@ -144,6 +147,20 @@ class Interpreter:
         there."""
         place = self.places.home(action.stage + step, action.micro, action.direction)
         return self._tile_groups.rank(place, self._shard)
+
+    def _closing(self, actions: Sequence[Action]) -> set[int]:
+        """Where the last backward of the loss before an update stands: all micro-batches of the
+        update have had their forward by then, and ranks that would update still wait for it."""
+        found: set[int] = set()
+        ends = True
+        for index in range(len(actions) - 1, -1, -1):
+            action = actions[index]
+            if action.kind == "U":
+                ends = True
+            elif ends and action.kind in "BI" and action.stage == self.places.stages - 1:
+                found.add(index)
+                ends = False
+        return found
 
     def _senders(self, actions: Sequence[Action]) -> Counter[int]:
         """How many messages come from each rank."""

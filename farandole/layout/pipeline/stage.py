@@ -132,6 +132,11 @@ class Stage:
             return nullcontext()
         return self.means.of(pass_id.step, pass_id.micro, samples)
 
+    def check_means(self) -> None:
+        """Raises `UserError` if the micro-batches so far are not weighed right."""
+        if self.means is not None:
+            self.means.check()
+
     def _recomputed(self, run: Callable[[Any], Any], value: Any) -> Any:
         tiled = self._tiling is not None
         return recomputed(run, value, self.module, offload=self._offload, to_the_end=tiled)
