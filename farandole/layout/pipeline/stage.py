@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from farandole.layout.arguments import Arguments
+from farandole.layout.nested_tensors import tensors_of
 from farandole.layout.objective import LossFunction, one_number
 from farandole.layout.partition.stage_module import PassId, StageModule
 from farandole.layout.pipeline.masked_means import MaskedMeans, Watch
@@ -248,14 +248,7 @@ def _as_found(found: Any, gradients: Any) -> Any:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    # Nearly always one tensor, or the model's arguments. To look at these as a tree takes longer
-    # than some layers do.
-    if isinstance(value, torch.Tensor):
-        return [value]
-    row = value.positional if isinstance(value, Arguments) and not value.named else (value,)
-    if all(type(each) is torch.Tensor for each in row):
-        return list(row)
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return tensors_of(tuple(value) if isinstance(value, Arguments) else value)
 
 
 def _roots(
