@@ -25,7 +25,8 @@ import torch.utils._pytree as pytree
 from farandole.errors import UserError
 
 _PLAIN = (bool, int, float, str, type(None))
-_SIMPLE = {torch.Tensor, *_PLAIN}
+_SIMPLE = {torch.Tensor, bool, int, str, type(None)}
+"""Leaves of which equal ones are alike, as 0.0 and -0.0 are not."""
 _ROWS = {tuple, list}
 
 
@@ -108,7 +109,8 @@ def describe(value: Any) -> tuple[Description, list[torch.Tensor]]:
     leaves = value if kind in _ROWS else (value,)
     if all(type(leaf) in _SIMPLE for leaf in leaves):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return _described(kind if kind in _ROWS else None, tuple(map(_leaf, leaves))), tensors
+        row: Any = kind if kind in _ROWS else None
+        return _described(row, tuple(map(_leaf, leaves))), tensors
     leaves, spec = pytree.tree_flatten(value)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return Description(spec, tuple(map(_leaf, leaves))), tensors

@@ -128,6 +128,7 @@ class Interpreter:
         if self._home(action, 1) is None:  # this shard ended here, and what it gave on is another's
             self.losses[action.micro] = torch.zeros(())
             return self._stages[action.stage].no_gradients((action.direction, action.micro))
+        gradients: Gradients
         *gradients, self.losses[action.micro] = self._take(action, 1, _BACKWARD)
         return gradients
 

@@ -63,7 +63,7 @@ def _weighed(micros: list[Micro], weigh: LossWeight) -> list[Micro]:
 
 def batch_rows(*trees: Any) -> int:
     """How many samples there are. Raises `UserError` when tensors disagree about it."""
-    counted = {leaf.shape[0] for leaf in pytree.tree_leaves(trees) if _has_rows(leaf)}
+    counted: set[int] = {leaf.shape[0] for leaf in pytree.tree_leaves(trees) if _has_rows(leaf)}
     if not counted:
         raise UserError("a batch needs at least one tensor with rows: its samples.")
     if len(counted) > 1:
