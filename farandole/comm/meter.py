@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 
 import torch
 
@@ -73,16 +74,9 @@ class Meter:
             self._thread.is_inside = False
             self.add_wait(time.perf_counter() - begun)
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """Counts the time spent inside as waiting: for blocking collectives."""
-        begun = self.begin_wait()
-        self.activity.begin_wait()
-        try:
-            yield
-        finally:
-            self.activity.end_wait()
-            self.end_wait(begun)
+        return _Waiting(self)
 
     @contextmanager
     def counted_elsewhere(self) -> Iterator[None]:
@@ -99,6 +93,29 @@ class Meter:
             while self._device_spans and self._device_spans[0][1].query():
                 begin, end = self._device_spans.popleft()
                 self._waited_seconds += max(0.0, begin.elapsed_time(end) / 1000)
+
+
+class _Waiting:
+    """A class, for a generator would take longer than many a message."""
+
+    __slots__ = ("_begun", "_meter")
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._begun: float | None = None
+
+    def __enter__(self) -> None:
+        self._begun = self._meter.begin_wait()
+        self._meter.activity.begin_wait()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._meter.activity.end_wait()
+        self._meter.end_wait(self._begun)
 
 
 def ring_bytes(count: int, size: int) -> int:

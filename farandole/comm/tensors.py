@@ -16,10 +16,12 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor:
 
     A view whose numbers are those of its memory with another sign (`x.conj().imag`) does not.
     """
-    as_it_is = not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj())
-    if as_it_is and tensor.dim() == 1 and tensor.stride(0) == 1:
+    signs_differ = tensor.is_neg() or tensor.is_conj()
+    if not (signs_differ or tensor.requires_grad) and tensor.dim() == 1 and tensor.stride(0) == 1:
         return tensor
-    row = tensor.detach().contiguous().resolve_neg().resolve_conj()
+    row = tensor.detach()
+    if signs_differ or not row.is_contiguous():
+        row = row.contiguous().resolve_neg().resolve_conj()
     return row.as_strided((row.numel(),), (1,))  # even a single element of a wider stride
 
 

@@ -95,4 +95,5 @@ def one_number(loss: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         found = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise UserError(f"the loss must be a tensor with one element, not {found}.")
-    return loss.reshape(())
+    # Subclasses, such as tiles, may make something else of it.
+    return loss if type(loss) is torch.Tensor and not loss.dim() else loss.reshape(())

@@ -17,7 +17,6 @@ import torch
 
 from farandole.comm.group import Group
 from farandole.comm.p2p.links import HEADER, RECEIVER, SENDER, FrameReceiver, FrameSender, Label
-from farandole.comm.tensors import flat_view
 from farandole.comm.transports.base import Transport
 from farandole.comm.transports.shm.frames import Frames
 
@@ -90,7 +89,7 @@ class GpuReceiver(FrameReceiver):
             return None, text.decode(errors="replace")
         description = self._described(number, text)
         tensors = self._empty(description)
-        self._fetch([flat_view(tensor) for tensor in tensors if tensor.numel()])
+        self._fetch([tensor.view(-1) for tensor in tensors if tensor.numel()])
         return (rest[0], *rest[1:]), self._filled(description, tensors)
 
     def _fetch(self, flats: list[torch.Tensor]) -> None:

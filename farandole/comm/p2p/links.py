@@ -22,7 +22,6 @@ import torch
 from farandole.comm.group import Group
 from farandole.comm.p2p.payload import Description
 from farandole.comm.queue import Queue
-from farandole.comm.tensors import flat_view
 from farandole.comm.transports.base import Transport
 from farandole.comm.transports.shm.frames import Frames
 
@@ -156,7 +155,7 @@ class WireReceiver(Receiver):
             return None, text.decode(errors="replace")
         description = self._described(number, text)
         tensors = self._empty(description)
-        self._exchange([flat_view(tensor) for tensor in tensors])
+        self._exchange([tensor.view(-1) for tensor in tensors])
         return (label[0], *label[1:]), self._filled(description, tensors)
 
     def _fetch(self, count: int) -> bytes:
@@ -216,7 +215,7 @@ class FrameReceiver(Receiver):
             return None, text.decode(errors="replace")
         description = self._described(number, text)
         tensors = self._empty(description)
-        flats = [flat_view(tensor) for tensor in tensors if tensor.numel()]
+        flats = [tensor.view(-1) for tensor in tensors if tensor.numel()]
         if whole:
             for flat, (begin, _) in zip(flats, _places(text_bytes, flats), strict=True):
                 flat.view(torch.uint8).copy_(frame.tensor[begin : begin + flat.nbytes])

@@ -89,10 +89,10 @@ class Mail:
         number, text = sender.number(description)
         # The other end knows one device only, whatever this value was made of.
         flats = [flat_view(tensor).to(self.device) for tensor in tensors]
-        work = partial(self._guarded, to, partial(sender.send, label, number, text, flats))
         if sender.goes_at_once(flats):
-            work()
+            self._guarded(to, sender.send, label, number, text, flats)
         else:
+            work = partial(self._guarded, to, sender.send, label, number, text, flats)
             sender.queue.start(work)
 
     def expect(self, source: int, count: int = 1) -> None:
@@ -118,18 +118,16 @@ class Mail:
         Raises `CommError` when a rank has died, took too long or has said that it failed.
         """
         receiver = self._incoming.get(source)
-
-        def over() -> bool:
-            return label in self._arrived or self._failure is not None
-
         # No time limit here: what is expected arrives or fails within the transport's own.
         with self._group.meter.waiting():
             if receiver is not None and receiver.lies_ready:
-                while not over():
-                    self._guarded(source, partial(self._receive, receiver))
+                while label not in self._arrived and self._failure is None:
+                    self._guarded(source, self._receive, receiver)
             else:
                 with self._changed:
-                    self._changed.wait_for(over)
+                    self._changed.wait_for(
+                        lambda: label in self._arrived or self._failure is not None
+                    )
         # What has arrived is returned even after a failure: the peer sent it before.
         return self._taken(label)
 
@@ -152,7 +150,7 @@ class Mail:
                         continue
                 if not receiver.lies_ready:
                     self._ahead[source] += 1
-                self._guarded(source, partial(self._receive, receiver))
+                self._guarded(source, self._receive, receiver)
         return self._taken(label)
 
     def _taken(self, label: Label) -> Any:
@@ -173,7 +171,7 @@ class Mail:
         # Through the queue, behind everything posted before: the peer still gets what it can use,
         # and the header of the failure does not cut into a message.
         for to, sender in self._outgoing.items():
-            sender.queue.start(partial(self._guarded, to, partial(sender.fail, reason)))
+            sender.queue.start(partial(self._guarded, to, sender.fail, reason))
 
     def settle(self, seconds: float) -> None:
         """Waits until everything posted is on its way, but no longer than so many seconds."""
@@ -194,7 +192,7 @@ class Mail:
 
     def _receive_expected(self, source: int, receiver: Receiver) -> None:
         try:
-            self._guarded(source, partial(self._receive, receiver))
+            self._guarded(source, self._receive, receiver)
         finally:
             with self._changed:
                 self._coming[source] -= 1
@@ -223,9 +221,9 @@ class Mail:
             self._failure = self._failure or reason
             self._changed.notify_all()
 
-    def _guarded(self, peer: int, work: Callable[[], None]) -> None:
+    def _guarded(self, peer: int, work: Callable[..., None], *given: Any) -> None:
         try:
-            work()
+            work(*given)
         except PeerLost as lost:
             self._broken(f"{self._name_of(peer)} {lost.reason}.")
         except Exception as error:

@@ -14,6 +14,7 @@ travels once, and tensors whose memory goes out as it is.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ import torch.utils._pytree as pytree
 from farandole.errors import UserError
 
 _PLAIN = (bool, int, float, str, type(None))
+_SIMPLE = {torch.Tensor, bool, int, str, type(None)}
+"""Leaves of which equal ones are alike, as 0.0 and -0.0 are not."""
+_ROWS = {tuple, list}
 
 
 class Slot(NamedTuple):
@@ -41,15 +45,26 @@ class Plain(NamedTuple):
     value: Any
 
 
-class Description(NamedTuple):
+class Description:
     """A payload without the tensors' numbers. It can be compared, hashed and sent as text."""
 
-    spec: pytree.TreeSpec
-    leaves: tuple[Slot | Plain, ...]
+    def __init__(self, spec: pytree.TreeSpec, leaves: tuple[Slot | Plain, ...]) -> None:
+        self.spec = spec
+        self.leaves = leaves
+        self.slots = [leaf for leaf in leaves if isinstance(leaf, Slot)]
+        # Asked for with every message, and to find them takes longer than all the rest.
+        self._hash = hash((spec, leaves))
+        self._is_tensor = spec.is_leaf() and bool(self.slots)
+        is_row = spec.type in _ROWS and spec.num_nodes == 1 + len(leaves)
+        self._row: type | None = spec.type if is_row else None
 
-    @property
-    def slots(self) -> list[Slot]:
-        return [leaf for leaf in self.leaves if isinstance(leaf, Slot)]
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Description):
+            return NotImplemented
+        return self.leaves == other.leaves and self.spec == other.spec
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def text(self) -> bytes:
         leaves = [
@@ -70,10 +85,12 @@ class Description(NamedTuple):
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The value itself, from tensors of these kinds."""
-        if self.spec.is_leaf() and tensors:  # most messages are one tensor
+        if self._is_tensor:
             return tensors[0]
         coming = iter(tensors)
         leaves = [next(coming) if isinstance(leaf, Slot) else leaf.value for leaf in self.leaves]
+        if self._row is not None:
+            return self._row(leaves)
         return pytree.tree_unflatten(leaves, self.spec)
 
 
@@ -86,9 +103,24 @@ def _read_leaf(leaf: Any) -> Slot | Plain:
 
 def describe(value: Any) -> tuple[Description, list[torch.Tensor]]:
     """A value as description and tensors. Raises `UserError` for what cannot travel."""
+    # Nearly every message is a tensor or a row of them. To take such a one apart as a tree takes
+    # longer than to send it.
+    kind = type(value)
+    leaves = value if kind in _ROWS else (value,)
+    if all(type(leaf) in _SIMPLE for leaf in leaves):
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        row: Any = kind if kind in _ROWS else None
+        return _described(row, tuple(map(_leaf, leaves))), tensors
     leaves, spec = pytree.tree_flatten(value)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return Description(spec, tuple(_leaf(leaf) for leaf in leaves)), tensors
+    return Description(spec, tuple(map(_leaf, leaves))), tensors
+
+
+@functools.lru_cache(maxsize=1024)
+def _described(row: type | None, leaves: tuple[Slot | Plain, ...]) -> Description:
+    """Of a single leaf, or of a row of them."""
+    spec = pytree.tree_structure(0 if row is None else row([0] * len(leaves)))
+    return Description(spec, leaves)
 
 
 def _leaf(leaf: Any) -> Slot | Plain:

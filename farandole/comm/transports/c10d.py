@@ -88,7 +88,11 @@ class C10d(Network):
         return self._nccl
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        if not self._nccl and any(data.is_cuda for _, data in [*sends, *receives]):
+        are_on_gpu = [data.is_cuda for _, data in (*sends, *receives)]
+        if self._nccl and are_on_gpu and all(are_on_gpu):
+            self._exchange_on_gpu(sends, receives)
+            return
+        if not self._nccl and any(are_on_gpu):
             # Gloo sends from the memory of the host alone.
             landing = [(peer, into.cpu()) for peer, into in receives]
             self.begin([(peer, data.cpu()) for peer, data in sends], landing)()
@@ -105,8 +109,8 @@ class C10d(Network):
     def _exchange_on_gpu(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """Queued on the current stream. NCCL carries out what it is given in order, so all of it
         is given as one: two ranks that both send first would otherwise wait for each other."""
-        device = torch.device("cuda", torch.cuda.current_device())
         current = torch.cuda.current_stream()
+        device = current.device
         self._process_group._start_coalescing(device)
         try:
             self.begin(sends, receives)

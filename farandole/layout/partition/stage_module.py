@@ -84,10 +84,11 @@ class StageModule(nn.Module):
         return value
 
     def _run(self, several: range, value: Any, pass_id: PassId | None) -> Any:
+        blocks, training = list(self.blocks), self.training
         for index in several:
-            draws = self.runs_again or self._draws.get((self.training, index), True)
+            draws = self.runs_again or self._draws.get((training, index), True)
             if pass_id is None or not draws:
-                value = call(self.blocks[index], value)
+                value = call(blocks[index], value)
             else:
                 value = self._drawing(index, value, pass_id.seed_of(self.first + index))
         return value

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from farandole.comm import Group
 from farandole.layout.pipeline.sums import sum_over
+from farandole.layout.tiles.ops.statistics import mean_and_variance, widened
 
 Counted = Callable[[torch.Tensor], Sequence[tuple[slice, torch.Tensor]]]
 
@@ -55,9 +56,14 @@ class DeferredBatchNorm(_BatchNorm):
             )
         with torch.no_grad():
             for channels, own in self.counted(input):
-                axes = [axis for axis in range(own.dim()) if axis != 1]
-                self.total[channels] += own.sum(axes, dtype=torch.float64)
-                self.total_of_squares[channels] += own.square().sum(axes, dtype=torch.float64)
+                if not own.numel():
+                    continue
+                # One look at the values. To square them takes a copy of them all, and the squares
+                # of half precision may be too large for it.
+                mean, variance = (each.double() for each in mean_and_variance(widened(own)))
+                values = own.numel() // own.shape[1]  # in a channel
+                self.total[channels].add_(mean, alpha=values)
+                self.total_of_squares[channels].add_(variance.addcmul_(mean, mean), alpha=values)
                 # Where ranks have different channels, they all add to one count.
                 self.count += own.numel() / self.num_features
         # Without running statistics, so that torch does not move them with this micro-batch.
@@ -72,9 +78,10 @@ class DeferredBatchNorm(_BatchNorm):
         return [self.total, self.total_of_squares, self.count]
 
     @torch.no_grad()
-    def commit(self) -> None:
-        """The step is over: moves the running statistics by those of its whole batch."""
-        if not self.count:
+    def commit(self, count: float) -> None:
+        """The step is over: moves the running statistics by those of its whole batch. `count` is
+        that of the sums."""
+        if not count:
             return
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -83,10 +90,10 @@ class DeferredBatchNorm(_BatchNorm):
         momentum = self.momentum
         if momentum is None:  # a plain average over all steps
             momentum = 1.0 / float(self.num_batches_tracked)
-        mean = self.total / self.count
-        variance = self.total_of_squares / self.count - mean.square()
+        mean = self.total / count
+        variance = self.total_of_squares / count - mean.square()
         # As BatchNorm does: it normalises by the biased variance, and remembers the unbiased one.
-        unbiased = variance * (self.count / (self.count - 1).clamp(min=1))
+        unbiased = variance * (count / max(count - 1, 1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
         for each in self.sums:
@@ -122,6 +129,10 @@ def share_statistics(module: nn.Module, holders: Group) -> None:
 
 
 def commit_statistics(module: nn.Module) -> None:
-    for norm in module.modules():
-        if isinstance(norm, DeferredBatchNorm):
-            norm.commit()
+    norms = [norm for norm in module.modules() if isinstance(norm, DeferredBatchNorm)]
+    if not norms:
+        return
+    # All at once: to read a number from a GPU is to wait for it.
+    counts = torch.stack([norm.count for norm in norms]).tolist()
+    for norm, count in zip(norms, counts, strict=True):
+        norm.commit(count)

@@ -8,6 +8,7 @@ without another message.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -56,7 +57,7 @@ class Interpreter:
         self._trace = trace
         self.feeds: dict[int, Feed] = {}
         self.losses: dict[int, torch.Tensor] = {}
-        """Of each micro-batch that this rank has computed the backward of, weighed."""
+        """Of each micro-batch that this rank has computed the backward of, not weighed."""
         self.done: list[int] = []
         """The micro-batches that this rank is done with, for the caller to take away."""
         self.loss_scale = 1.0
@@ -68,12 +69,15 @@ class Interpreter:
         # Each expected message is taken by exactly one action: the count is read off the same list.
         for source, count in self._senders(actions).items():
             self._mail.expect(source, count)
-        for action in actions:
+        closing = self._closing(actions)
+        for index, action in enumerate(actions):
             self.current = action
             if action.kind == "U":
                 with self._trace.span("update", "stage"):
                     self._update(action.version)
                 continue
+            if index in closing:
+                self._stages[action.stage].check_means()
             self._do(action)
         self.current = None
 
@@ -94,10 +98,10 @@ class Interpreter:
             # half is local, and the schedule has it before the update.
             self.done.append(action.micro)
             if action.stage > 0:
-                self._post(action, -1, _BACKWARD, (result, self.losses[action.micro]))
+                self._post(action, -1, _BACKWARD, (*result, self.losses[action.micro]))
 
     def _working(self, action: Action) -> AbstractContextManager[None]:
-        return self._trace.span(f"{action} stage {action.stage}", "stage")
+        return self._trace.span(_name_of(action), "stage")
 
     def _forward(self, action: Action, stage: Stage, key: tuple[int, int]) -> None:
         feed = self.feeds[action.micro]
@@ -111,7 +115,7 @@ class Interpreter:
                 key, value, feed.pass_id, action.version, target, feed.micro.rows
             )
         if last:
-            self.losses[action.micro] = result.detach() * feed.micro.weight
+            self.losses[action.micro] = result.detach()
         else:
             self._post(action, 1, _FORWARD, result)
 
@@ -124,26 +128,40 @@ class Interpreter:
         if self._home(action, 1) is None:  # this shard ended here, and what it gave on is another's
             self.losses[action.micro] = torch.zeros(())
             return self._stages[action.stage].no_gradients((action.direction, action.micro))
-        gradients, self.losses[action.micro] = self._take(action, 1, _BACKWARD)
-        return list(gradients)
+        gradients: Gradients
+        *gradients, self.losses[action.micro] = self._take(action, 1, _BACKWARD)
+        return gradients
 
     def _take(self, action: Action, step: int, kind: int) -> Any:
         source = self._home(action, step)
         assert source is not None
-        with self._trace.span(f"waiting for stage {action.stage + step}", "wait"):
+        with self._trace.span(_name_of_wait(action.stage + step), "wait"):
             return self._mail.take(source, _label(kind, action))
 
     def _post(self, action: Action, step: int, kind: int, value: Any) -> None:
         to = self._home(action, step)
-        goal = action._replace(stage=action.stage + step)
         if to is not None:
-            self._mail.post(to, _label(kind, goal), value)
+            self._mail.post(to, _label(kind, action, step), value)
 
     def _home(self, action: Action, step: int) -> int | None:
         """The rank of this shard at the stage before or after; None: the shard does not go
         there."""
         place = self.places.home(action.stage + step, action.micro, action.direction)
         return self._tile_groups.rank(place, self._shard)
+
+    def _closing(self, actions: Sequence[Action]) -> set[int]:
+        """Where the last backward of the loss before an update stands: all micro-batches of the
+        update have had their forward by then, and ranks that would update still wait for it."""
+        found: set[int] = set()
+        ends = True
+        for index in range(len(actions) - 1, -1, -1):
+            action = actions[index]
+            if action.kind == "U":
+                ends = True
+            elif ends and action.kind in "BI" and action.stage == self.places.stages - 1:
+                found.add(index)
+                ends = False
+        return found
 
     def _senders(self, actions: Sequence[Action]) -> Counter[int]:
         """How many messages come from each rank."""
@@ -157,5 +175,17 @@ class Interpreter:
         return senders
 
 
-def _label(kind: int, action: Action) -> Label:
-    return kind, action.stage, action.micro, action.direction
+@functools.lru_cache(maxsize=4096)
+def _name_of(action: Action) -> str:
+    """Kept, for most runs are not traced, and nobody reads it."""
+    return f"{action} stage {action.stage}"
+
+
+@functools.lru_cache(maxsize=256)
+def _name_of_wait(stage: int) -> str:
+    return f"waiting for stage {stage}"
+
+
+def _label(kind: int, action: Action, step: int = 0) -> Label:
+    """Of a message for this action, or for the one so many stages further."""
+    return kind, action.stage + step, action.micro, action.direction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,15 +34,15 @@ def cut_batch(
     """
     rows = batch_rows(inputs, targets)
     count = max(1, min(count, rows))
-    micros = []
-    for index in range(count):
-        part = piece(index, count, rows)
+    parts = [piece(index, count, rows) for index in range(count)]
+    micros = [
         # Micro-batches differ by one sample at most, but they do differ: equal weights would be
         # wrong for a batch that they do not divide.
-        share = len(part) / rows if rows and reduction == "mean" else 1.0
-        micros.append(
-            Micro(_rows(inputs, part, rows), _rows(targets, part, rows), len(part), share)
+        Micro(x, y, len(part), len(part) / rows if rows and reduction == "mean" else 1.0)
+        for part, x, y in zip(
+            parts, _rows(inputs, parts, rows), _rows(targets, parts, rows), strict=True
         )
+    ]
     return micros if weigh is None or reduction != "mean" else _weighed(micros, weigh)
 
 
@@ -62,26 +63,30 @@ def _weighed(micros: list[Micro], weigh: LossWeight) -> list[Micro]:
 
 def batch_rows(*trees: Any) -> int:
     """How many samples there are. Raises `UserError` when tensors disagree about it."""
-    rows = {
-        pytree.keystr(path): leaf.shape[0]
-        for path, leaf in pytree.tree_flatten_with_path(trees)[0]
-        if isinstance(leaf, torch.Tensor) and leaf.dim()
-    }
-    if not rows:
+    counted: set[int] = {leaf.shape[0] for leaf in pytree.tree_leaves(trees) if _has_rows(leaf)}
+    if not counted:
         raise UserError("a batch needs at least one tensor with rows: its samples.")
-    if len(set(rows.values())) > 1:
-        counts = ", ".join(f"{count} in {_called(path)}" for path, count in rows.items())
+    if len(counted) > 1:
+        counts = ", ".join(
+            f"{leaf.shape[0]} in {_called(pytree.keystr(path))}"
+            for path, leaf in pytree.tree_flatten_with_path(trees)[0]
+            if _has_rows(leaf)
+        )
         raise UserError(
             f"a batch is cut into micro-batches by rows, and its tensors have {counts}. Give "
             "all the same number of rows; a tensor that belongs to all samples needs one copy for "
             "each."
         )
-    return next(iter(rows.values()))
+    return counted.pop()
 
 
 def first_rows(tree: Any, count: int, rows: int) -> Any:
     """The first `count` samples of a batch of `rows`."""
-    return _rows(tree, range(count), rows)
+    return _rows(tree, [range(count)], rows)[0]
+
+
+def _has_rows(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0
 
 
 def _called(path: str) -> str:
@@ -90,13 +95,16 @@ def _called(path: str) -> str:
     return ("inputs", "targets")[int(number)] + inner
 
 
-def _rows(tree: Any, part: range, rows: int) -> Any:
-    if len(part) == rows:
-        return tree
-
-    def cut(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.dim():
-            return leaf[part.start : part.stop]
-        return leaf
-
-    return pytree.tree_map(cut, tree)
+def _rows(tree: Any, parts: Sequence[range], rows: int) -> list[Any]:
+    """Parts of a batch of `rows` samples."""
+    if len(parts) == 1 and len(parts[0]) == rows:
+        return [tree]
+    # Taken apart once for all parts: that takes longer than to cut a tensor.
+    leaves, spec = pytree.tree_flatten(tree)
+    cut = (
+        [leaf[part.start : part.stop] if _has_rows(leaf) else leaf for leaf in leaves]
+        for part in parts
+    )
+    if spec.is_leaf():
+        return [leaf for (leaf,) in cut]
+    return [pytree.tree_unflatten(each, spec) for each in cut]

@@ -152,7 +152,7 @@ class Pipelined:
             return
         # Each rank has compared the micro-batches that it has computed itself. One of each is
         # enough to compare across ranks, since those of one rank are alike.
-        own = list(self._means.first or ())
+        own = list(self._means.first_of(self.steps) or ())
         gathered = self._failures.guarded(lambda: self.pipe.gather_json(own))
         known = [(micro, samples, divisors) for micro, samples, divisors in filter(None, gathered)]
         for other in known[1:]:

@@ -174,8 +174,11 @@ class ScheduleRunner:
         """The loss of the micro-batches that are done, which are then forgotten."""
         done = sorted(set(self._interpreter.done))
         self._interpreter.done.clear()
+        if not done:
+            return torch.zeros(())
         losses = [self._interpreter.losses.pop(micro) for micro in done]
-        return torch.stack(losses).sum() if losses else torch.zeros(())
+        weights = [self._interpreter.feeds[micro].micro.weight for micro in done]
+        return torch.stack(torch._foreach_mul(losses, weights)).sum()
 
 
 def _nothing(turns: Sequence[int]) -> None:

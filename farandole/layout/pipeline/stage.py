@@ -19,11 +19,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
+from farandole.layout.arguments import Arguments
+from farandole.layout.nested_tensors import tensors_of
 from farandole.layout.objective import LossFunction, one_number
 from farandole.layout.partition.stage_module import PassId, StageModule
-from farandole.layout.pipeline.masked_means import MaskedMeans
+from farandole.layout.pipeline.masked_means import MaskedMeans, Watch
 from farandole.layout.pipeline.memory import ActivationMeter
 from farandole.layout.pipeline.recompute import recomputed
 from farandole.layout.pipeline.versions import Weights
@@ -95,6 +96,7 @@ class Stage:
             value = self._tiling.cut(value)
         inputs = _tensors(value)
         self.weights.begin(version)
+        loss = self._loss
 
         def layers(value: Any) -> Any:
             return self.weights.run(value, pass_id, version)
@@ -102,14 +104,22 @@ class Stage:
         def run(value: Any) -> Any:
             if self._tiling is None:
                 result = layers(value)
-                return result if self._loss is None else one_number(self._loss(result, target))
-            if self._loss is None:
+                return result if loss is None else one_number(loss(result, target))
+            if loss is None:
                 return self._tiling.forward(layers, value, samples)
-            return one_number(self._tiling.loss(layers, value, samples, self._loss, target))
+            return one_number(self._tiling.loss(layers, value, samples, loss, target))
 
-        watched = self._watched(pass_id, samples)
+        means = self._watched(pass_id, samples)
         changes = nullcontext() if self._changes is None else self._changes.looked_for()
-        with self._lowered(), self._metered(key, inputs, version), self._away(), watched, changes:
+        with (
+            self._lowered(),
+            self._metered(key, inputs, version),
+            self._away(),
+            means as watch,
+            changes,
+        ):
+            if watch is not None and loss is not None:
+                loss = watch.around(loss)
             result = self._recomputed(run, value) if self._recompute else run(value)
         outputs = _tensors(result)
         # Keyed by direction and micro-batch: with two directions, one rank may hold the same stage
@@ -117,10 +127,15 @@ class Stage:
         self._pending[key] = PendingBackward(inputs, outputs, version)
         return result
 
-    def _watched(self, pass_id: PassId, samples: int) -> AbstractContextManager[object]:
+    def _watched(self, pass_id: PassId, samples: int) -> AbstractContextManager[Watch | None]:
         if self.means is None or self._loss is None:
             return nullcontext()
         return self.means.of(pass_id.step, pass_id.micro, samples)
+
+    def check_means(self) -> None:
+        """Raises `UserError` if the micro-batches so far are not weighed right."""
+        if self.means is not None:
+            self.means.check()
 
     def _recomputed(self, run: Callable[[Any], Any], value: Any) -> Any:
         tiled = self._tiling is not None
@@ -233,7 +248,7 @@ def _as_found(found: Any, gradients: Any) -> Any:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return tensors_of(tuple(value) if isinstance(value, Arguments) else value)
 
 
 def _roots(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import hypothesis.strategies as st
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from hypothesis import given, settings
 
 from farandole.comm import Group
@@ -164,3 +165,48 @@ def test_bytes_are_counted_once(tmp_path: Path) -> None:
         return group.meter.bytes_sent - before
 
     assert among(2, body, tmp_path) == [1600, 1600]
+
+
+class Pair(NamedTuple):
+    one: Any
+    other: Any
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(2, 3, requires_grad=True),
+        torch.tensor(1.5),
+        7,
+        None,
+        (),
+        [],
+        (torch.zeros(2), None, torch.tensor(1)),
+        [torch.zeros(2), True, 1, "word"],
+        (torch.zeros(2), (torch.zeros(3), [])),
+        [torch.nn.Parameter(torch.zeros(2)), 2.5],
+        {"one": torch.zeros(2)},
+    ],
+    ids=str,
+)
+def test_a_description_is_that_of_the_tree(value: Any) -> None:
+    """However it was found: rows of tensors take a shorter way."""
+    leaves, spec = pytree.tree_flatten(value)
+    description, tensors = describe(value)
+    assert description.spec == spec
+    assert len(description.leaves) == len(leaves)
+    assert len(tensors) == len(description.slots)
+    sent = Description.read(description.text())
+    assert sent == description
+    assert hash(sent) == hash(description)
+    filled = sent.fill(tensors)
+    assert pytree.tree_structure(filled) == spec
+    assert [type(leaf) for leaf in pytree.tree_leaves(filled)] == [type(leaf) for leaf in leaves]
+
+
+def test_values_of_different_kinds_are_described_differently() -> None:
+    row = torch.zeros(2), 1
+    others = [list(row), Pair(*row), (torch.zeros(2), True), (torch.zeros(2),), torch.zeros(2)]
+    others += [(torch.zeros(2, requires_grad=True), 1), (torch.zeros(2).double(), 1)]
+    for other in others:
+        assert describe(row)[0] != describe(other)[0]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from farandole import Layout, UserError
 from farandole.errors import StageError
 from farandole.layout import parse_layout
+from farandole.layout.pipeline.deferred import DeferredBatchNorm, commit_statistics
 from farandole.sync import parse
 from farandole.testing import run_world
 from farandole.train import Run
@@ -157,6 +158,21 @@ def test_deferred_statistics_are_those_of_whole_batches(
         for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
             assert_close(outcome.weights[name], expected.weights[name], name)
         assert_close(outcome.prediction, expected.prediction, "prediction")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_deferred_statistics_of_large_values(dtype: torch.dtype) -> None:
+    norm = DeferredBatchNorm(nn.BatchNorm2d(3, momentum=1.0))
+    generator = torch.Generator().manual_seed(0)
+    x = (1000 + 10 * torch.randn(4, 3, 5, 5, generator=generator)).to(dtype)
+    for part in x.split(2):
+        norm(part)
+    commit_statistics(nn.Sequential(norm))
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    dims = (0, 2, 3)
+    torch.testing.assert_close(norm.running_mean, x.double().mean(dims).float())
+    torch.testing.assert_close(norm.running_var, x.double().var(dims).float(), rtol=1e-5, atol=0)
 
 
 # Precision

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
+from farandole.layout.nested_tensors import tensors_of
 from farandole.layout.recording.custom_functions import is_under_transform
 from farandole.layout.tiles.core.flow import Flow, no_margin
 from farandole.layout.tiles.core.grid import (
@@ -75,7 +75,7 @@ class Divided(torch.Tensor):
 
 def divided_leaves(value: Any) -> list[Divided]:
     """Raises `UserError` if one of them must not be used any more."""
-    found = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Divided)]
+    found = [leaf for leaf in tensors_of(value) if isinstance(leaf, Divided)]
     for leaf in found:
         leaf.flow.check()
     return found

@@ -23,7 +23,7 @@ from farandole.layout.tiles.core.intervals import Interval
 from farandole.layout.tiles.core.shard_group import ShardGroup
 from farandole.layout.tiles.core.tile import Tile
 from farandole.layout.tiles.halo.exchange import all_gather_shards, all_reduce_shards, slices
-from farandole.layout.tiles.ops.statistics import combined, widened
+from farandole.layout.tiles.ops.statistics import combined, mean_and_variance, widened
 
 
 class BatchNormTask(NamedTuple):
@@ -131,12 +131,10 @@ class _Normalised(torch.autograd.Function):
         weight, mean, inverse, *pieces = ctx.saved_tensors
         mine = task.shards.mine
         spans = [task.channels[task.members.index(shard)] for shard in mine]
-        sums = []
-        for gradient, piece, span in zip(gradients, pieces, spans, strict=False):
-            sums.append(torch.zeros(2, len(mean), dtype=mean.dtype, device=mean.device))
-            if piece.numel():
-                at = span.slice
-                sums[-1][:, at] = _sums(gradient, piece, mean[at], inverse[at])
+        sums = [
+            _sums(gradient, piece, mean, inverse, span.slice)
+            for gradient, piece, span in zip(gradients, pieces, spans, strict=False)
+        ]
         by_weight = by_bias = None
         if weight is not None:
             by_weight = sum(each[0] for each in sums).to(weight.dtype)  # type: ignore[union-attr]
@@ -151,13 +149,14 @@ class _Normalised(torch.autograd.Function):
         for gradient, piece, span, box in zip(gradients, pieces, spans, task.owned, strict=False):
             at = span.slice
             shape = (1, -1, *(1,) * (piece.dim() - 2))
-            scale = inverse[at] if weight is None else inverse[at] * weight[at]
+            of_mean, of_inverse = _part(mean, at), _part(inverse, at)
+            scale = of_inverse if weight is None else of_inverse * _part(weight, at)
             # Shards with copies of a value each give a part of what all know.
             # The gradient of an input x is scale · (gradient − mean(gradient) − x̂ · mean(gradient
             # · x̂)), x̂ being the normalised x. With x̂ = (x − mean) · inverse this is gradient ·
             # scale − x · slope − level.
-            slope = scale * inverse[at] * total[0, at] / task.copies
-            level = scale * total[1, at] / task.copies - mean[at] * slope
+            slope = scale * of_inverse * total[0, at] / task.copies
+            level = scale * total[1, at] / task.copies - of_mean * slope
             result = gradient * scale.to(gradient.dtype).reshape(shape)
             results.append(result)
             # A margin's inputs are not in the statistics, so only the first term applies to them.
@@ -182,7 +181,9 @@ def _scaled(
     """The channels of a piece that lie `at` these, normalised with known statistics."""
     if not piece.numel():  # torch refuses images without channels
         return piece.clone()
-    mean, variance, weight, bias = (_part(each, at) for each in (mean, variance, weight, bias))
+    mean, variance, weight, bias = (
+        None if each is None else _part(each, at) for each in (mean, variance, weight, bias)
+    )
     return F.batch_norm(piece, mean, variance, weight, bias, False, 0.0, eps)
 
 
@@ -194,47 +195,49 @@ def _statistics(
     for piece, box in zip(pieces, task.owned, strict=True):
         own = widened(piece[:0] if box is None else piece[slices(box)])
         count = own.numel() // max(1, own.shape[1])
-        found = own.new_zeros(3, own.shape[1])
-        if count:
-            mean, variance = _mean_and_variance(own)
-            found = torch.stack([torch.full_like(mean, count), mean, variance * count])
-        local.append(found)
+        if not count:
+            local.append(own.new_zeros(3, own.shape[1]))
+            continue
+        mean, variance = mean_and_variance(own)
+        local.append(torch.stack([torch.full_like(mean, count), mean, variance * count]))
     known = all_gather_shards(task.shards, task.number, False, _groups(task), local)[0]
     return combined(known, [span.slice for span in task.channels], (channels,))
 
 
-def _mean_and_variance(own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of every channel."""
-    if own.device.type == "cpu":  # four times as fast there as what follows, with the same result
-        mean, variance = torch.batch_norm_update_stats(own, None, None, 0.0)
-        return mean, variance
-    dims = [dim for dim in range(own.dim()) if dim != 1]
-    variance, mean = torch.var_mean(own, dims, correction=0)
-    return mean, variance
-
-
 def _sums(
-    gradient: torch.Tensor, piece: torch.Tensor, mean: torch.Tensor, inverse: torch.Tensor
+    gradient: torch.Tensor,
+    piece: torch.Tensor,
+    mean: torch.Tensor,
+    inverse: torch.Tensor,
+    at: slice,
 ) -> torch.Tensor:
-    """Over a piece: of gradient × normalised input, and of the gradient."""
-    _, with_input, alone = torch.ops.aten.native_batch_norm_backward(
+    """Of gradient × normalised input, and of the gradient: over a piece, which has the channels
+    that lie `at` these. The sums are of all channels, and 0 for others."""
+    if not piece.numel():
+        return mean.new_zeros(2, len(mean))
+    of_mean = _part(mean, at)
+    _, *found = torch.ops.aten.native_batch_norm_backward(
         gradient.contiguous(),
         piece.contiguous(),
-        torch.ones_like(mean),
+        torch.ones_like(of_mean),
         None,
         None,
-        mean,
-        inverse,
+        of_mean,
+        _part(inverse, at),
         True,
         0.0,
         [False, True, True],
     )
-    return torch.stack([with_input, alone])
+    sums = torch.stack(found)
+    if of_mean is mean:
+        return sums
+    return F.pad(sums, (at.start, len(mean) - at.stop))
 
 
 def _groups(task: BatchNormTask) -> list[tuple[int, ...]]:
     return [task.members] * task.shards.grid.shards
 
 
-def _part(tensor: torch.Tensor | None, at: slice) -> torch.Tensor | None:
-    return None if tensor is None else tensor[at]
+def _part(tensor: torch.Tensor, at: slice) -> torch.Tensor:
+    """The tensor itself where it is all of it."""
+    return tensor if at == slice(0, len(tensor)) else tensor[at]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 
 from farandole.errors import UserError
+from farandole.layout.nested_tensors import tensors_of
 from farandole.layout.tiles.core.flow import Flow, Handler
 from farandole.layout.tiles.core.frames import (
     aligned,
@@ -50,13 +51,13 @@ def _place_of(name: str, function: Callable[..., Any]) -> int | None:
 
 def _computed(function: Callable[..., Any]) -> Handler:
     def handler(flow: Flow, *args: Any, **kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_of((args, kwargs))
         if len(tensors) == 1 and args and tensors[0] is args[0]:  # most have one tensor
             return tensors[0].map(lambda piece: function(piece, *args[1:], **kwargs))
         frame = common_frame(flow, tensors)
         if frame is None:
             return flow.otherwise(flow, function, args, kwargs)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
         columns = [
             aligned(flow, leaf, frame) if isinstance(leaf, torch.Tensor) else None
             for leaf in leaves
@@ -82,11 +83,7 @@ def in_place(function: Callable[..., Any]) -> Handler:
     compute = _computed(function)
 
     def handler(flow: Flow, first: Any, *args: Any, **kwargs: Any) -> Any:
-        tensors = [
-            leaf
-            for leaf in pytree.tree_leaves((first, args, kwargs))
-            if isinstance(leaf, torch.Tensor)
-        ]
+        tensors = tensors_of((first, args, kwargs))
         frame = common_frame(flow, tensors)
         if not isinstance(first, Tile) or frame is None:
             return cannot_change(function)(flow)
