@@ -16,8 +16,8 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor:
 
     A view whose numbers are those of its memory with another sign (`x.conj().imag`) does not.
     """
-    as_it_is = not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj())
-    if as_it_is and tensor.dim() == 1 and tensor.stride(0) == 1:
+    in_a_row = tensor.stride() == (1,)
+    if in_a_row and not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj()):
         return tensor
     row = tensor.detach().contiguous().resolve_neg().resolve_conj()
     return row.as_strided((row.numel(),), (1,))  # even a single element of a wider stride
@@ -25,7 +25,7 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor:
 
 def put_back(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Copies into a tensor that did not lie in a row; returns the tensor."""
-    if flat.data_ptr() != tensor.data_ptr():
+    if flat is not tensor and flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))
     return tensor
 

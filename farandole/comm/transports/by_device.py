@@ -60,7 +60,7 @@ class ByDevice(Transport):
 
     @staticmethod
     def is_on_device(tensor: torch.Tensor) -> bool:
-        return tensor.device.type != "cpu"
+        return not tensor.is_cpu
 
     @staticmethod
     def to_host(tensor: torch.Tensor) -> torch.Tensor:
