@@ -1,0 +1,74 @@
+"""The gradients that a step would apply, and where they are.
+
+This runs in every step, for every parameter. In nearly all steps the gradients are of the same
+kinds as in the step before, and what is known of those holds for them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from farandole.comm.kinds import Kinds
+
+_gradient = operator.attrgetter("grad")
+_DENSE = torch.strided
+_PLAIN = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+
+
+class Present(NamedTuple):
+    """Parameters that have gradients, and the numbers of each gradient in the same order."""
+
+    parameters: Sequence[nn.Parameter] = ()
+    gradients: Sequence[torch.Tensor] = ()
+    kinds: Kinds | None = None
+    """The gradients'. The same object as in an earlier step: they are of the same kinds."""
+
+
+class PresentGradients:
+    """Finds them, and remembers what they were like in the last step."""
+
+    def __init__(self) -> None:
+        self._kinds: Kinds | None = None
+        self._are_on_cpu = False
+
+    def find(self, parameters: Sequence[nn.Parameter]) -> tuple[Present, Present]:
+        """Those of `parameters` that have any, on the CPU and on devices."""
+        gradients = list(map(_gradient, parameters))
+        if self._kinds is not None and self._kinds.fit(gradients):
+            everything = Present(parameters, gradients, self._kinds)  # type: ignore[arg-type]
+            return (everything, Present()) if self._are_on_cpu else (Present(), everything)
+        on_cpu, on_device = _sorted(parameters, gradients)
+        self._are_on_cpu = not on_device.gradients
+        alone = on_cpu if self._are_on_cpu else on_device
+        as_they_are = len(alone.gradients) == len(gradients) and all(
+            map(operator.is_, alone.gradients, gradients)
+        )
+        self._kinds = Kinds(alone.gradients) if as_they_are else None
+        return on_cpu, on_device
+
+
+def _sorted(
+    parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor | None]
+) -> tuple[Present, Present]:
+    on_cpu, on_device = Present([], []), Present([], [])
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is None:
+            continue
+        if gradient.layout is not _DENSE or gradient.dtype not in _PLAIN:
+            gradient = _numbers(gradient)
+        if gradient.numel():
+            here = on_cpu if gradient.is_cpu else on_device
+            here.parameters.append(parameter)  # type: ignore[attr-defined]
+            here.gradients.append(gradient)  # type: ignore[attr-defined]
+    return on_cpu, on_device
+
+
+def _numbers(gradient: torch.Tensor) -> torch.Tensor:
+    """What is in it: only some rows, where it is sparse."""
+    values = gradient._values() if gradient.is_sparse else gradient
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
