@@ -83,6 +83,9 @@ class GradientGuard:
         self._group = group
         self._act = act or stop
         self._steps = 0
+        self._known_buckets: Sequence[Bucket] = ()
+        self._begins: list[int] = []  # of their buffers
+        self._buffers: dict[int, torch.Tensor] = {}  # of those, by the address of each gradient
         self._present = PresentGradients()
         self._device_checks = DeviceChecks()
         self._started: _Started | None = None
@@ -172,18 +175,19 @@ class GradientGuard:
 
     def _flats(self, gradients: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Few tensors that hold all gradients: the buckets where gradients still lie in them."""
-        if not self._buckets():
-            return list(gradients)
-        buffers = {
-            view.data_ptr(): bucket.buffer
-            for bucket in self._buckets()
-            for view in bucket.gradients
-        }
-        flats = {}
-        for gradient in gradients:
-            flat = buffers.get(gradient.data_ptr(), gradient)
-            flats[flat.data_ptr()] = flat
-        return list(flats.values())
+        # By address: the script may have set `grad.data`, and a bucket's view lies elsewhere then.
+        buckets = self._buckets()
+        begins = [bucket.buffer.data_ptr() for bucket in buckets]
+        if begins != self._begins or buckets is not self._known_buckets:
+            self._begins, self._known_buckets = begins, buckets
+            self._buffers = {
+                begin + offset: bucket.buffer
+                for begin, bucket in zip(begins, buckets, strict=True)
+                for offset in bucket.offsets
+            }
+        buffers = self._buffers
+        flats = [buffers.get(gradient.data_ptr(), gradient) for gradient in gradients]
+        return list({id(flat): flat for flat in flats}.values())
 
     def _blame(
         self,

@@ -40,7 +40,7 @@ class PresentGradients:
         """Those of `parameters` that have any, on the CPU and on devices."""
         gradients = list(map(_gradient, parameters))
         if self._kinds is not None and self._kinds.fit(gradients):
-            everything = Present(parameters, gradients, self._kinds)  # type: ignore[arg-type]
+            everything = Present(parameters, gradients, self._kinds)
             return (everything, Present()) if self._are_on_cpu else (Present(), everything)
         on_cpu, on_device = _sorted(parameters, gradients)
         self._are_on_cpu = not on_device.gradients
