@@ -1,7 +1,7 @@
 """The gradients that a step would apply, and where they are.
 
-This runs in every step, for every parameter. In nearly all steps the gradients are of the same
-kinds as in the step before, and what is known of those holds for them.
+This runs in every step, for every parameter. In nearly all steps the gradients on a device are of
+the same kinds as in the step before, and what is known of those holds for them.
 """
 
 from __future__ import annotations
@@ -30,25 +30,23 @@ class Present(NamedTuple):
 
 
 class PresentGradients:
-    """Finds them, and remembers what they were like in the last step."""
+    """Finds them, and remembers what those on devices were like in the last step.
+
+    On the CPU nothing more depends on their kinds, and to compare those takes as long as to sort.
+    """
 
     def __init__(self) -> None:
-        self._kinds: Kinds | None = None
-        self._are_on_cpu = False
+        self._kinds: Kinds | None = None  # where all were on devices
 
     def find(self, parameters: Sequence[nn.Parameter]) -> tuple[Present, Present]:
         """Those of `parameters` that have any, on the CPU and on devices."""
         gradients = list(map(_gradient, parameters))
         if self._kinds is not None and self._kinds.fit(gradients):
-            everything = Present(parameters, gradients, self._kinds)
-            return (everything, Present()) if self._are_on_cpu else (Present(), everything)
+            return Present(), Present(parameters, gradients, self._kinds)
         on_cpu, on_device = _sorted(parameters, gradients)
-        self._are_on_cpu = not on_device.gradients
-        alone = on_cpu if self._are_on_cpu else on_device
-        as_they_are = len(alone.gradients) == len(gradients) and all(
-            map(operator.is_, alone.gradients, gradients)
-        )
-        self._kinds = Kinds(alone.gradients) if as_they_are else None
+        found = on_device.gradients
+        as_they_are = len(found) == len(gradients) and all(map(operator.is_, found, gradients))
+        self._kinds = Kinds(found) if as_they_are else None
         return on_cpu, on_device
 
 

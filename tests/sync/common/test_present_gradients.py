@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from farandole.comm.kinds import Kinds
 from farandole.sync.common.device_check import DeviceChecks
-from farandole.sync.common.present_gradients import PresentGradients
+from farandole.sync.common.present_gradients import Present, PresentGradients
+
+DEVICES = pytest.mark.parametrize("device", ["cpu", "meta"])
 
 
-def parameters() -> list[nn.Parameter]:
-    return [
-        nn.Parameter(torch.ones(3, 2)),
-        nn.Parameter(torch.ones(4)),
-        nn.Parameter(torch.ones(())),
-    ]
+def parameters(device: str = "cpu") -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(shape, device=device)) for shape in ((3, 2), (4,), ())]
 
 
 def give(held: list[nn.Parameter]) -> None:
@@ -22,24 +22,31 @@ def give(held: list[nn.Parameter]) -> None:
         parameter.grad = torch.ones_like(parameter)
 
 
+def found_on(device: str, present: PresentGradients, held: list[nn.Parameter]) -> Present:
+    on_cpu, on_device = present.find(held)
+    here, elsewhere = (on_cpu, on_device) if device == "cpu" else (on_device, on_cpu)
+    assert not elsewhere.gradients
+    return here
+
+
 def test_the_kinds_of_one_step_serve_the_next() -> None:
-    held, present = parameters(), PresentGradients()
+    held, present = parameters("meta"), PresentGradients()
     give(held)
-    first, on_device = present.find(held)
-    assert list(first.parameters) == held
-    assert not on_device.gradients
+    first = found_on("meta", present, held)
+    assert list(map(id, first.parameters)) == list(map(id, held))
     known = []
     for _ in range(3):
         give(held)
-        found, _on_device = present.find(held)
+        found = found_on("meta", present, held)
         assert all(g is p.grad for p, g in zip(held, found.gradients, strict=True))
         known.append(found.kinds)
     assert known[0] is not None
     assert known == [known[0]] * 3
 
 
-def test_gradients_that_come_and_go() -> None:
-    held, present = parameters(), PresentGradients()
+@DEVICES
+def test_gradients_that_come_and_go(device: str) -> None:
+    held, present = parameters(device), PresentGradients()
     for missing in (None, 1, None, 0, 2, None):
         for _ in range(3):
             give(held)
@@ -47,8 +54,8 @@ def test_gradients_that_come_and_go() -> None:
             if missing is not None:
                 held[missing].grad = None
                 del expected[missing]
-            found, _ = present.find(held)
-            assert all(map(lambda a, b: a is b, found.parameters, expected))
+            found = found_on(device, present, held)
+            assert list(map(id, found.parameters)) == list(map(id, expected))
             assert len(found.gradients) == len(expected)
 
 
@@ -73,24 +80,24 @@ def test_other_kinds_of_gradients() -> None:
 
 
 def test_a_model_whose_dtype_changes_after_the_backward_pass() -> None:
-    model, present = nn.Linear(3, 2), PresentGradients()
+    model, present = nn.Linear(3, 2, device="meta"), PresentGradients()
     held = list(model.parameters())
     for _ in range(3):
         give(held)
-        before, _ = present.find(held)
+        before = found_on("meta", present, held)
     model.double()  # changes the gradients that are there
-    after, _ = present.find(held)
+    after = found_on("meta", present, held)
     assert {gradient.dtype for gradient in after.gradients} == {torch.float64}
     assert after.kinds is not before.kinds
 
 
 def test_a_check_of_known_kinds_finds_the_same() -> None:
-    held, present, checks = parameters(), PresentGradients(), DeviceChecks()
-    for ill in (None, None, 2, 0, None, 1):
-        give(held)
+    checks = DeviceChecks()
+    kinds = Kinds([torch.ones(3, 2), torch.ones(4)])
+    for ill in (None, None, 1, 0, None, 1):
+        gradients = [torch.ones(3, 2), torch.ones(4)]
         if ill is not None:
-            held[ill].grad = torch.full_like(held[ill], torch.nan)
-        found, _ = present.find(held)
-        check = checks.start(found.gradients, lambda f=found: f.gradients, (), found.kinds)  # type: ignore[misc]
+            gradients[ill].fill_(torch.nan)
+        check = checks.start(gradients, lambda given=gradients: given, (), kinds)  # type: ignore[misc]
         assert check.first_bad() == ill
-        assert all(bool(p.grad.any()) is (ill is None) for p in held)  # type: ignore[union-attr]
+        assert all(bool(gradient.any()) is (ill is None) for gradient in gradients)
