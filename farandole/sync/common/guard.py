@@ -175,8 +175,10 @@ class GradientGuard:
 
     def _flats(self, gradients: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Few tensors that hold all gradients: the buckets where gradients still lie in them."""
-        # By address: the script may have set `grad.data`, and a bucket's view lies elsewhere then.
         buckets = self._buckets()
+        if not buckets:
+            return list(gradients)
+        # By address: the script may have set `grad.data`, and a bucket's view lies elsewhere then.
         begins = [bucket.buffer.data_ptr() for bucket in buckets]
         if begins != self._begins or buckets is not self._known_buckets:
             self._begins, self._known_buckets = begins, buckets
