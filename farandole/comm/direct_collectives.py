@@ -36,15 +36,16 @@ class DirectCollectives:
         self, tensor: torch.Tensor, op: Op, algorithm: str, agreed: bool
     ) -> torch.Tensor:
         """`agreed`: the shapes are known to be the same, so that no claims need be compared."""
-        carrier = self.transport.carrier(tensor)
-        chosen = choose(carrier, tensor.nbytes, algorithm, cuda=tensor.is_cuda)
+        transport, nbytes = self.transport, tensor.nbytes
+        carrier = transport.carrier(tensor)
+        chosen = choose(carrier, nbytes, algorithm, cuda=tensor.is_cuda)
         if self.size == 1:
             return tensor
         flat = flat_view(tensor)
         claim = None if agreed else claim_of("all_reduce", tensor, op, chosen)
-        with self.scopes.enter("all_reduce", flat.nbytes, chosen, by=carrier.name):
-            self.transport.all_reduce(flat, op, chosen, claim)
-        self.meter.add_bytes(ring_bytes(flat.nbytes, self.size))
+        with self.scopes.enter("all_reduce", nbytes, chosen, by=carrier.name):
+            transport.all_reduce(flat, op, chosen, claim)
+        self.meter.add_bytes(ring_bytes(nbytes, self.size))
         return put_back(flat, tensor)
 
     def reduce_scatter(self, tensor: torch.Tensor, op: Op) -> torch.Tensor:

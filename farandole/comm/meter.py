@@ -15,10 +15,6 @@ from farandole.system.activity import NO_ACTIVITY, Activity
 from farandole.trace.spans import NO_TRACE, Trace
 
 
-class _Thread(threading.local):
-    is_inside = False  # of a wait that is counted whole
-
-
 class Meter:
     """Counts for one rank. Safe to use from the threads that complete collectives.
 
@@ -28,7 +24,9 @@ class Meter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._thread = _Thread()
+        # Threads inside of a wait that is counted whole. Each adds and removes only itself, so no
+        # lock is needed; and `threading.local` takes twice as long.
+        self._inside: set[int] = set()
         self._waited_seconds = 0.0
         self._bytes_sent = 0
         self.activity: Activity = NO_ACTIVITY  # hears of waits
@@ -64,15 +62,18 @@ class Meter:
 
     def begin_wait(self) -> float | None:
         """A wait of this thread begins. Returns what `end_wait` wants."""
-        if self._thread.is_inside:
+        thread = threading.get_ident()
+        if thread in self._inside:
             return None
-        self._thread.is_inside = True
+        self._inside.add(thread)
         return time.perf_counter()
 
     def end_wait(self, begun: float | None) -> None:
         if begun is not None:
-            self._thread.is_inside = False
-            self.add_wait(time.perf_counter() - begun)
+            seconds = time.perf_counter() - begun
+            self._inside.discard(threading.get_ident())
+            with self._lock:
+                self._waited_seconds += seconds
 
     def waiting(self) -> AbstractContextManager[None]:
         """Counts the time spent inside as waiting: for blocking collectives."""
@@ -81,11 +82,14 @@ class Meter:
     @contextmanager
     def counted_elsewhere(self) -> Iterator[None]:
         """Inside, no wait of this thread is counted: the caller counts it as a part of its own."""
-        before, self._thread.is_inside = self._thread.is_inside, True
+        thread = threading.get_ident()
+        was_inside = thread in self._inside
+        self._inside.add(thread)
         try:
             yield
         finally:
-            self._thread.is_inside = before
+            if not was_inside:
+                self._inside.discard(thread)
 
     def _settle(self) -> None:
         """Reads the device spans that have ended; an unfinished one stays for the next time."""

@@ -139,7 +139,7 @@ class Queue:
         """Runs `work` after everything started before it: here and now when nothing is."""
         # Work that runs in the queue's thread and calls a collective has its turn already. To queue
         # it behind itself would block for ever.
-        if threading.current_thread() is self._thread:
+        if self._thread is not None and threading.current_thread() is self._thread:
             return work()
         begun = self._meter.begin_wait()
         try:
@@ -149,11 +149,14 @@ class Queue:
 
     def unmetered(self, work: Callable[[], T]) -> T:
         """The same, for callers who count the waiting themselves."""
-        self._meter.activity.begin_wait()
+        activity, row = self._meter.activity, self._row
+        activity.begin_wait()
         try:
             # To hand work to the thread and back takes two switches, longer than a small
             # collective. The order holds: nothing is under way, and only this thread could start
             # something.
-            return work() if self.idle else self._start(work, as_here)._result()
+            if not row.waiting and not row.busy:  # as `idle`: this runs in every collective
+                return work()
+            return self._start(work, as_here)._result()
         finally:
-            self._meter.activity.end_wait()
+            activity.end_wait()

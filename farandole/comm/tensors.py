@@ -17,7 +17,7 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor:
     A view whose numbers are those of its memory with another sign (`x.conj().imag`) does not.
     """
     signs_differ = tensor.is_neg() or tensor.is_conj()
-    if not (signs_differ or tensor.requires_grad) and tensor.dim() == 1 and tensor.stride(0) == 1:
+    if tensor.stride() == (1,) and not (signs_differ or tensor.requires_grad):
         return tensor
     row = tensor.detach()
     if signs_differ or not row.is_contiguous():
@@ -27,7 +27,7 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor:
 
 def put_back(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Copies into a tensor that did not lie in a row; returns the tensor."""
-    if flat.data_ptr() != tensor.data_ptr():
+    if flat is not tensor and flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))
     return tensor
 

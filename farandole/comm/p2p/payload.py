@@ -39,10 +39,14 @@ class Slot(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """A value that is no tensor. With its kind, because True and 1 are equal."""
+    """A value that is no tensor. With its kind, because True and 1 are equal, as 0.0 and -0.0."""
 
     kind: str
     value: Any
+
+    @classmethod
+    def of(cls, value: Any) -> Plain:
+        return cls(value.hex() if isinstance(value, float) else type(value).__name__, value)
 
 
 class Description:
@@ -96,7 +100,7 @@ class Description:
 
 def _read_leaf(leaf: Any) -> Slot | Plain:
     if not isinstance(leaf, dict):
-        return Plain(type(leaf).__name__, leaf)
+        return Plain.of(leaf)
     dtype = getattr(torch, leaf["dtype"].removeprefix("torch."))
     return Slot(dtype, tuple(leaf["shape"]), leaf["differentiable"])
 
@@ -129,7 +133,7 @@ def _leaf(leaf: Any) -> Slot | Plain:
             raise UserError(f"a {leaf.layout} tensor cannot travel between stages; make it dense.")
         return Slot(leaf.dtype, tuple(leaf.shape), leaf.requires_grad)
     if isinstance(leaf, _PLAIN):
-        return Plain(type(leaf).__name__, leaf)
+        return Plain.of(leaf)
     raise UserError(
         f"values of type {type(leaf).__name__} cannot travel between stages. Tensors, numbers and "
         "strings can, in tuples, lists and dicts."

@@ -56,11 +56,12 @@ class ByDevice(Transport):
 
     def _way_of(self, tensor: torch.Tensor) -> Transport | None:
         """What carries it, if that is not the host's transport."""
-        return self._direct if self.is_on_device(tensor) else None
+        direct = self._direct
+        return direct if direct is not None and self.is_on_device(tensor) else None
 
     @staticmethod
     def is_on_device(tensor: torch.Tensor) -> bool:
-        return tensor.device.type != "cpu"
+        return not tensor.is_cpu
 
     @staticmethod
     def to_host(tensor: torch.Tensor) -> torch.Tensor:

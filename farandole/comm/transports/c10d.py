@@ -77,6 +77,7 @@ class C10d(Network):
         self._made: weakref.WeakSet[C10d] = weakref.WeakSet()
         self._subgroups: Counter[tuple[int, ...]] = Counter()
         self._recent: deque[torch.Tensor] = deque(maxlen=_GLOO_THREADS)
+        self._options: dict[Op, dist.AllreduceOptions] = {}
 
     @property
     def process_group(self) -> dist.ProcessGroup:
@@ -147,18 +148,25 @@ class C10d(Network):
         if not flat.is_cuda and flat.dtype not in _GLOO_REDUCES:
             super().native_all_reduce(flat, op, None)
             return
-        options = dist.AllreduceOptions()
-        options.reduceOp = _OPS[op]  # type: ignore[assignment]
-        options.timeout = self.timeout
         if self._nccl and flat.is_cuda:
             flat.record_stream(torch.cuda.current_stream())
         else:
             self._recent.append(flat)
         try:
-            self._process_group.allreduce([flat], options).wait()
+            _wait(self._process_group.allreduce([flat], self._options_of(op)))
         except RuntimeError as error:
             raise self._lost(self.others, error) from error
         divide_(flat, op, self.size)
+
+    def _options_of(self, op: Op) -> dist.AllreduceOptions:
+        if op not in self._options:
+            options = self._options[op] = dist.AllreduceOptions()
+            options.reduceOp = _OPS[op]  # type: ignore[assignment]
+            options.timeout = self.timeout
+            # As `dist.all_reduce` has it. NCCL then works on the current stream, where the result
+            # is wanted, and two streams need not wait for each other.
+            options.asyncOp = False
+        return self._options[op]
 
     def broadcast(self, flat: torch.Tensor, source: int) -> None:
         if not flat.is_cuda:
@@ -167,9 +175,10 @@ class C10d(Network):
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.timeout = self.timeout
+        options.asyncOp = False  # as in `_options_of`
         flat.record_stream(torch.cuda.current_stream())
         try:
-            self._process_group.broadcast([flat], options).wait()
+            _wait(self._process_group.broadcast([flat], options))
         except RuntimeError as error:
             raise self._lost([source], error) from error
 
@@ -257,6 +266,12 @@ class C10d(Network):
         if late:
             return PeerLost.late(ranks, self.timeout.total_seconds())
         return PeerLost(ranks, f"hung up ({said})")
+
+
+def _wait(work: dist.Work | None) -> None:
+    """For the end of what was asked for with `asyncOp = False`: NCCL then returns nothing."""
+    if work is not None:
+        work.wait()
 
 
 def new_process_group(

@@ -13,6 +13,7 @@ the average all ranks hold the same NaN in a gradient, and the notes still tell 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,8 +51,10 @@ class Bucket:
     """The gradients and the flags; complex numbers as pairs of real ones."""
     gradients: list[torch.Tensor]
     """Views of the buffer, in the shapes and strides of the parameters."""
-    addresses: list[int]
-    """Of those views."""
+    parts: list[torch.Tensor]
+    """The same places in the buffer, in a row: nobody else has these."""
+    offsets: list[int]
+    """Of those places, in bytes."""
     has_gradient: torch.Tensor
     """The flags: a view of the buffer."""
     notes: torch.Tensor
@@ -68,27 +71,40 @@ class Bucket:
 
         Raises `UnfitGradientError` for one that cannot be copied into a buffer.
         """
-        present, views, gradients = [], [], []
-        places = zip(self.gradients, self.addresses, self.parameters, strict=True)
-        for view, address, parameter in places:
-            gradient = parameter.grad  # once: each look at it is a call
-            present.append(gradient is not None)
+        self._keep_views()
+        views, gradients, missing = [], [], []
+        for place, parameter in enumerate(self.parameters):
+            gradient, view = parameter.grad, self.gradients[place]  # once: each look is a call
+            # After `hand_out` the gradient is the view itself, unless the script has set it to None
+            # since. Autograd then accumulates into the buffer, and there is nothing to copy.
+            if gradient is view:
+                continue
             if gradient is None:
+                missing.append(place)
                 view.zero_()
                 continue
             if gradient.layout is not _DENSE or gradient.requires_grad:
                 raise UnfitGradientError(parameter, gradient)
-            # After `hand_out` the gradient is the view itself, unless the script has set it to None
-            # since. Autograd then accumulates into the buffer, and there is nothing to copy.
-            if gradient.data_ptr() != address:
-                views.append(view)
-                gradients.append(gradient)
+            views.append(view)
+            gradients.append(gradient)
         if views:
             torch._foreach_copy_(views, gradients)
-        if all(present):
-            self.has_gradient.fill_(1.0)
+        if missing:
+            flags = torch.ones(len(self.parameters), dtype=self.has_gradient.dtype)
+            flags[missing] = 0.0
+            self.has_gradient.copy_(flags)
         else:
-            self.has_gradient.copy_(torch.tensor(present, dtype=self.has_gradient.dtype))
+            self.has_gradient.fill_(1.0)
+
+    def _keep_views(self) -> None:
+        """Makes a view anew that is none any more: the script has set `parameter.grad.data`, and
+        the parameter's gradient was the view itself."""
+        begin = self.buffer.data_ptr()  # another one, once the memory is registered
+        if [view.data_ptr() - begin for view in self.gradients] == self.offsets:
+            return
+        for place, view in enumerate(self.gradients):
+            if view.numel() and view.data_ptr() != begin + self.offsets[place]:
+                self.gradients[place] = _like(self.parameters[place], self.parts[place])
 
     def note(self, rank: int) -> None:
         """Writes down, for all ranks to read, whether this rank's gradients are finite.
@@ -110,12 +126,15 @@ class Bucket:
         """Makes the averages the parameters' gradients, where any rank had one."""
         flags: list[bool] | None = None
         for place, parameter in enumerate(self.parameters):
-            if parameter.grad is None:
+            gradient, view = parameter.grad, self.gradients[place]
+            if gradient is view:
+                continue
+            if gradient is None:
                 if flags is None:  # reading flags waits for a GPU, so only where one is needed
                     flags = (self.has_gradient > 0).tolist()
                 if not flags[place]:
                     continue
-            parameter.grad = self.gradients[place]
+            parameter.grad = view
 
 
 def pack(
@@ -172,7 +191,8 @@ def _bucket(
         parameters,
         buffer,
         gradients,
-        [gradient.data_ptr() for gradient in gradients],
+        parts,
+        [begin * buffer.itemsize for begin in itertools.accumulate([0, *counts[:-1]])],
         flags,
         notes,
         buffer[-trailer:],

@@ -13,8 +13,9 @@ them takes as long as all the rest.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -74,11 +75,9 @@ class BufferSpread:
         }
 
 
-def _kinds_of(buffers: Iterable[torch.Tensor]) -> list[_Kind]:
-    return [(buffer.shape, buffer.dtype, buffer.device) for buffer in buffers]
-
-
-_Kind = tuple[torch.Size, torch.dtype, torch.device]
+def _kinds_of(buffers: Collection[torch.Tensor]) -> list[list[object]]:
+    """Not their strides: those may differ between ranks, and packed bytes do not."""
+    return [list(map(attrgetter(name), buffers)) for name in ("shape", "dtype", "device")]
 
 
 @dataclass(frozen=True)

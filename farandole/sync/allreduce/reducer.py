@@ -90,6 +90,7 @@ class GradientReducer:
         for handle in self._handles:
             handle.remove()
         self._all = list(self._model.parameters())
+        self._frozen = [p for p in self._all if not p.requires_grad]
         trained = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
         self._names: dict[torch.Tensor, str] = {p: name for name, p in trained}
         self._trained = dict(trained)
@@ -161,9 +162,12 @@ class GradientReducer:
 
     def _misfits(self) -> bool:
         """Whether the parameters have changed kind, as by `model.half()` or `.to(device)`."""
+        # Those change gradients too, and so a view that is one: the buffer stays what it was.
         return any(
             (parameter.dtype, parameter.device, parameter.shape)
             != (view.dtype, view.device, view.shape)
+            or (parameter.dtype.to_real(), parameter.device)
+            != (bucket.buffer.dtype, bucket.buffer.device)
             for bucket in self.buckets
             for parameter, view in zip(bucket.parameters, bucket.gradients, strict=True)
         )
@@ -260,7 +264,7 @@ class GradientReducer:
         self.handed_out = self.buckets
         seen = list(self._seen.values())
         self._close_pass()
-        if any(p.requires_grad and id(p) not in self._home for p in self._all):
+        if any(p.requires_grad for p in self._frozen):
             self._include_thawed()
         if self._learns_order:
             self._learn_order([self._names[p] for p in seen if p in self._names])

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import torch
 
+from farandole.comm.kinds import Kinds
 from farandole.sync.allreduce.buckets import Bucket
 
 _BITS = {
@@ -30,9 +31,11 @@ _BITS = {
 
 
 class Kernels(Protocol):
-    def find_and_clear(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    def find_and_clear(
+        self, gradients: Sequence[torch.Tensor], kinds: Kinds | None = None
+    ) -> torch.Tensor | None:
         """For each, on the device, 0 or, if it is not finite, 1; then all of them are zeros. None,
-        and nothing done: not for these."""
+        and nothing done: not for these. `kinds` as in `DeviceChecks.start`."""
 
 
 class DeviceChecks:
@@ -40,25 +43,35 @@ class DeviceChecks:
 
     def __init__(self) -> None:
         self._kernels: dict[torch.device, Kernels | None] = {}
+        self._kinds: Kinds | None = None  # of the gradients of the last check
+        self._places: dict[torch.device, list[int]] = {}
 
     def start(
         self,
         gradients: Sequence[torch.Tensor],
         flats: Callable[[], Sequence[torch.Tensor]],
         buckets: Sequence[Bucket],
+        kinds: Kinds | None = None,
     ) -> DeviceCheck:
-        """Checks `gradients`, which lie in `flats`, and copies the buckets' notes to the host."""
+        """Checks `gradients`, which lie in `flats`, and copies the buckets' notes to the host.
+
+        `kinds` are the gradients', where they are known. Where they are the same object as in the
+        last check, what follows from kinds is not worked out again.
+        """
         # Queued in the order of the stream: notes and answers are copied before anything replaces
         # what they are about, and the step, queued later, sees zeros.
         notes = _notes(buckets)
         order: list[int] = []
         answers: list[torch.Tensor] = []
         events: list[torch.cuda.Event | None] = []
-        for device, places in _by_device(gradients).items():
+        if kinds is None or kinds is not self._kinds:
+            self._places = _by_device(gradients)
+            self._kinds = kinds
+        for device, places in self._places.items():
             here = gradients if len(places) == len(gradients) else [gradients[at] for at in places]
             order += places
             kernels = self._kernels_of(device)
-            bad = None if kernels is None else kernels.find_and_clear(here)
+            bad = None if kernels is None else kernels.find_and_clear(here, kinds)
             if bad is None:
                 bad = _are_bad(here)
                 _clear_if(bad.any(), [flat for flat in flats() if flat.device == device])

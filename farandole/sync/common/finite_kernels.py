@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from farandole.comm.kinds import Kinds
 from farandole.comm.tensors import is_dense
 
 _BLOCK = 8192
@@ -64,18 +65,24 @@ class FiniteKernels:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._shapes: list[tuple[torch.Size, tuple[int, ...], torch.dtype]] = []
+        self._kinds: Kinds | None = None
         self._kind: object = None
         self._where: list[int] = []
 
-    def find_and_clear(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    def find_and_clear(
+        self, gradients: Sequence[torch.Tensor], kinds: Kinds | None = None
+    ) -> torch.Tensor | None:
         """For each, on the device, 0 or, if it is not finite, 1; then all of them are zeros.
 
-        None, and nothing done, if they are of several dtypes or have gaps in their memory.
+        None, and nothing done, if they are of several dtypes or have gaps in their memory. Those
+        of the same `kinds` as the last ones, the same object, are cut into the same blocks.
         """
-        shapes = [(each.shape, each.stride(), each.dtype) for each in gradients]
-        if shapes != self._shapes:
-            self._cut(gradients)
-            self._shapes = shapes
+        if kinds is None or kinds is not self._kinds:
+            shapes = [(each.shape, each.stride(), each.dtype) for each in gradients]
+            if shapes != self._shapes:
+                self._cut(gradients)
+                self._shapes = shapes
+            self._kinds = kinds
         if self._kind is None:
             return None
         where = [gradient.data_ptr() for gradient in gradients]

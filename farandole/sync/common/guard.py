@@ -29,14 +29,13 @@ from farandole.sync.allreduce.buckets import Bucket
 from farandole.sync.allreduce.reducer import GradientReducer
 from farandole.sync.common.closures import with_gradients
 from farandole.sync.common.device_check import DeviceCheck, DeviceChecks
+from farandole.sync.common.present_gradients import PresentGradients
 
 UNTOUCHED = "No parameter has been changed by it."
 SKIPPED = "Its step was taken with zeros instead of gradients."
 KEPT_BACK = "Nothing of it has reached the other ranks."
 
 _SHOWN = 3
-_DENSE = torch.strided
-_PLAIN = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
 class Culprit(NamedTuple):
@@ -84,6 +83,10 @@ class GradientGuard:
         self._group = group
         self._act = act or stop
         self._steps = 0
+        self._known_buckets: Sequence[Bucket] = ()
+        self._begins: list[int] = []  # of their buffers
+        self._buffers: dict[int, torch.Tensor] = {}  # of those, by the address of each gradient
+        self._present = PresentGradients()
         self._device_checks = DeviceChecks()
         self._started: _Started | None = None
         if optimizer is not None and not by_hand:
@@ -133,21 +136,22 @@ class GradientGuard:
         found = self._read()  # of the step before, on a GPU
         if found is not None:
             return found
-        on_cpu, on_device = _present(self._parameters())
+        on_cpu, on_device = self._present.find(self._parameters())
         step = (self.count() if self.count is not None else 0) or self._steps
         # Two passes: over few large buffers first, which are nearly always finite. A buffer holds
         # more than these gradients (flags, notes, other parameters), so the second pass decides.
-        if on_cpu and not all(map(is_finite, self._flats([g for _, g in on_cpu]))):
-            bad = next((p for p, g in on_cpu if not is_finite(g)), None)
+        if on_cpu.gradients and not all(map(is_finite, self._flats(on_cpu.gradients))):
+            pairs = zip(on_cpu.parameters, on_cpu.gradients, strict=True)
+            bad = next((p for p, g in pairs if not is_finite(g)), None)
             if bad is not None:
                 noted = [(bucket, bucket.noted()) for bucket in self._buckets()]
                 return self._blame(bad, noted, step, UNTOUCHED)
-        if on_device and not _is_recorded():
-            gradients = [g for _, g in on_device]
+        gradients = on_device.gradients
+        if gradients and not _is_recorded():
             check = self._device_checks.start(
-                gradients, lambda: self._flats(gradients), self._buckets()
+                gradients, lambda: self._flats(gradients), self._buckets(), on_device.kinds
             )
-            self._started = _Started(check, [p for p, _ in on_device], step)
+            self._started = _Started(check, on_device.parameters, step)
         return None
 
     def _read(self) -> Culprit | None:
@@ -171,18 +175,21 @@ class GradientGuard:
 
     def _flats(self, gradients: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Few tensors that hold all gradients: the buckets where gradients still lie in them."""
-        if not self._buckets():
+        buckets = self._buckets()
+        if not buckets:
             return list(gradients)
-        buffers = {
-            view.data_ptr(): bucket.buffer
-            for bucket in self._buckets()
-            for view in bucket.gradients
-        }
-        flats = {}
-        for gradient in gradients:
-            flat = buffers.get(gradient.data_ptr(), gradient)
-            flats[flat.data_ptr()] = flat
-        return list(flats.values())
+        # By address: the script may have set `grad.data`, and a bucket's view lies elsewhere then.
+        begins = [bucket.buffer.data_ptr() for bucket in buckets]
+        if begins != self._begins or buckets is not self._known_buckets:
+            self._begins, self._known_buckets = begins, buckets
+            self._buffers = {
+                begin + offset: bucket.buffer
+                for begin, bucket in zip(begins, buckets, strict=True)
+                for offset in bucket.offsets
+            }
+        buffers = self._buffers
+        flats = [buffers.get(gradient.data_ptr(), gradient) for gradient in gradients]
+        return list({id(flat): flat for flat in flats}.values())
 
     def _blame(
         self,
@@ -218,7 +225,7 @@ class _Started(NamedTuple):
     """A check on a device that nobody has read yet."""
 
     check: DeviceCheck
-    parameters: list[nn.Parameter]
+    parameters: Sequence[nn.Parameter]
     step: int
 
 
@@ -255,29 +262,3 @@ def _first_of(group: Group, found: Culprit | None) -> Culprit | None:
     if not anything:
         return None
     return next(Culprit(*one) for one in group.gather_json(found) if one is not None)
-
-
-_Present = list[tuple[nn.Parameter, torch.Tensor]]
-"""Parameters, each with the numbers of its gradient."""
-
-
-def _present(parameters: Sequence[nn.Parameter]) -> tuple[_Present, _Present]:
-    """Those that have any, on the CPU and on devices."""
-    # Runs in every step, for every parameter: one look at each property, and no calls.
-    on_cpu: _Present = []
-    on_device: _Present = []
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None:
-            continue
-        if gradient.layout is not _DENSE or gradient.dtype not in _PLAIN:
-            gradient = _numbers(gradient)
-        if gradient.numel():
-            (on_cpu if gradient.is_cpu else on_device).append((parameter, gradient))
-    return on_cpu, on_device
-
-
-def _numbers(gradient: torch.Tensor) -> torch.Tensor:
-    """What is in it: only some rows, where it is sparse."""
-    values = gradient._values() if gradient.is_sparse else gradient
-    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values

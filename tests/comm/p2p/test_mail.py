@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -150,6 +151,9 @@ def test_descriptions_tell_apart_what_is_equal() -> None:
     assert one != true
     assert Description.read(one.text()).fill([]) == 1
     assert Description.read(true.text()).fill([]) is True
+    zero, negative = describe(0.0)[0], describe(-0.0)[0]
+    assert zero != negative
+    assert math.copysign(1.0, Description.read(negative.text()).fill([])) == -1.0
 
 
 def test_bytes_are_counted_once(tmp_path: Path) -> None:

@@ -42,9 +42,14 @@ class Rounds:
         self.rank = rank
         self.size = size = layout.size
         self.next_slot = 0
-        self._next_claim = 0
         self._memory = segment.memory
-        self._claims = layout.claims
+        row_bytes = size * CLAIM_BYTES
+        begins = [layout.claims + row * row_bytes for row in range(CLAIMS)]
+        self._rows = [slice(begin, begin + row_bytes) for begin in begins]
+        self._own = [begin + rank * CLAIM_BYTES for begin in begins]
+        self._next_row = 0
+        self._written = [b""] * CLAIMS  # what this rank has claimed last in each row
+        self._agreed = [b""] * CLAIMS  # the row, where all claim that
         slots = segment.bytes[layout.slots : layout.channels]
         self._slots = slots.view(size, SLOTS, layout.slot_bytes)
         self._typed: dict[torch.dtype, list[list[torch.Tensor]]] = {}
@@ -115,22 +120,25 @@ class Rounds:
         There are two rows of claims, used in turn. Whoever writes a row for the second time has met
         all ranks since the first, and each came to that meeting after it had read the row.
         """
-        row = self._claims + self._next_claim % CLAIMS * self.size * CLAIM_BYTES
-        self._next_claim += 1
-        begin = row + self.rank * CLAIM_BYTES
-        self._memory[begin : begin + CLAIM_BYTES] = encode_claim(claim)
+        row = self._next_row
+        self._next_row = (row + 1) % CLAIMS
+        frame = encode_claim(claim)
+        # What stands there already is not written again: then the others' cores need not fetch it.
+        if frame is not self._written[row]:
+            self._written[row], self._agreed[row] = frame, frame * self.size
+            begin = self._own[row]
+            self._memory[begin : begin + CLAIM_BYTES] = frame
         return row
 
     def claims(self, row: int) -> list[str]:
         """Every rank's claim, after a meeting."""
-        ends = range(row, row + (self.size + 1) * CLAIM_BYTES, CLAIM_BYTES)
-        memory = self._memory
-        return [decode_claim(memory[begin:end]) for begin, end in itertools.pairwise(ends)]
+        frames = self._memory[self._rows[row]]
+        ends = range(0, len(frames) + CLAIM_BYTES, CLAIM_BYTES)
+        return [decode_claim(frames[begin:end]) for begin, end in itertools.pairwise(ends)]
 
     def all_same(self, row: int) -> bool:
         """Whether all ranks claim the same, after a meeting."""
-        frames = self._memory[row : row + self.size * CLAIM_BYTES]
-        return frames == frames[:CLAIM_BYTES] * self.size
+        return self._memory[self._rows[row]] == self._agreed[row]
 
     def require_same(self, row: int) -> None:
         """Raises `CommError` on every rank, or on none: all read the same claims."""

@@ -148,9 +148,11 @@ class Semaphores:
         self._spin_seconds = _SPIN_SECONDS if spin else 0.0
         # Through PyDLL the GIL is kept: right for calls that take less time than giving it up.
         # Through CDLL it is released: right for those that sleep.
-        quick = ctypes.PyDLL(None, use_errno=True)
-        self._init, self._post, self._try = quick.sem_init, quick.sem_post, quick.sem_trywait
+        # To keep a copy of errno takes a fifth of such a call, and only the first wants it.
+        self._init = ctypes.PyDLL(None, use_errno=True).sem_init
         self._init.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
+        quick = ctypes.PyDLL(None)
+        self._post, self._try = quick.sem_post, quick.sem_trywait
         self._post.argtypes = self._try.argtypes = [ctypes.c_void_p]
         self._value = quick.sem_getvalue
         self._value.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
