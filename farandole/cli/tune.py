@@ -144,7 +144,7 @@ def tune(
         raise UserError("farandole tune needs optuna: pip install 'farandole[tune]'.")
 
     from farandole.tune.options import TuneOptions
-    from farandole.tune.warm_up import begin_warm_up
+    from farandole.tune.preloading import begin_preloading
 
     options = TuneOptions(
         command=(script, *arguments),
@@ -156,7 +156,7 @@ def tune(
         **given,
     )
     options.check()
-    with contextlib.closing(begin_warm_up(options)) as warm:
+    with contextlib.closing(begin_preloading(options)) as warm:
         from farandole.tune.tune import run_tune
 
         code = run_tune(options, warm)

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from farandole.comm import Exchange, Group, InProcess
 from farandole.data import Loader, LoaderOptions
+from farandole.data.process_start import ProcessStart
 from farandole.errors import DataError
 
 PATIENCE_SECONDS = 200.0
@@ -118,3 +119,13 @@ class Slow(Numbered):
 def test_a_slow_sample_changes_no_order() -> None:
     batches = [numbers.tolist() for numbers, _, _ in loader_of(Slow(), num_workers=2)]
     assert batches == [list(range(at, at + 4)) for at in range(0, 60, 4)]
+
+
+def test_a_process_keeps_its_memory_before_the_script_has_a_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[Any] = []
+    name = "farandole.data.process_start.keep_freed_memory"
+    monkeypatch.setattr(name, lambda: done.append("kept"))
+    ProcessStart(done.append)(7)
+    assert done == ["kept", 7]

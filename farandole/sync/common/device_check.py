@@ -19,8 +19,8 @@ from typing import Protocol
 
 import torch
 
-from farandole.comm.kinds import Kinds
 from farandole.sync.allreduce.buckets import Bucket
+from farandole.sync.common.kinds import Kinds
 
 _BITS = {
     torch.float64: torch.int64,

@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from farandole.comm.kinds import Kinds
 from farandole.comm.tensors import is_dense
+from farandole.sync.common.kinds import Kinds
 
 _BLOCK = 8192
 _WARPS = 8

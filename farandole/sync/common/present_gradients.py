@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from farandole.comm.kinds import Kinds
+from farandole.sync.common.kinds import Kinds
 
 _gradient = operator.attrgetter("grad")
 _DENSE = torch.strided

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.comm.kinds import Kinds
 from farandole.sync.common.device_check import DeviceChecks
+from farandole.sync.common.kinds import Kinds
 from farandole.sync.common.present_gradients import Present, PresentGradients
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "meta"])

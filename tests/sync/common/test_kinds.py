@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from farandole.comm.kinds import Kinds
+from farandole.sync.common.kinds import Kinds
 
 
 def some() -> list[torch.Tensor | None]:
