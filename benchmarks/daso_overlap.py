@@ -9,6 +9,7 @@ first steps of the trace are kept beside the result, for chrome://tracing.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import os
@@ -26,7 +27,8 @@ from torch import nn
 import farandole as fd
 from farandole.sync import parse
 
-STEPS, WIDTH, KEPT_MS = 60, 2048, 60.0
+WIDTH, KEPT_MS = 2048, 200.0
+EPOCHS, TRACED_EPOCH = 20, 10  # past the synchronous beginning
 Interval = tuple[float, float]
 
 
@@ -51,43 +53,47 @@ def kernels(trace: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str,
     return nccl, [event for event in found if "nccl" not in event["name"].lower()]
 
 
-def worker(path: str) -> None:
+def worker(path: str, rows: int, steps: int) -> None:
     run = fd.init()
     torch.manual_seed(0)
     layers = [layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     model = nn.Sequential(*layers).to(run.device)
     optimizer = torch.optim.SGD(model.parameters(), 1e-6)
     run.distribute(model, optimizer, sync=parse("daso"))
-    data = torch.randn(64 * STEPS, WIDTH)
-    dataset = torch.utils.data.TensorDataset(data)
+    inputs = torch.randn(rows, WIDTH, device=run.device)  # the same in each step
+    turns = torch.utils.data.TensorDataset(torch.zeros(run.size * steps))  # DASO counts epochs
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-    for epoch in run.epochs(20):
-        if epoch == 10 and run.rank == 0:  # past the synchronous beginning
+    for epoch in run.epochs(EPOCHS):
+        if epoch == TRACED_EPOCH and run.rank == 0:
             torch.cuda.synchronize()
             profiler.start()
-        for (x,) in run.loader(dataset, batch_size=64):
+        for _ in run.loader(turns, batch_size=1):
             optimizer.zero_grad()
-            moved = x.to(run.device)
-            for _ in range(4):  # computation enough to hide an exchange behind
-                F.mse_loss(model(moved), moved).backward()
+            F.mse_loss(model(inputs), inputs).backward()
             optimizer.step()
             run.observe_loss(0.0)
-        if epoch == 10 and run.rank == 0:
+        if epoch == TRACED_EPOCH and run.rank == 0:
             torch.cuda.synchronize()
             profiler.stop()
             profiler.export_chrome_trace(path)
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        worker(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=4096, help="of a batch: how long a step takes")
+    parser.add_argument("--steps", type=int, default=20, help="of an epoch; one is traced")
+    parser.add_argument("--trace", metavar="FILE", help=argparse.SUPPRESS)  # for the workers
+    options = parser.parse_args()
+    if options.trace:
+        worker(options.trace, options.rows, options.steps)
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         command = [sys.executable, "-m", "farandole", "run", "--per-gpu", "2"]
+        sizes = ["--rows", str(options.rows), "--steps", str(options.steps)]
         environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "0", "FARANDOLE_RUNS": folder}
         subprocess.run(
-            [*command, "--pretend-hosts", "2", __file__, str(path)],
+            [*command, "--pretend-hosts", "2", __file__, "--trace", str(path), *sizes],
             env=environ,
             timeout=280,
             check=True,
@@ -104,6 +110,8 @@ def main() -> None:
     save(
         "daso_overlap",
         {
+            "rows": options.rows,
+            "steps": options.steps,
             "exchange_kernels": len(nccl),
             "streams": sorted({e["args"].get("stream", -1) for e in nccl + others}),
             "exchange_ms": exchanged / 1e3,

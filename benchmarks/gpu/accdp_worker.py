@@ -22,7 +22,9 @@ import farandole as fd
 from farandole.comm import C10d
 from farandole.models import build
 
-STEPS, TURNS, WARM = 8, 14, 6
+STEPS, WARM = 8, 6
+FEWEST_TURNS, MOST_TURNS, TURN_SECONDS = 6, 14, 8.0
+"""Turns of steps that take long differ little: after so many seconds the fewest are enough."""
 
 
 class Side:
@@ -74,7 +76,10 @@ def measure(run: fd.Run, batch: int, side: int, compiled: bool) -> dict[str, Any
     torch.cuda.reset_peak_memory_stats()
     for each in sides.values():
         each.train(images, labels, WARM)
-    for turn in range(TURNS):
+    spent = 0.0  # the same on all ranks
+    for turn in range(MOST_TURNS):
+        if turn >= FEWEST_TURNS and spent > TURN_SECONDS:
+            break
         for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
             run.group.barrier()
             torch.cuda.synchronize()
@@ -82,6 +87,7 @@ def measure(run: fd.Run, batch: int, side: int, compiled: bool) -> dict[str, Any
             sides[name].train(images, labels, STEPS)
             torch.cuda.synchronize()
             seconds = max(run.group.gather_json(time.perf_counter() - begin))
+            spent += seconds
             sides[name].rates.append(run.size * batch * STEPS / seconds)
     carrier = run.group.transport.carrier(torch.empty(0, device=run.device))
     found: dict[str, Any] = {

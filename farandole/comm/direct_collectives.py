@@ -18,7 +18,7 @@ from farandole.comm.collective_scope import CollectiveScopes
 from farandole.comm.meter import Meter, ring_bytes
 from farandole.comm.tensors import claim_of, flat_view, kind_of, put_back
 from farandole.comm.transports.base import Transport
-from farandole.comm.transports.claims import disagreement
+from farandole.comm.transports.claims import DisagreementError
 from farandole.schedule import piece
 
 
@@ -111,5 +111,5 @@ class DirectCollectives:
         claims = self.transport.share(f"{begin}{list(tensor.shape)})")
         for rank, claim in enumerate(claims):
             if not claim.startswith(begin):
-                raise disagreement(claims, self.rank, rank)
+                raise DisagreementError(claims, self.rank, rank)
         return [tuple(json.loads(claim[len(begin) : -1])) for claim in claims]

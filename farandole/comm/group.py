@@ -41,8 +41,8 @@ class Group:
     """One rank's end of a group. Every collective must be called by all ranks, in the same order.
 
     Collectives raise `CommError`. When the ranks call different things, all of them get it, and the
-    group can still be used; when a rank has died or did not answer within `timeout`, the error
-    names it, and the group is broken.
+    group can still be used (for tensors on GPUs not always: see `agreement_beside`); when a rank
+    has died or did not answer within `timeout`, the error names it, and the group is broken.
     """
 
     def __init__(

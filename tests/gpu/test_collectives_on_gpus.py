@@ -16,6 +16,12 @@ def test_nccl(job: Job, workers: int) -> None:
     assert f"c10d: all collectives agree on {workers} ranks" in printed
 
 
+@pytest.mark.parametrize("what", ["barrier", "another size"])
+@pytest.mark.usefixtures("shared_nccl")
+def test_ranks_that_differ(job: Job, what: str) -> None:
+    assert "all were told" in job("differ.py", what, workers=2)
+
+
 @pytest.mark.parametrize("workers", [2, 4])
 def test_sums_in_the_memory_of_a_shared_gpu(
     job: Job, workers: int, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,7 @@
 
     host     ── header ─▶ slot ─▶ header                       both hosts go on at once
     GPU      compute ──●                          ●── compute
-    streams            ╰── send ═══ NCCL ═══ receive ──╯       beside what both compute
+    NCCL               ╰── send ════════ receive ──╯           beside what both compute
 
 Nothing waits for a GPU but a GPU. A thread would only be in the way: whoever launches kernels holds
 the interpreter, and a thread that wants to launch one more waits for milliseconds.
@@ -10,19 +10,24 @@ the interpreter, and a thread that wants to launch one more waits for millisecon
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any
+from collections import deque
+from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from farandole.comm.group import Group
-from farandole.comm.p2p.links import HEADER, RECEIVER, SENDER, FrameReceiver, FrameSender, Label
-from farandole.comm.transports.base import Transport
+from farandole.comm.p2p.links import (
+    HEADER,
+    RECEIVER,
+    SENDER,
+    Arrival,
+    FrameReceiver,
+    FrameSender,
+    Label,
+)
+from farandole.comm.transports.base import GpuWire, Transport
 from farandole.comm.transports.shm.frames import Frames
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)
 
 
 class GpuSender(FrameSender):
@@ -33,13 +38,12 @@ class GpuSender(FrameSender):
         transport: Transport,
         group: Group,
         frames: Frames,
-        wire: Transport,
+        wire: GpuWire,
         device: torch.device,
     ) -> None:
         super().__init__(transport, group, frames)
         self._wire = wire
-        self._device = device
-        self._side = _stream(device)
+        self._leaving: deque[tuple[dist.Work, list[torch.Tensor]]] = deque()
         self._send([torch.zeros(1, device=device)])  # NCCL connects now, while both are here
 
     def goes_at_once(self, flats: list[torch.Tensor]) -> bool:
@@ -51,13 +55,16 @@ class GpuSender(FrameSender):
             self._send(flats)
 
     def _send(self, flats: list[torch.Tensor]) -> None:
-        self._side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._side):
-            self._wire.exchange([(RECEIVER, flat) for flat in flats], [])
+        """After what has been queued here. Nothing here waits for it, so the tensors are held until
+        they have left."""
+        while self._leaving and self._leaving[0][0].is_completed():
+            self._leaving.popleft()
+        work = self._wire.queue_on_gpu([(RECEIVER, flat) for flat in flats], [])
+        self._leaving.append((work, flats))
 
 
 class GpuReceiver(FrameReceiver):
-    """What it receives is there when its stream has got so far."""
+    """What it receives comes on the GPU, when that has got so far."""
 
     lies_ready = True
 
@@ -67,18 +74,17 @@ class GpuReceiver(FrameReceiver):
         group: Group,
         device: torch.device,
         frames: Frames,
-        wire: Transport,
+        wire: GpuWire,
     ) -> None:
         super().__init__(transport, group, device, frames)
         self._wire = wire
-        self._side = _stream(device)
-        with self.stream():
-            self._fetch([torch.zeros(1, device=device)])
+        # Memory of a stream that does nothing else is free at once. On the stream that computes, a
+        # message could come only after all that is queued there.
+        self._side = torch.cuda.Stream(device, priority=-1)
+        with torch.cuda.stream(self._side):
+            self._fetch([torch.zeros(1, device=device)]).wait()
 
-    def stream(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._side)
-
-    def receive(self) -> tuple[Label | None, Any]:
+    def receive(self) -> Arrival:
         frame = self._frames.get()
         number, text_bytes, whole, *rest = HEADER.unpack_from(frame.memory)
         text = bytes(frame.memory[HEADER.size : HEADER.size + text_bytes]) if whole else b""
@@ -86,15 +92,28 @@ class GpuReceiver(FrameReceiver):
         if not whole:
             text = self._text(text_bytes)
         if self.is_failure(number):
-            return None, text.decode(errors="replace")
+            return Arrival.of_failure(text)
         description = self._described(number, text)
-        tensors = self._empty(description)
-        self._fetch([tensor.view(-1) for tensor in tensors if tensor.numel()])
-        return (rest[0], *rest[1:]), self._filled(description, tensors)
+        work = None
+        with torch.cuda.stream(self._side):
+            tensors = self._empty(description)
+            flats = [tensor.view(-1) for tensor in tensors if tensor.numel()]
+            if flats:
+                work = self._fetch(flats)
+        value = self._filled(description, tensors)
+        return Arrival((rest[0], *rest[1:]), value, partial(_use, work, tensors))
 
-    def _fetch(self, flats: list[torch.Tensor]) -> None:
-        if not flats:
-            return
+    def _fetch(self, flats: list[torch.Tensor]) -> dist.Work:
         nbytes = sum(flat.nbytes for flat in flats)
         with self._group.trace.span("receive", "comm", bytes=nbytes, by=self._wire.name):
-            self._wire.exchange([], [(SENDER, flat) for flat in flats])
+            return self._wire.queue_on_gpu([], [(SENDER, flat) for flat in flats])
+
+
+def _use(work: dist.Work | None, tensors: list[torch.Tensor]) -> None:
+    """From now on, on the current stream."""
+    if work is None:
+        return
+    work.wait()
+    current = torch.cuda.current_stream(tensors[0].get_device())
+    for tensor in tensors:
+        tensor.record_stream(current)

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from farandole.comm.group import Group
 from farandole.comm.p2p.payload import Description
 from farandole.comm.queue import Queue
+from farandole.comm.streams import Ready
 from farandole.comm.transports.base import Transport
 from farandole.comm.transports.shm.frames import Frames
 
@@ -33,6 +33,29 @@ HEADER = struct.Struct("<7q")
 _MOST_TEXT_BYTES = 2**16  # of a description; more would only be slower
 _ALIGNED_BYTES = 64
 SENDER, RECEIVER = 0, 1  # the ranks of a link
+
+
+class Arrival(NamedTuple):
+    """A message that has come, or is sure to come on the GPU: then `wait`, in the thread that uses
+    it, lets the current stream wait for it. Without a label, `value` says why there will be no
+    message any more."""
+
+    label: Label | None
+    value: Any
+    wait: Callable[[], None]
+
+    @classmethod
+    def here(cls, label: Label, value: Any, tensors: Sequence[torch.Tensor]) -> Arrival:
+        """A message of these tensors, which are there when the current stream has got so far."""
+        on_gpu = any(tensor.is_cuda for tensor in tensors)
+        return cls(label, value, Ready(tensors).wait if on_gpu else _nothing)
+
+    @classmethod
+    def of_failure(cls, text: bytes) -> Arrival:
+        return cls(None, text.decode(errors="replace"), _nothing)
+
+
+def _nothing() -> None: ...
 
 
 class Sender(ABC):
@@ -89,12 +112,8 @@ class Receiver(ABC):
         self._known: list[Description] = []
 
     @abstractmethod
-    def receive(self) -> tuple[Label | None, Any]:
-        """The next message; without a label it is why there will be none any more."""
-
-    def stream(self) -> AbstractContextManager[Any]:
-        """For a `with` around `receive`: the GPU's stream on which a message arrives."""
-        return nullcontext()
+    def receive(self) -> Arrival:
+        """The next message."""
 
     @staticmethod
     def is_failure(number: int) -> bool:
@@ -147,16 +166,17 @@ class WireReceiver(Receiver):
     def lies_ready(self) -> bool:  # type: ignore[override]
         return self.transport.never_waits
 
-    def receive(self) -> tuple[Label | None, Any]:
+    def receive(self) -> Arrival:
         header = self._fetch(HEADER.size)
         number, text_bytes, _, *label = HEADER.unpack(header)
         text = self._fetch(text_bytes) if text_bytes else b""
         if self.is_failure(number):
-            return None, text.decode(errors="replace")
+            return Arrival.of_failure(text)
         description = self._described(number, text)
         tensors = self._empty(description)
         self._exchange([tensor.view(-1) for tensor in tensors])
-        return (label[0], *label[1:]), self._filled(description, tensors)
+        value = self._filled(description, tensors)
+        return Arrival.here((label[0], *label[1:]), value, tensors)
 
     def _fetch(self, count: int) -> bytes:
         into = torch.empty(count, dtype=torch.uint8)
@@ -201,7 +221,7 @@ class FrameReceiver(Receiver):
         super().__init__(transport, group, device)
         self._frames = frames
 
-    def receive(self) -> tuple[Label | None, Any]:
+    def receive(self) -> Arrival:
         frame = self._frames.get()
         number, text_bytes, whole, *rest = HEADER.unpack_from(frame.memory)
         label = (rest[0], *rest[1:])
@@ -212,7 +232,7 @@ class FrameReceiver(Receiver):
             self._frames.done()
             text = self._text(text_bytes)
         if self.is_failure(number):
-            return None, text.decode(errors="replace")
+            return Arrival.of_failure(text)
         description = self._described(number, text)
         tensors = self._empty(description)
         flats = [tensor.view(-1) for tensor in tensors if tensor.numel()]
@@ -223,7 +243,7 @@ class FrameReceiver(Receiver):
             self._frames.done()
         else:
             self._exchange(flats)
-        return label, self._filled(description, tensors)
+        return Arrival.here(label, self._filled(description, tensors), tensors)
 
     def _text(self, count: int) -> bytes:
         if not count:

@@ -31,9 +31,8 @@ import torch
 
 from farandole.comm.group import Group
 from farandole.comm.p2p.choose import receiver_of, sender_of
-from farandole.comm.p2p.links import Label, Receiver, Sender
+from farandole.comm.p2p.links import Arrival, Label, Receiver, Sender
 from farandole.comm.p2p.payload import describe
-from farandole.comm.streams import Ready
 from farandole.comm.tensors import flat_view
 from farandole.comm.transports.messages import PeerLost
 from farandole.errors import CommError
@@ -56,7 +55,7 @@ class Mail:
         self._name_of = name_of
         self.device = device  # where what arrives is put
         self._changed = threading.Condition()
-        self._arrived: dict[Label, tuple[Any, Ready]] = {}
+        self._arrived: dict[Label, Arrival] = {}
         self._failure: str | None = None
         self._failure_sent = False
         # Only one thread at a time may read from a link, because a message is several reads in a
@@ -83,7 +82,8 @@ class Mail:
         """
         description, tensors = describe(value)
         if to == self.rank:
-            self._file(label, description.fill([_own(tensor) for tensor in tensors]))
+            mine = [_own(tensor) for tensor in tensors]
+            self._file(label, Arrival.here(label, description.fill(mine), mine))
             return
         sender = self._outgoing[to]
         number, text = sender.number(description)
@@ -156,9 +156,9 @@ class Mail:
     def _taken(self, label: Label) -> Any:
         if label not in self._arrived:
             raise CommError(self._failure)
-        value, ready = self._arrived.pop(label)
-        ready.wait()  # it may have come on another stream of the GPU
-        return value
+        arrival = self._arrived.pop(label)
+        arrival.wait()  # it may come on another stream of the GPU
+        return arrival.value
 
     def fail(self, reason: str) -> None:
         """Tells all peers, once, that nothing more will come from here, and why."""
@@ -203,17 +203,15 @@ class Mail:
         # once.
         if self._failure is not None:
             return
-        with receiver.stream():
-            label, value = receiver.receive()
-            if label is None:
-                self._broken(value)
-            else:
-                self._file(label, value)
+        arrival = receiver.receive()
+        if arrival.label is None:
+            self._broken(arrival.value)
+        else:
+            self._file(arrival.label, arrival)
 
-    def _file(self, label: Label, value: Any) -> None:
-        ready = Ready(describe(value)[1] if self.device.type == "cuda" else [])
+    def _file(self, label: Label, arrival: Arrival) -> None:
         with self._changed:
-            self._arrived[label] = value, ready
+            self._arrived[label] = arrival
             self._changed.notify_all()
 
     def _broken(self, reason: str) -> None:

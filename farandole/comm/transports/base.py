@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,17 @@ TYPICAL_LINK = Link(200e-6, 1e-9)  # gloo on a fast network
 NativeWins = tuple[tuple[int, bool], ...]
 """For some numbers of bytes, from small to large: whether there the transport's own all-reduce beat
 the schedule that should cost least. The same on all ranks. Measured by `calibration`."""
+
+
+class GpuWire(Protocol):
+    """What takes tensors from GPU to GPU while the hosts go on."""
+
+    name: ClassVar[str]
+
+    def queue_on_gpu(self, sends: Sequence[Message], receives: Sequence[Message]) -> dist.Work:
+        """An exchange that comes after what the current stream was given before. What is given to
+        a stream after `wait` on the result comes after it; until then somebody must hold the
+        tensors."""
 
 
 class Transport(ABC):
@@ -97,8 +108,8 @@ class Transport(ABC):
         return None
 
     @property
-    def gpu_wire(self) -> Transport | None:
-        """What takes tensors from GPU to GPU while the hosts go on, where anything does."""
+    def gpu_wire(self) -> GpuWire | None:
+        """Between these ranks, where there is one."""
         return None
 
     def begin_epoch(self, epoch: int) -> int:
@@ -156,8 +167,15 @@ class Transport(ABC):
         return [decode_claim(row.numpy().tobytes()) for row in rows]
 
     def agree(self, claim: str) -> None:
-        """Raises `CommError` on every rank, naming two that differ, unless all claim the same."""
+        """Raises `DisagreementError` on every rank, naming two that differ, unless all claim the
+        same."""
         require_agreement(self.share(claim))
+
+    def begin_agree(self, claim: str) -> Callable[[], None]:
+        """The first half of `agree`, which waits for nobody. What it returns is the second; before
+        that, this transport can do nothing else. One that has no halves agrees at once."""
+        self.agree(claim)
+        return _nothing
 
     def all_reduce(self, flat: torch.Tensor, op: Op, algorithm: str, claim: str | None) -> None:
         """Combines `flat` over all ranks in place; the same bits on all.
@@ -268,6 +286,9 @@ class Transport(ABC):
     def others(self) -> list[int]:
         """The other ranks, nearest first, so that not all of them turn to rank 0 at once."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+
+def _nothing() -> None: ...
 
 
 @functools.lru_cache(maxsize=64)

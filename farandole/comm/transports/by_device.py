@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 
 from farandole.comm.arithmetic import Op
-from farandole.comm.transports.base import Transport
+from farandole.comm.transports.agreement_beside import AgreementBeside
+from farandole.comm.transports.base import GpuWire, Transport
 from farandole.comm.transports.c10d import C10d
+from farandole.comm.transports.claims import DisagreementError
 from farandole.comm.transports.messages import Message, PeerLost
 from farandole.comm.transports.shared_gpu.transport import SharedGpu
 from farandole.comm.transports.shm.frames import Frames
@@ -31,6 +33,8 @@ class ByDevice(Transport):
         self._host = host
         self._world = world
         self._direct = direct
+        nccl = direct is world and world.has_nccl
+        self._beside = AgreementBeside(host, world) if nccl else None
         super().__init__(host.rank, host.size, host.timeout, host.topology)
         self.name = host.name  # type: ignore[misc]
         self.native_is_fastest = host.native_is_fastest  # type: ignore[misc]
@@ -57,7 +61,11 @@ class ByDevice(Transport):
     def _way_of(self, tensor: torch.Tensor) -> Transport | None:
         """What carries it, if that is not the host's transport."""
         direct = self._direct
-        return direct if direct is not None and self.is_on_device(tensor) else None
+        if direct is None or not self.is_on_device(tensor):
+            return None
+        if self._beside is not None:
+            self._beside.require_usable()
+        return direct
 
     @staticmethod
     def is_on_device(tensor: torch.Tensor) -> bool:
@@ -81,27 +89,46 @@ class ByDevice(Transport):
             self._direct.exchange(*away)
 
     def share(self, claim: str) -> list[str]:
-        return self._host.share(claim)
+        claims = self._host.share(claim)
+        self._heard(claims)
+        return claims
 
     def agree(self, claim: str) -> None:
-        self._host.agree(claim)
+        try:
+            self._host.agree(claim)
+        except DisagreementError as error:
+            self._heard(error.claims)
+            raise
+
+    def _heard(self, claims: Sequence[str]) -> None:
+        if self._beside is not None:
+            self._beside.heard(claims)
 
     def all_reduce(self, flat: torch.Tensor, op: Op, algorithm: str, claim: str | None) -> None:
-        if direct := self._way_of(flat):
-            if claim is not None:
-                self._host.agree(claim)
-            direct.all_reduce(flat, op, algorithm, None)
-            return
-        here = self.to_host(flat)
-        self._host.all_reduce(here, op, algorithm, claim)
-        _put(here, flat)
+        direct = self._way_of(flat)
+        try:
+            if direct is None:
+                here = self.to_host(flat)
+                self._host.all_reduce(here, op, algorithm, claim)
+                _put(here, flat)
+            elif claim is not None and self._beside is not None:
+                self._beside.all_reduce(flat, op, algorithm, claim)
+            else:
+                if claim is not None:
+                    self._host.agree(claim)
+                direct.all_reduce(flat, op, algorithm, None)
+        except DisagreementError as error:
+            self._heard(error.claims)
+            raise
 
     def reduce_if_agreed(
         self, claim: str, source: torch.Tensor, into: torch.Tensor, op: Op, algorithm: str
     ) -> list[str]:
         if self.is_on_device(source) or self.is_on_device(into):
             return super().reduce_if_agreed(claim, source, into, op, algorithm)
-        return self._host.reduce_if_agreed(claim, source, into, op, algorithm)
+        claims = self._host.reduce_if_agreed(claim, source, into, op, algorithm)
+        self._heard(claims)
+        return claims
 
     def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], op: Op) -> torch.Tensor:
         if direct := self._way_of(flat):
@@ -134,7 +161,7 @@ class ByDevice(Transport):
         here = not self.is_on_device(tensor)
         # All ranks must take the same way: a rank that registers waits for the registrations of the
         # others.
-        if any(text != str(here) for text in self._host.share(str(here))):
+        if any(text != str(here) for text in self.share(str(here))):
             return nullcontext()  # on devices here, not there: the host's memory is no use
         return self._host.register(tensor) if here else nullcontext()
 
@@ -150,7 +177,7 @@ class ByDevice(Transport):
         return self._host.frames(peer) if self.gpu_wire is not None else None
 
     @property
-    def gpu_wire(self) -> Transport | None:
+    def gpu_wire(self) -> GpuWire | None:
         return self._world if self._direct is self._world and self._world.has_nccl else None
 
     def _between(self, host: Transport, world: Transport) -> ByDevice:

@@ -108,18 +108,20 @@ class C10d(Network):
         finish()
 
     def _exchange_on_gpu(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Queued on the current stream. NCCL carries out what it is given in order, so all of it
-        is given as one: two ranks that both send first would otherwise wait for each other."""
-        current = torch.cuda.current_stream()
-        device = current.device
+        self.queue_on_gpu(sends, receives).wait()
+        for _, data in [*sends, *receives]:
+            _use_here(data)
+
+    def queue_on_gpu(self, sends: Sequence[Message], receives: Sequence[Message]) -> dist.Work:
+        """See `GpuWire`. NCCL carries out what it is given in order, so all of it is given as one:
+        two ranks that both send first would otherwise wait for each other."""
+        device = (sends or receives)[0][1].device
         self._process_group._start_coalescing(device)
         try:
             self.begin(sends, receives)
         finally:
             work = self._process_group._end_coalescing(device)
-        work.wait()
-        for _, data in [*sends, *receives]:
-            data.record_stream(current)  # in a background thread not the one it was made on
+        return work
 
     def begin(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         group = self._process_group
@@ -149,7 +151,7 @@ class C10d(Network):
             super().native_all_reduce(flat, op, None)
             return
         if self._nccl and flat.is_cuda:
-            flat.record_stream(torch.cuda.current_stream())
+            _use_here(flat)
         else:
             self._recent.append(flat)
         try:
@@ -176,11 +178,17 @@ class C10d(Network):
         options.rootRank = source
         options.timeout = self.timeout
         options.asyncOp = False  # as in `_options_of`
-        flat.record_stream(torch.cuda.current_stream())
+        _use_here(flat)
         try:
             _wait(self._process_group.broadcast([flat], options))
         except RuntimeError as error:
             raise self._lost([source], error) from error
+
+    def abort_nccl(self) -> None:
+        """Ends what NCCL is doing between these ranks, for good: it may wait for a rank that does
+        something else."""
+        with contextlib.suppress(RuntimeError):
+            self._process_group._get_backend(torch.device("cuda")).abort()
 
     def beside(self) -> C10d:
         return C10d(
@@ -272,6 +280,13 @@ def _wait(work: dist.Work | None) -> None:
     """For the end of what was asked for with `asyncOp = False`: NCCL then returns nothing."""
     if work is not None:
         work.wait()
+
+
+def _use_here(flat: torch.Tensor) -> None:
+    """Its memory is used by the current stream, in a background thread not the one it was made
+    on."""
+    # By its number: to find out which GPU is current takes longer than all the rest.
+    flat.record_stream(torch.cuda.current_stream(flat.get_device()))
 
 
 def new_process_group(

@@ -15,6 +15,18 @@ from farandole.errors import CommError
 CLAIM_BYTES = 256
 
 
+class DisagreementError(CommError):
+    """Ranks that claim different things; `claims` are those of all, in rank order."""
+
+    def __init__(self, claims: Sequence[str], one: int, other: int) -> None:
+        self.claims = tuple(claims)
+        super().__init__(
+            f"the ranks are not doing the same: rank {one} calls {claims[one]}, rank {other} calls "
+            f"{claims[other]}. All must call the same collectives, with the same shapes and "
+            "dtypes, in the same order."
+        )
+
+
 @functools.lru_cache(maxsize=1024)
 def encode_claim(claim: str) -> bytes:
     """As a frame of bytes; one that is too long ends in a digest, so that it still tells apart."""
@@ -30,15 +42,7 @@ def decode_claim(frame: bytes) -> str:
 
 
 def require_agreement(claims: Sequence[str]) -> None:
-    """Raises `CommError` naming the first rank that claims something else than rank 0."""
+    """Raises `DisagreementError` naming the first rank that claims something else than rank 0."""
     for rank, claim in enumerate(claims):
         if claim != claims[0]:
-            raise disagreement(claims, 0, rank)
-
-
-def disagreement(claims: Sequence[str], one: int, other: int) -> CommError:
-    return CommError(
-        f"the ranks are not doing the same: rank {one} calls {claims[one]}, rank {other} calls "
-        f"{claims[other]}. All must call the same collectives, with the same shapes and dtypes, "
-        "in the same order."
-    )
+            raise DisagreementError(claims, 0, rank)

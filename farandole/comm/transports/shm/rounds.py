@@ -141,6 +141,6 @@ class Rounds:
         return self._memory[self._rows[row]] == self._agreed[row]
 
     def require_same(self, row: int) -> None:
-        """Raises `CommError` on every rank, or on none: all read the same claims."""
+        """Raises `DisagreementError` on every rank, or on none: all read the same claims."""
         if not self.all_same(row):
             require_agreement(self.claims(row))

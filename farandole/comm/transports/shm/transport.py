@@ -11,9 +11,10 @@ channels, frames                              messages between two ranks
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 
 import torch
 
@@ -104,6 +105,15 @@ class SharedMemory(Transport):
     def agree(self, claim: str) -> None:
         row = self._rounds.claim(claim)
         self._rounds.meet()
+        self._rounds.require_same(row)
+
+    def begin_agree(self, claim: str) -> Callable[[], None]:
+        row = self._rounds.claim(claim)
+        self._rounds.signal(0)
+        return partial(self._end_agree, row)
+
+    def _end_agree(self, row: int) -> None:
+        self._rounds.wait(0)
         self._rounds.require_same(row)
 
     # Collectives

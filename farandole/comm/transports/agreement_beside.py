@@ -1,0 +1,80 @@
+"""All-reduces by NCCL whose ranks compare their claims while it is at work already.
+
+    a call that is new     claim ── all claim the same ── NCCL connects ── NCCL at work
+    one that is known      claim ── NCCL at work
+                             ╰───── all claim the same ── return
+
+To compare first costs as much as a short all-reduce itself. To compare before the call returns
+costs next to nothing: NCCL takes longer to begin than a claim to arrive. Nobody gets to see a sum
+of ranks that did different things, for the call raises. But NCCL cannot take back what it was
+given, so it is aborted then, and later collectives of tensors on GPUs are refused by all ranks.
+
+A call that is new is agreed on first, because in its first one of a kind NCCL connects: there a
+host waits for the other hosts, which may never come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from farandole.comm.arithmetic import Op
+from farandole.comm.transports.base import Transport
+from farandole.comm.transports.c10d import C10d
+from farandole.comm.transports.claims import decode_claim, encode_claim
+from farandole.comm.transports.messages import PeerLost
+from farandole.errors import CommError
+
+_MOST_KNOWN = 4096
+_REFUSAL = (
+    "tensors on GPUs can no longer travel in this group. Its ranks did different things before, "
+    "when NCCL was at work already, and what it has begun cannot be taken back. Start again."
+)
+
+
+class AgreementBeside:
+    """`host` compares claims, `wire` is what has NCCL."""
+
+    def __init__(self, host: Transport, wire: C10d) -> None:
+        self._host = host
+        self._wire = wire
+        self._known: set[str] = set()  # calls that all ranks have made together before
+        self._aborted = False
+
+    def all_reduce(self, flat: torch.Tensor, op: Op, algorithm: str, claim: str) -> None:
+        if claim not in self._known:
+            self._host.agree(claim)
+            self._wire.all_reduce(flat, op, algorithm, None)
+            self._remember(claim)
+            return
+        compare = self._host.begin_agree(claim)
+        try:
+            self._wire.all_reduce(flat, op, algorithm, None)
+        finally:
+            # Also after an error here: the others wait for this rank to compare.
+            try:
+                compare()
+            except PeerLost:
+                self._abort()
+                raise
+
+    def heard(self, claims: Sequence[str]) -> None:
+        """Ranks claim this at the same time. All hear the same and know the same calls, so all
+        abort, or none."""
+        if any(claim != claims[0] for claim in claims) and not self._known.isdisjoint(claims):
+            self._abort()
+
+    def require_usable(self) -> None:
+        if self._aborted:
+            raise CommError(_REFUSAL)
+
+    def _remember(self, claim: str) -> None:
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known.add(decode_claim(encode_claim(claim)))  # as others hear of it
+
+    def _abort(self) -> None:
+        if not self._aborted:
+            self._aborted = True
+            self._wire.abort_nccl()
