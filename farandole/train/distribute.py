@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from farandole.errors import UserError
 from farandole.layout import Layout
 from farandole.sync import AllReduce, Strategy
+from farandole.sync.common.capture import refuse_capture
 from farandole.sync.common.wrappers import refuse_wrapped, refuse_wrapper_around
 from farandole.system.activity import NO_ACTIVITY
 from farandole.train.checkpoint.saver import WholeSaver
@@ -52,12 +53,19 @@ def distribute_whole(
     session.models.add(synchronizer, saver)
     if session.size > 1:
         refuse_wrapper_around(synchronizer.model)
+        if optimizer is not None:
+            hook = torch.compiler.disable(_refuse_captured_step)  # it runs beside a compiled step
+            optimizer.register_step_pre_hook(hook)
     if session.watch is not None:
         session.watch.follow(synchronizer.model, optimizer)
     activity = session.group.meter.activity
     if optimizer is not None and activity is not NO_ACTIVITY:
         optimizer.register_step_post_hook(lambda *_: activity.step())
     return synchronizer.model
+
+
+def _refuse_captured_step(*_: object) -> None:
+    refuse_capture("a step of an optimizer")
 
 
 def _move_state(optimizer: Optimizer, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,19 +34,39 @@ LAYOUTS = (
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_strategies(job: Job, tmp_path: Path, workers: int) -> None:
+    require_alike(job, tmp_path, STRATEGIES, workers, "--pretend-hosts 2")
+
+
+def test_parameter_servers(job: Job, tmp_path: Path) -> None:
+    require_alike(job, tmp_path, ("server:bsp",), 2, "")
+
+
+def require_alike(
+    job: Job, folder: Path, strategies: Sequence[str], workers: int, options: str
+) -> None:
     for place in ("cpu", "gpu"):
+        kept = str(folder / f"{place}.npz")
         job(
             "strategies.py",
-            str(tmp_path / f"{place}.npz"),
-            *STRATEGIES,
+            kept,
+            *strategies,
             workers=workers,
-            options="--pretend-hosts 2",
+            options=options,
             cpu=place == "cpu",
         )
-    expected, found = (np.load(tmp_path / f"{place}.npz") for place in ("cpu", "gpu"))
-    assert set(expected) == set(found) == set(STRATEGIES)
-    for name in STRATEGIES:
+    expected, found = (np.load(folder / f"{place}.npz") for place in ("cpu", "gpu"))
+    assert set(expected) == set(found) == set(strategies)
+    for name in strategies:
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-9, err_msg=name)
+
+
+def test_horovod_s_names(job: Job) -> None:
+    assert "Horovod's names agree on 2 ranks" in job("horovod_names.py", workers=2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_cuda_graphs(job: Job, workers: int) -> None:
+    assert "all graphs agree" in job("graphs.py", workers=workers)
 
 
 @pytest.mark.parametrize(("workers", "layout"), LAYOUTS)

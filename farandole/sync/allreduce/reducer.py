@@ -41,6 +41,7 @@ from farandole.sync.allreduce.buckets import Bucket, UnfitGradientError, pack
 from farandole.sync.allreduce.buffer_spread import BufferSpread
 from farandole.sync.allreduce.reductions import Pending, Reduction
 from farandole.sync.common.alignment import check_same_model
+from farandole.sync.common.capture import refuse_capture
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -216,6 +217,7 @@ class GradientReducer:
         is_inner = _inside_of_a_backward()
         if is_inner and self._pass is not None:
             return
+        refuse_capture("a backward pass")
         if self._end_is_known:  # there was another pass, and it has failed half-way
             self._abandon_pass()
         self._pass = torch._C._current_graph_task_id()

@@ -24,6 +24,8 @@ from farandole.sync.common.weighing import Weighing
 
 Part = Literal["mean", "variance", "gradient"]
 """Which of its three sums a layer asks for."""
+Total = Callable[[torch.Tensor, Part], torch.Tensor]
+"""Its sum over all ranks."""
 
 
 def synchronise_batchnorm(
@@ -34,6 +36,8 @@ def synchronise_batchnorm(
     def replacement(old: _BatchNorm) -> SharedBatchNorm:
         new = SharedBatchNorm.taking_over(old)
         new.group, new.weighing = group, weighing
+        # A compiled model leaves its graph here: what ranks say to each other cannot be in it.
+        new.normalise = torch.compiler.disable(_Normalise.apply)
         return new
 
     return replace_batchnorm(module, replacement)
@@ -64,6 +68,8 @@ class SummedBatchNorm(_BatchNorm):
     Who extends it says how sums over ranks are taken.
     """
 
+    normalise: Callable[..., Any] | None = None  # instead of `_Normalise.apply`
+
     def sum_over_ranks(self, tensor: torch.Tensor, part: Part) -> torch.Tensor:
         raise NotImplementedError
 
@@ -84,7 +90,8 @@ class SummedBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training:  # no communication: one rank may well evaluate alone
             return super().forward(input)
-        normal, mean, variance, count = _Normalise.apply(input, self.eps, self.sum_over_ranks)
+        normalise = self.normalise or _Normalise.apply
+        normal, mean, variance, count = normalise(input, self.eps, self.sum_over_ranks)
         if self.track_running_stats:
             self._track(mean, variance, count)
         shape = (1, -1, *[1] * (input.dim() - 2))
@@ -147,7 +154,8 @@ class SharedBatchNorm(SummedBatchNorm):
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("group", "weighing")}
+        ours = ("group", "weighing", "normalise")
+        return {k: v for k, v in self.__dict__.items() if k not in ours}
 
 
 class _Normalise(torch.autograd.Function):
@@ -158,7 +166,7 @@ class _Normalise(torch.autograd.Function):
         ctx: Any,
         x: torch.Tensor,
         eps: float,
-        total: Callable[[torch.Tensor, Part], torch.Tensor],
+        total: Total,
     ) -> Any:
         axes = [0, *range(2, x.dim())]
         shape = (1, -1, *[1] * (x.dim() - 2))

@@ -27,6 +27,7 @@ from farandole.comm.tensors import is_finite
 from farandole.errors import DivergedError
 from farandole.sync.allreduce.buckets import Bucket
 from farandole.sync.allreduce.reducer import GradientReducer
+from farandole.sync.common.capture import is_captured
 from farandole.sync.common.closures import with_gradients
 from farandole.sync.common.device_check import DeviceCheck, DeviceChecks
 from farandole.sync.common.present_gradients import PresentGradients
@@ -147,7 +148,7 @@ class GradientGuard:
                 noted = [(bucket, bucket.noted()) for bucket in self._buckets()]
                 return self._blame(bad, noted, step, UNTOUCHED)
         gradients = on_device.gradients
-        if gradients and not _is_recorded():
+        if gradients and not is_captured():  # a replay runs without this
             check = self._device_checks.start(
                 gradients, lambda: self._flats(gradients), self._buckets(), on_device.kinds
             )
@@ -249,11 +250,6 @@ def _before(me: weakref.ref[GradientGuard], args: Any, kwargs: Any) -> Any:
 def _has_scaler(optimizer: Optimizer | None) -> bool:
     """A GradScaler has left it to a fused optimizer to skip the step."""
     return getattr(optimizer, "found_inf", None) is not None
-
-
-def _is_recorded() -> bool:
-    """A step that is being captured as a CUDA graph runs later, and then without this."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _first_of(group: Group, found: Culprit | None) -> Culprit | None:

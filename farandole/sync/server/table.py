@@ -22,6 +22,7 @@ from farandole.server.cluster import Cluster
 from farandole.server.registrar.transport import RegistrarTransport
 from farandole.server.rules import parse_rule
 from farandole.server.tables import DTYPES
+from farandole.sync.server.staging import staging_of
 
 
 class Connection:
@@ -78,6 +79,7 @@ class ParameterTable:
         self.incoming = store.buffer(self.count, self.dtype)
         self._out_views = _views(self.outgoing, real)
         self._in_views = _views(self.incoming, real)
+        self._staging = staging_of(real)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -95,19 +97,29 @@ class ParameterTable:
     @torch.no_grad()
     def gather_gradients(self, scale: float = 1.0) -> None:
         """Into `outgoing`, divided by `scale`. A parameter without a gradient counts as zeros."""
-        there = [parameter.grad is not None for parameter in self.parameters.values()]
-        if not all(there):
-            self.outgoing.zero_()
-        gradients = [_real(_dense(p.grad)) for p in self.parameters.values() if p.grad is not None]
-        views = [view for view, has in zip(self._out_views, there, strict=True) if has]
-        if views:
-            torch._foreach_copy_(views, gradients)
+        found = [
+            None if p.grad is None else _real(_dense(p.grad)) for p in self.parameters.values()
+        ]
+        if self._staging is not None:
+            self._staging.take(found, self.outgoing)
+        else:
+            self._copy_out(found)
         if scale != 1.0:
             self.outgoing.div_(scale)
 
+    def _copy_out(self, found: Sequence[torch.Tensor | None]) -> None:
+        if any(tensor is None for tensor in found):
+            self.outgoing.zero_()
+        pairs = [(v, t) for v, t in zip(self._out_views, found, strict=True) if t is not None]
+        if pairs:
+            torch._foreach_copy_([view for view, _ in pairs], [tensor for _, tensor in pairs])
+
     @torch.no_grad()
     def gather_weights(self) -> None:
-        torch._foreach_copy_(self._out_views, self.tensors())
+        if self._staging is not None:
+            self._staging.take(self.tensors(), self.outgoing)
+        else:
+            torch._foreach_copy_(self._out_views, self.tensors())
 
     @torch.no_grad()
     def gather_change(self, share: float) -> None:
@@ -118,12 +130,18 @@ class ParameterTable:
     @torch.no_grad()
     def scatter(self) -> None:
         """Makes what was read the parameters."""
-        torch._foreach_copy_(self.tensors(), self._in_views)
+        if self._staging is not None:
+            self._staging.give(self.incoming, self.tensors())
+        else:
+            torch._foreach_copy_(self.tensors(), self._in_views)
 
     @torch.no_grad()
     def count_as_read(self) -> None:
         """Takes the parameters as they are for what was read: changes are counted from here."""
-        torch._foreach_copy_(self._in_views, self.tensors())
+        if self._staging is not None:
+            self._staging.take(self.tensors(), self.incoming)
+        else:
+            torch._foreach_copy_(self._in_views, self.tensors())
 
     def first_not_finite(self) -> str | None:
         if is_finite(self.outgoing):

@@ -1,0 +1,83 @@
+"""graphs.py: CUDA graphs of a model under a strategy train as the plain model does.
+
+A graph around a whole step is refused where there are several workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import farandole as fd
+from farandole.errors import UserError
+from farandole.sync import parse
+
+run = fd.init(timeout=100)
+STEPS = 12
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 5)).double().to(run.device)
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * run.rank + number)
+    x = torch.randn(6, 12, generator=generator, dtype=torch.float64)
+    return x.to(run.device), torch.randint(5, (6,), generator=generator).to(run.device)
+
+
+def as_it_is(model: nn.Module) -> nn.Module:
+    return model
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, mode="reduce-overhead")  # type: ignore[return-value]
+
+
+def graphed(model: nn.Module) -> nn.Module:
+    return torch.cuda.make_graphed_callables(model, (batch(0)[0],))  # type: ignore[return-value]
+
+
+def weights(sync: str, prepare: Callable[[nn.Module], nn.Module]) -> torch.Tensor:
+    plain = network()
+    optimizer = torch.optim.SGD(plain.parameters(), 0.2, momentum=0.9)
+    model, _ = run.distribute(prepare(plain), optimizer, sync=parse(sync))
+    for number in range(STEPS):
+        x, y = batch(number)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in plain.parameters()])
+
+
+def refused() -> str:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.2)
+    run.distribute(model, optimizer, sync=parse("allreduce"))
+    x, y = batch(0)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        F.cross_entropy(model(x), y).backward()
+    torch.cuda.current_stream().wait_stream(side)
+    optimizer.zero_grad()
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            F.cross_entropy(model(x), y).backward()
+    except (UserError, RuntimeError) as error:  # CUDA itself may come first
+        return str(error)
+    return "nothing"
+
+
+for sync in ("allreduce", "local:every=4", "lagged"):
+    expected = weights(sync, as_it_is)
+    for prepare in (compiled, graphed):
+        apart = float((weights(sync, prepare) - expected).abs().max())
+        assert apart < 1e-9, f"{sync}, {prepare.__name__}: {apart} apart"
+    run.print(f"{sync}: graphs agree")
+if run.size > 1:
+    assert "captur" in refused()
+run.print("all graphs agree")

@@ -1,0 +1,57 @@
+"""CUDA graphs with several workers. The GPU is a pretence here; tests/gpu has the real thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from farandole.errors import UserError
+from farandole.sync import parse
+from farandole.testing import run_world
+from farandole.train import Run
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "local:every=2", "lagged"])
+def test_a_replay_would_leave_the_exchange_out(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(run: Run) -> list[str]:
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        run.distribute(model, optimizer, sync=parse(strategy))
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        run.group.barrier()
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        run.group.barrier()
+        said = []
+        for act in (lambda: model(torch.ones(4, 3)).sum().backward(), optimizer.step):
+            try:
+                act()
+            except UserError as error:
+                said.append(str(error))
+        return said
+
+    for said in run_world(2, body, folder=tmp_path):
+        captured = ["a step of an optimizer"]
+        if strategy != "local:every=2":  # whose backward passes are each rank's own
+            captured = ["a backward pass", *captured]
+        assert [text.split(",")[0].split("around ")[1] for text in said] == captured
+        assert all("mode='reduce-overhead'" in text for text in said)
+
+
+def test_one_worker_may_capture_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(run: Run) -> None:
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        run.distribute(model, optimizer)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+
+    run_world(1, body, folder=tmp_path)
