@@ -37,6 +37,7 @@ from farandole.train.start import init
 from farandole.worker.gpu_memory import gather_bytes, peak_bytes
 
 _RATE, _MOMENTUM = 0.01, 0.9
+_EXTRAS = ("channels_last", "compile", "cuda_graphs", "fused")
 _TIMEOUT_SECONDS = 1800.0  # ranks that compile may be minutes apart; a dead one is noticed at once
 
 
@@ -50,6 +51,8 @@ class Workload:
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     channels_last: bool = False
     compile: bool = False
+    cuda_graphs: bool = False  # of what is compiled
+    fused: bool = False  # the optimizer's step as one kernel
     warmup_batches: int = 10
     batches_per_iteration: int = 10
     iterations: int = 10
@@ -63,6 +66,8 @@ class Workload:
             if getattr(self, name) < smallest:
                 option = name.replace("_", "-")
                 raise UserError(f"--{option} {getattr(self, name)}: give {smallest} or more.")
+        if self.cuda_graphs and not self.compile:
+            raise UserError("--cuda-graphs captures what torch.compile makes: add --compile.")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -138,10 +143,12 @@ class Bench:
 
     def fresh(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = self.workload.network().to(self.device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
+        fused = self.workload.fused or None  # None: as torch itself decides
+        optimizer = torch.optim.SGD(model.parameters(), _RATE, _MOMENTUM, fused=fused)
         if self.workload.compile:
+            mode = "reduce-overhead" if self.workload.cuda_graphs else None
             # Wrapped: by `model.compile()` Dynamo does not look into an nn.Sequential.
-            model = torch.compile(model)  # type: ignore[assignment]
+            model = torch.compile(model, mode=mode)  # type: ignore[assignment]
         return model, optimizer
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -249,7 +256,7 @@ def _peak_memory(device: torch.device) -> int:
 
 
 def _print_header(run: Run, workload: Workload, sync: str, device: str) -> None:
-    extras = [word for word in ("channels_last", "compile") if getattr(workload, word)]
+    extras = [word for word in _EXTRAS if getattr(workload, word)]
     run.print(f"Model: {workload.model}, images {'×'.join(map(str, workload.image_shape))}")
     run.print(f"Batch size: {workload.batch_size} per worker")
     run.print(f"Workers: {run.size}, {sync}")

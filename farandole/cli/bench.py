@@ -70,6 +70,12 @@ bench.add_command(data)
     help="Use the channels-last memory format for model and images.",
 )
 @click.option("--compile", is_flag=True, help="Compile the model with torch.compile.")
+@click.option(
+    "--cuda-graphs",
+    is_flag=True,
+    help="With --compile: capture the model as CUDA graphs, which the host launches as one.",
+)
+@click.option("--fused", is_flag=True, help="Take the optimizer's step in one kernel.")
 @sync_option(multiple=True)
 @click.option(
     "--scaling",
@@ -173,6 +179,8 @@ def train(
         _check_tf32()
     if workload.compile:
         _check_compile()
+    if workload.cuda_graphs:
+        _check_cuda_graphs()
     output = check_output("--json", json_path) if json_path else None
     chosen = {
         environment.SCRIPT: "bench train",
@@ -222,6 +230,8 @@ def _study(
         _check_tf32()
     if workload.compile:
         _check_compile()
+    if workload.cuda_graphs:
+        _check_cuda_graphs()
     json_path, plot_path = paths
     if plot_path is not None:
         picture_kind(plot_path, "a scaling study")
@@ -243,6 +253,13 @@ def _check_tf32() -> None:
             f"--precision tf32 needs a GPU of compute capability 8.0 (Ampere) or later; "
             f"{torch.cuda.get_device_name()} has {'.'.join(map(str, capability))}. Use fp32."
         )
+
+
+def _check_cuda_graphs() -> None:
+    import torch
+
+    if torch.cuda.device_count() == 0:
+        raise UserError("--cuda-graphs is for NVIDIA GPUs, and there is none here. Leave it out.")
 
 
 def _check_compile() -> None:

@@ -213,6 +213,19 @@ def test_out_of_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> N
         throughput.main([format_options(small())])
 
 
+def test_what_graphs_and_a_fused_step_are_asked_for_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda model, mode: asked.append(mode) or model)
+    for workload in (small(compile=True), small(compile=True, cuda_graphs=True)):
+        _, optimizer = throughput.Bench(workload, torch.device("cpu")).fresh()
+        assert not optimizer.defaults["fused"]
+    assert asked == [None, "reduce-overhead"]
+    model, optimizer = throughput.Bench(small(fused=True), torch.device("cpu")).fresh()
+    assert optimizer.defaults["fused"]
+    model(torch.zeros(2, *small().image_shape)).sum().backward()
+    optimizer.step()
+
+
 def test_the_workload_survives_its_text_form() -> None:
     for workload in (Workload(), small(compile=True, bare=True, precision="bf16")):
         assert parse_options(Workload, format_options(workload), what="test") == workload
@@ -242,6 +255,8 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> BaseException | 
         ("--batches-per-iteration 0", "--batches-per-iteration 0"),
         ("--warmup-batches -1", "--warmup-batches -1: give 0 or more"),
         ("--model mlp --precision tf32", "NVIDIA"),
+        ("--model mlp --compile --cuda-graphs", "--cuda-graphs is for NVIDIA GPUs"),
+        ("--model mlp --cuda-graphs", "add --compile"),
         ("--model mlp --sync alreduce", "Did you mean 'allreduce'?"),
         ("--model mlp --json /no-such-folder/out.json", "/no-such-folder: No such file"),
         ("--model mlp --json /", "--json / is not a file"),
