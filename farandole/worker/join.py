@@ -29,6 +29,7 @@ from farandole.comm import (
 )
 from farandole.comm.calibration import calibrate
 from farandole.comm.gpu_sharing import nccl_serves, nccl_text
+from farandole.comm.transports.c10d import NCCL_PATIENCE
 from farandole.comm.transports.messages import PeerLost
 from farandole.comm.transports.shared_gpu.transport import SharedGpu
 from farandole.comm.transports.simulated.transport import Simulated, SimulatedLinks
@@ -248,7 +249,7 @@ def _form(
             store=PrefixStore(f"world-{assignment.attempt}", store),
             rank=assignment.rank,
             world_size=assignment.size,
-            timeout=timeout,
+            timeout=timeout + NCCL_PATIENCE if nccl else timeout,
             device_id=device if nccl else None,
         )
     finally:

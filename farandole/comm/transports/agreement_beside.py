@@ -5,9 +5,13 @@
                              ╰───── all claim the same ── return
 
 To compare first costs as much as a short all-reduce itself. To compare before the call returns
-costs next to nothing: NCCL takes longer to begin than a claim to arrive. Nobody gets to see a sum
-of ranks that did different things, for the call raises. But NCCL cannot take back what it was
-given, so it is aborted then, and later collectives of tensors on GPUs are refused by all ranks.
+costs next to nothing: NCCL takes longer to begin than a claim to arrive. A call of ranks that did
+different things raises, and leaves its tensor with any numbers. NCCL cannot take back what it was
+given, so it is aborted then, with all that it has under way between these ranks, and later
+collectives of tensors on GPUs are refused by all of them.
+
+Averages of gradients make no claims, here or elsewhere. A rank that calls an all-reduce while
+another is in a backward pass is found out at the other's next call.
 
 A call that is new is agreed on first, because in its first one of a kind NCCL connects: there a
 host waits for the other hosts, which may never come.
@@ -20,10 +24,9 @@ from collections.abc import Sequence
 import torch
 
 from farandole.comm.arithmetic import Op
-from farandole.comm.transports.base import Transport
 from farandole.comm.transports.c10d import C10d
-from farandole.comm.transports.claims import decode_claim, encode_claim
-from farandole.comm.transports.messages import PeerLost
+from farandole.comm.transports.claims import DisagreementError, decode_claim, encode_claim
+from farandole.comm.transports.shm.transport import SharedMemory
 from farandole.errors import CommError
 
 _MOST_KNOWN = 4096
@@ -36,7 +39,7 @@ _REFUSAL = (
 class AgreementBeside:
     """`host` compares claims, `wire` is what has NCCL."""
 
-    def __init__(self, host: Transport, wire: C10d) -> None:
+    def __init__(self, host: SharedMemory, wire: C10d) -> None:
         self._host = host
         self._wire = wire
         self._known: set[str] = set()  # calls that all ranks have made together before
@@ -55,7 +58,9 @@ class AgreementBeside:
             # Also after an error here: the others wait for this rank to compare.
             try:
                 compare()
-            except PeerLost:
+            except DisagreementError:
+                raise  # whoever hears of it asks `heard`
+            except BaseException:  # a rank is lost, or somebody has pressed Ctrl-C
                 self._abort()
                 raise
 

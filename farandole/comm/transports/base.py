@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -171,12 +171,6 @@ class Transport(ABC):
         same."""
         require_agreement(self.share(claim))
 
-    def begin_agree(self, claim: str) -> Callable[[], None]:
-        """The first half of `agree`, which waits for nobody. What it returns is the second; before
-        that, this transport can do nothing else. One that has no halves agrees at once."""
-        self.agree(claim)
-        return _nothing
-
     def all_reduce(self, flat: torch.Tensor, op: Op, algorithm: str, claim: str | None) -> None:
         """Combines `flat` over all ranks in place; the same bits on all.
 
@@ -286,9 +280,6 @@ class Transport(ABC):
     def others(self) -> list[int]:
         """The other ranks, nearest first, so that not all of them turn to rank 0 at once."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
-
-
-def _nothing() -> None: ...
 
 
 @functools.lru_cache(maxsize=64)

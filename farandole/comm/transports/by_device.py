@@ -22,6 +22,7 @@ from farandole.comm.transports.claims import DisagreementError
 from farandole.comm.transports.messages import Message, PeerLost
 from farandole.comm.transports.shared_gpu.transport import SharedGpu
 from farandole.comm.transports.shm.frames import Frames
+from farandole.comm.transports.shm.transport import SharedMemory
 from farandole.topology import Topology
 
 
@@ -34,7 +35,9 @@ class ByDevice(Transport):
         self._world = world
         self._direct = direct
         nccl = direct is world and world.has_nccl
-        self._beside = AgreementBeside(host, world) if nccl else None
+        # Between hosts a comparison has no halves: there it comes first.
+        beside = nccl and isinstance(host, SharedMemory)
+        self._beside = AgreementBeside(host, world) if beside else None  # type: ignore[arg-type]
         super().__init__(host.rank, host.size, host.timeout, host.topology)
         self.name = host.name  # type: ignore[misc]
         self.native_is_fastest = host.native_is_fastest  # type: ignore[misc]
@@ -149,8 +152,10 @@ class ByDevice(Transport):
         _put(here, flat)
 
     def all_to_all(self, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
-        if self._direct is not None and any(map(self.is_on_device, (*sends, *receives))):
-            self._direct.all_to_all(sends, receives)
+        ways = [self._way_of(tensor) for tensor in (*sends, *receives)]
+        direct = next((way for way in ways if way is not None), None)
+        if direct is not None:
+            direct.all_to_all(sends, receives)
             return
         here = [self.to_host(into) for into in receives]
         self._host.all_to_all([self.to_host(data) for data in sends], here)

@@ -26,6 +26,9 @@ from farandole.topology import Topology
 
 _LEAVING = 1 << 20  # a tag that nobody sends to
 _AT_ONCE = timedelta(milliseconds=1)
+NCCL_PATIENCE = timedelta(seconds=30)
+"""How much longer NCCL waits than the hosts do: they can say who is missing, and NCCL only ends the
+process."""
 _GLOO_THREADS = 2  # that may still hold a tensor of a collective that has ended
 _OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -302,7 +305,7 @@ def new_process_group(
     group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
     if nccl:
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
+        options._timeout = timeout + NCCL_PATIENCE
         fast = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
         group._register_backend(torch.device("cuda"), kinds.NCCL, fast)
         group._set_default_backend(kinds.NCCL)

@@ -122,6 +122,8 @@ def ranks_that_differ_are_named(world: Group) -> None:
         assert wire.aborts == 1, name
         assert "no longer travel" in fails(lambda: on_device(group, 5))  # noqa: B023
         assert "no longer travel" in fails(lambda: group.broadcast(on_gpu(5)))  # noqa: B023
+        parts = [on_gpu(2), on_gpu(2)]
+        assert "no longer travel" in fails(lambda: group.all_to_all(parts))  # noqa: B023
         on_host = torch.ones(3, dtype=torch.float64)
         assert group.all_reduce(on_host).tolist() == [2.0] * 3
 

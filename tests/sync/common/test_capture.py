@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,26 @@ def test_one_worker_may_capture_all(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         optimizer.step()
 
     run_world(1, body, folder=tmp_path)
+
+
+def test_layers_are_not_replaced_under_a_graph(tmp_path: Path) -> None:
+    def make_graphed_callables(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        """As torch's leaves it: another forward, which runs a graph of the layers of before."""
+        before = module.forward
+
+        def new_fwd(x: torch.Tensor) -> torch.Tensor:
+            return before(x)
+
+        return new_fwd
+
+    def body(run: Run) -> str:
+        model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+        model[0].forward = make_graphed_callables(model[0])
+        run.distribute(model, sync=parse("allreduce"))
+        with pytest.raises(UserError) as refusal:
+            run.distribute(copy.deepcopy(model), sync=parse("allreduce:batchnorm=sync"))
+        return str(refusal.value)
+
+    for said in run_world(2, body, folder=tmp_path):
+        assert "has captured its part '0'" in said
+        assert "allreduce:batchnorm=sync replaces layers" in said

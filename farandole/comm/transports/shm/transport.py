@@ -108,6 +108,8 @@ class SharedMemory(Transport):
         self._rounds.require_same(row)
 
     def begin_agree(self, claim: str) -> Callable[[], None]:
+        """The first half of `agree`, which waits for nobody. What it returns is the second; before
+        that, this transport can do nothing else."""
         row = self._rounds.claim(claim)
         self._rounds.signal(0)
         return partial(self._end_agree, row)
