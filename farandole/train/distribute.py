@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from farandole.comm.cuda_graphs import refuse_capture
 from farandole.errors import UserError
 from farandole.layout import Layout
 from farandole.sync import AllReduce, Strategy
-from farandole.sync.common.capture import refuse_capture
 from farandole.sync.common.wrappers import refuse_wrapped, refuse_wrapper_around
 from farandole.system.activity import NO_ACTIVITY
 from farandole.train.checkpoint.saver import WholeSaver

@@ -11,7 +11,7 @@ given, so it is aborted then, with all that it has under way between these ranks
 collectives of tensors on GPUs are refused by all of them.
 
 Averages of gradients make no claims, here or elsewhere. A rank that calls an all-reduce while
-another is in a backward pass is found out at the other's next call.
+another is in a backward pass is found out only if the other calls something else next.
 
 A call that is new is agreed on first, because in its first one of a kind NCCL connects: there a
 host waits for the other hosts, which may never come.

@@ -35,9 +35,9 @@ class ByDevice(Transport):
         self._world = world
         self._direct = direct
         nccl = direct is world and world.has_nccl
-        # Between hosts a comparison has no halves: there it comes first.
-        beside = nccl and isinstance(host, SharedMemory)
-        self._beside = AgreementBeside(host, world) if beside else None  # type: ignore[arg-type]
+        self._beside: AgreementBeside | None = None
+        if nccl and isinstance(host, SharedMemory):  # between hosts a comparison comes first
+            self._beside = AgreementBeside(host, world)
         super().__init__(host.rank, host.size, host.timeout, host.topology)
         self.name = host.name  # type: ignore[misc]
         self.native_is_fastest = host.native_is_fastest  # type: ignore[misc]

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from farandole.comm.cuda_graphs import refuse_capture
 from farandole.comm.group import Group
 from farandole.comm.helper import start_helper
 from farandole.comm.transports.messages import PeerLost
@@ -91,6 +92,7 @@ class Engine:
         stays as it is.
         """
         name = work.request.name
+        refuse_capture(f"{name!r}, a collective")
         with self._changed:
             self._require_alive()
             if name in self._works:

@@ -36,12 +36,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from farandole.comm import Group
+from farandole.comm.cuda_graphs import refuse_capture
 from farandole.sync.allreduce import refusals
 from farandole.sync.allreduce.buckets import Bucket, UnfitGradientError, pack
 from farandole.sync.allreduce.buffer_spread import BufferSpread
 from farandole.sync.allreduce.reductions import Pending, Reduction
 from farandole.sync.common.alignment import check_same_model
-from farandole.sync.common.capture import refuse_capture
 
 _graph_task = torch._C._current_graph_task_id
 

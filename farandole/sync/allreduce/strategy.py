@@ -21,7 +21,6 @@ from farandole.sync.allreduce.reductions import Average, Compressed, Reduction, 
 from farandole.sync.base import Strategy, Synchronizer, require_choices
 from farandole.sync.common.alignment import check_same_model, spread_from_first
 from farandole.sync.common.batchnorm import synchronise_batchnorm
-from farandole.sync.common.capture import refuse_graphed
 from farandole.sync.common.codec_option import CODEC, check_compressible, read_codec
 from farandole.sync.common.guard import GradientGuard
 from farandole.sync.common.weighing import Weighing
@@ -66,7 +65,6 @@ class AllReduce(Strategy):
             check_compressible(model, self.codec)
         weighing = Weighing(model)
         if self.batchnorm == "sync" and group.size > 1:
-            refuse_graphed(model, f"{self.name}:batchnorm=sync")
             model = synchronise_batchnorm(model, group, weighing)
         spread_from_first(model, optimizer, group)
         alone = group.size == 1 and group.units is None  # in an elastic job others may come

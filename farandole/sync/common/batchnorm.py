@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from farandole.comm import Group
+from farandole.errors import UserError
 from farandole.sync.common.weighing import Weighing
 
 Part = Literal["mean", "variance", "gradient"]
@@ -31,7 +32,11 @@ Total = Callable[[torch.Tensor, Part], torch.Tensor]
 def synchronise_batchnorm(
     module: nn.Module, group: Group, weighing: Weighing | None = None
 ) -> nn.Module:
-    """Replaces every BatchNorm in `module`, in place; returns the module (or its replacement)."""
+    """Replaces every BatchNorm in `module`, in place; returns the module (or its replacement).
+
+    Raises `UserError` for a CUDA graph that would go on with the layers of before.
+    """
+    _refuse_graphed(module)
 
     def replacement(old: _BatchNorm) -> SharedBatchNorm:
         new = SharedBatchNorm.taking_over(old)
@@ -41,6 +46,17 @@ def synchronise_batchnorm(
         return new
 
     return replace_batchnorm(module, replacement)
+
+
+def _refuse_graphed(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        forward = vars(module).get("forward")
+        if "make_graphed_callables" in getattr(forward, "__qualname__", ""):
+            where = f"its part {name!r}" if name else "this model"
+            raise UserError(
+                f"torch.cuda.make_graphed_callables has captured {where}, and batchnorm=sync "
+                "replaces layers, which the graph would not notice. Leave one of the two out."
+            )
 
 
 def replace_batchnorm(

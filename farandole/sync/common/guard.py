@@ -23,11 +23,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from farandole.comm import Group
+from farandole.comm.cuda_graphs import is_captured
 from farandole.comm.tensors import is_finite
 from farandole.errors import DivergedError
 from farandole.sync.allreduce.buckets import Bucket
 from farandole.sync.allreduce.reducer import GradientReducer
-from farandole.sync.common.capture import is_captured
 from farandole.sync.common.closures import with_gradients
 from farandole.sync.common.device_check import DeviceCheck, DeviceChecks
 from farandole.sync.common.present_gradients import PresentGradients

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from farandole.comm.arithmetic import Op, divide_, reduce_into
+from farandole.comm.cuda_graphs import refuse_capture
 from farandole.comm.transports.base import Transport
 from farandole.comm.transports.c10d import C10d
 from farandole.comm.transports.messages import Message, numbered
@@ -110,6 +111,7 @@ class SharedGpu(Transport):
     def native_all_reduce(self, flat: torch.Tensor, op: Op, claim: str | None) -> None:
         if claim is not None:
             self._host.agree(claim)
+        refuse_capture("an all-reduce for which the hosts meet")
         flat.record_stream(torch.cuda.current_stream())
         for block in flat.split(SLOT_BYTES // flat.itemsize):
             self._reduce(block, op)

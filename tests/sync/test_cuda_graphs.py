@@ -10,10 +10,20 @@ import pytest
 import torch
 from torch import nn
 
+import farandole.horovod.torch as hvd
+from farandole.comm import cuda_graphs
 from farandole.errors import UserError
 from farandole.sync import parse
 from farandole.testing import run_world
+from farandole.testing.horovod import run_horovod
 from farandole.train import Run
+
+
+def test_a_graph_is_being_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for initialised, capturing in ((False, True), (True, False), (True, True)):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialised)  # noqa: B023
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)  # noqa: B023
+        assert cuda_graphs.is_captured() == (initialised and capturing)
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "local:every=2", "lagged"])
@@ -27,8 +37,7 @@ def test_a_replay_would_leave_the_exchange_out(
         model(torch.ones(4, 3)).sum().backward()
         optimizer.step()
         run.group.barrier()
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        monkeypatch.setattr(cuda_graphs, "is_captured", lambda: True)
         run.group.barrier()
         said = []
         for act in (lambda: model(torch.ones(4, 3)).sum().backward(), optimizer.step):
@@ -47,16 +56,30 @@ def test_a_replay_would_leave_the_exchange_out(
 
 
 def test_one_worker_may_capture_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(run: Run) -> None:
+    def body(run: Run) -> bool:
         model = nn.Linear(3, 2)
+        before = model.weight.detach().clone()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         run.distribute(model, optimizer)
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        monkeypatch.setattr(cuda_graphs, "is_captured", lambda: True)
         model(torch.ones(4, 3)).sum().backward()
         optimizer.step()
+        return torch.allclose(model.weight, before - 0.4)
 
-    run_world(1, body, folder=tmp_path)
+    assert run_world(1, body, folder=tmp_path) == [True]
+
+
+def test_horovod_s_collectives_are_no_part_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body() -> str:
+        hvd.allreduce(torch.ones(3), name="before")
+        hvd.barrier()
+        monkeypatch.setattr(cuda_graphs, "is_captured", lambda: True)
+        with pytest.raises(UserError) as refusal:
+            hvd.allreduce_async(torch.ones(3), name="captured")
+        return str(refusal.value)
+
+    for said in run_horovod(2, body):
+        assert "captured around 'allreduce.captured', a collective" in said
 
 
 def test_layers_are_not_replaced_under_a_graph(tmp_path: Path) -> None:
@@ -79,4 +102,4 @@ def test_layers_are_not_replaced_under_a_graph(tmp_path: Path) -> None:
 
     for said in run_world(2, body, folder=tmp_path):
         assert "has captured its part '0'" in said
-        assert "allreduce:batchnorm=sync replaces layers" in said
+        assert "batchnorm=sync replaces layers" in said
