@@ -42,7 +42,7 @@ class DirectCollectives:
         if self.size == 1:
             return tensor
         flat = flat_view(tensor)
-        claim = None if agreed else claim_of("all_reduce", tensor, op, chosen)
+        claim = None if agreed else self._claim("all_reduce", tensor, op, chosen)
         with self.scopes.enter("all_reduce", nbytes, chosen, by=carrier.name):
             transport.all_reduce(flat, op, chosen, claim)
         self.meter.add_bytes(ring_bytes(nbytes, self.size))
@@ -53,7 +53,7 @@ class DirectCollectives:
         width = tensor[:1].numel()
         flat = flat_view(tensor)
         with self.scopes.enter("reduce_scatter", flat.nbytes):
-            self.transport.agree(claim_of("reduce_scatter", tensor, op))
+            self.transport.agree(self._claim("reduce_scatter", tensor, op))
             result = self.transport.reduce_scatter(flat, [count * width for count in rows], op)
         self.meter.add_bytes(flat.nbytes - result.nbytes)
         return result.view(rows[self.rank], *tensor.shape[1:])
@@ -73,7 +73,7 @@ class DirectCollectives:
         flat = flat_view(tensor)
         with self.scopes.enter("broadcast", flat.nbytes):
             if not agreed:
-                self.transport.agree(claim_of("broadcast", tensor, f"from rank {source}"))
+                self.transport.agree(self._claim("broadcast", tensor, f"from rank {source}"))
             self.transport.broadcast(flat, source)
         if self.rank == source and self.size > 1:
             self.meter.add_bytes(flat.nbytes)
@@ -84,7 +84,9 @@ class DirectCollectives:
         row = tensors[0].shape[1:]
         sent = sum(flat.nbytes for rank, flat in enumerate(flats) if rank != self.rank)
         with self.scopes.enter("all_to_all", sent):
-            self.transport.agree(f"all_to_all({tensors[0].dtype} in rows of {tuple(row)})")
+            where = sorted({text for tensor in tensors for text in self.transport.apart(tensor)})
+            what = [f"{tensors[0].dtype} in rows of {tuple(row)}", *where]
+            self.transport.agree(f"all_to_all({', '.join(what)})")
             lengths = torch.tensor([tensor.shape[0] if tensor.dim() else 1 for tensor in tensors])
             table = self.transport.all_gather(lengths, [self.size] * self.size)
             incoming = table.view(self.size, self.size)[:, self.rank].tolist()
@@ -105,11 +107,14 @@ class DirectCollectives:
         with self.scopes.enter(f"receive from rank {source}", flat.nbytes):
             self.transport.exchange([], [(source, flat)])
 
+    def _claim(self, what: str, tensor: torch.Tensor, *details: str) -> str:
+        return claim_of(what, tensor, *details, *self.transport.apart(tensor))
+
     def _shapes(self, tensor: torch.Tensor) -> list[tuple[int, ...]]:
         """Every rank's shape, when all gather tensors of one dtype."""
-        begin = f"all_gather({kind_of(tensor.dtype)} "
-        claims = self.transport.share(f"{begin}{list(tensor.shape)})")
+        begin = f"all_gather({' '.join([kind_of(tensor.dtype), *self.transport.apart(tensor)])} ["
+        claims = self.transport.share(f"{begin}{', '.join(map(str, tensor.shape))}])")
         for rank, claim in enumerate(claims):
             if not claim.startswith(begin):
                 raise DisagreementError(claims, self.rank, rank)
-        return [tuple(json.loads(claim[len(begin) : -1])) for claim in claims]
+        return [tuple(json.loads(f"[{claim[len(begin) : -1]}")) for claim in claims]

@@ -21,11 +21,13 @@ from torch.futures import Future
 from farandole.comm.arithmetic import Op, check_op
 from farandole.comm.collective_scope import CollectiveScope, CollectiveScopes
 from farandole.comm.direct_collectives import DirectCollectives
+from farandole.comm.known_all_reduces import KnownAllReduces
 from farandole.comm.meter import Meter, ring_bytes
 from farandole.comm.process_group import GroupAdapter
 from farandole.comm.queue import Handle, Queue
 from farandole.comm.tensors import batches, flat_view, put_back
 from farandole.comm.transports.base import Transport
+from farandole.comm.transports.by_device import ByDevice
 from farandole.comm.units import Units
 from farandole.errors import UserError
 from farandole.topology import Topology
@@ -78,10 +80,17 @@ class Group:
         self.timeout: timedelta = transport.timeout
         self._scopes = CollectiveScopes(transport, trace, self._more_time)
         self._direct = DirectCollectives(transport, self.meter, self._scopes)
+        self._known = self._known_all_reduces(transport)
         self.process_group: dist.ProcessGroup = transport.process_group or GroupAdapter(
             self, transport.name
         )
         """For code of PyTorch's that wants a c10d group, such as DDP."""
+
+    def _known_all_reduces(self, transport: Transport) -> KnownAllReduces | None:
+        if not isinstance(transport, ByDevice) or transport.beside is None:
+            return None
+        scopes = self._scopes
+        return KnownAllReduces(transport, transport.beside, self._queue, self.meter, scopes)
 
     def go_on(self, transport: Transport, members: Sequence[int]) -> None:
         """From now on between other ranks. Whoever holds the group, holds the new one."""
@@ -199,10 +208,14 @@ class Group:
         `algorithm` is the name of a schedule (`ring`, `halving_doubling`, …), `native` for what
         the transport does by itself, or `auto`.
         """
+        known = self._known if self.units is None else None
+        if known is not None and known.reduce(tensor, op, algorithm):
+            return tensor
         check_op(op, tensor.dtype)
-        return self._run(
-            lambda: self._direct.all_reduce(tensor, op, algorithm, agreed=False), tensor
-        )
+        self._run(lambda: self._direct.all_reduce(tensor, op, algorithm, agreed=False), tensor)
+        if known is not None:
+            known.learn(tensor, op, algorithm)
+        return tensor
 
     def reduce_scatter(self, tensor: torch.Tensor, op: Op = "sum") -> torch.Tensor:
         """This rank's share of the rows of the reduced `tensor`.

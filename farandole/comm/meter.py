@@ -75,6 +75,15 @@ class Meter:
             with self._lock:
                 self._waited_seconds += seconds
 
+    def add_call(self, begun: float, bytes_sent: int) -> None:
+        """A wait since then, in which no other can have begun, and what was sent in it."""
+        seconds = time.perf_counter() - begun
+        if self._inside and threading.get_ident() in self._inside:
+            seconds = 0.0
+        with self._lock:
+            self._waited_seconds += seconds
+            self._bytes_sent += bytes_sent
+
     def waiting(self) -> AbstractContextManager[None]:
         """Counts the time spent inside as waiting: for blocking collectives."""
         return _Waiting(self)

@@ -47,15 +47,16 @@ def distribute_whole(
     if optimizer is not None:
         _move_state(optimizer, session.device)
         session.optimizers.append(optimizer)
+    if optimizer is not None and session.size > 1:
+        # Before the hooks of the strategy, which would wait for the GPU in mid-capture.
+        hook = torch.compiler.disable(_refuse_captured_step)  # it runs beside a compiled step
+        optimizer.register_step_pre_hook(hook)
     session.strategy = strategy
     synchronizer = strategy.build(model, optimizer, session.group)
     saver = WholeSaver(synchronizer, optimizer, session.group)
     session.models.add(synchronizer, saver)
     if session.size > 1:
         refuse_wrapper_around(synchronizer.model)
-        if optimizer is not None:
-            hook = torch.compiler.disable(_refuse_captured_step)  # it runs beside a compiled step
-            optimizer.register_step_pre_hook(hook)
     if session.watch is not None:
         session.watch.follow(synchronizer.model, optimizer)
     activity = session.group.meter.activity

@@ -34,10 +34,13 @@ def test_one_number_anywhere(dtype: torch.dtype, ill: float) -> None:
             given = gradients(dtype)
             given[place][at] = ill
             answer = found.find_and_clear(given)  # type: ignore[attr-defined]
+            torch.cuda.synchronize()
             assert answer.tolist() == [int(n == place) for n in range(len(SIZES))]
             assert not any(bool(each.any()) for each in given)
     given = [each * torch.finfo(dtype).max for each in gradients(dtype)]
-    assert not found.find_and_clear(given).any()  # type: ignore[attr-defined]
+    answer = found.find_and_clear(given)  # type: ignore[attr-defined]
+    torch.cuda.synchronize()
+    assert not answer.any()
     assert all(bool((each == torch.finfo(dtype).max).all()) for each in given)
 
 
@@ -46,13 +49,29 @@ def test_layouts_of_memory() -> None:
     weight = torch.ones(8, 4, 3, 3, device=CUDA).to(memory_format=torch.channels_last)
     behind = torch.full((100,), torch.nan, device=CUDA)  # memory that is nobody's gradient
     weight[3, 2, 1, 0] = torch.nan
-    assert found.find_and_clear([weight, behind[:0]]).tolist() == [1, 0]  # type: ignore[attr-defined]
+    answer = found.find_and_clear([weight, behind[:0]])  # type: ignore[attr-defined]
+    torch.cuda.synchronize()
+    assert answer.tolist() == [1, 0]
     assert not weight.any()
     assert behind.isnan().all()
     gaps = torch.ones(4, 4, device=CUDA)[:, 1:3]
     assert found.find_and_clear([gaps]) is None  # type: ignore[attr-defined]
     several = [torch.ones(2, device=CUDA), torch.ones(2, device=CUDA, dtype=torch.float64)]
     assert found.find_and_clear(several) is None  # type: ignore[attr-defined]
+
+
+def test_many_blocks_and_several_bad_gradients() -> None:
+    """The last block to end clears for all the others."""
+    found = kernels()
+    for step in range(20):
+        given = [torch.ones(30 * 8192 + at, device=CUDA) for at in range(40)]
+        ill = {step, 39 - step} if step % 2 else set()
+        for place in ill:
+            given[place][-1 - step] = torch.nan
+        answer = found.find_and_clear(given)  # type: ignore[attr-defined]
+        torch.cuda.synchronize()
+        assert answer.tolist() == [int(place in ill) for place in range(40)]
+        assert all(bool(each.any() if not ill else not each.any()) for each in given)
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["kernels", "operations"])

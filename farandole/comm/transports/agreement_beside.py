@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import torch
 
 from farandole.comm.arithmetic import Op
+from farandole.comm.transports.base import NATIVE
 from farandole.comm.transports.c10d import C10d
 from farandole.comm.transports.claims import DisagreementError, decode_claim, encode_claim
 from farandole.comm.transports.shm.transport import SharedMemory
@@ -46,18 +47,28 @@ class AgreementBeside:
         self._aborted = False
 
     def all_reduce(self, flat: torch.Tensor, op: Op, algorithm: str, claim: str) -> None:
-        if claim not in self._known:
+        if claim not in self._known or algorithm != NATIVE:
             self._host.agree(claim)
             self._wire.all_reduce(flat, op, algorithm, None)
             self._remember(claim)
             return
-        compare = self._host.begin_agree(claim)
+        self.repeat(flat, op, claim)
+
+    def knows(self, claim: str) -> bool:
+        """Whether all ranks have made this call together before, and can go on to."""
+        return claim in self._known and not self._aborted
+
+    def repeat(self, tensor: torch.Tensor, op: Op, claim: str) -> None:
+        """A call that is known, of a contiguous tensor of any shape. Who hears that ranks differ
+        tells `heard`."""
+        host = self._host
+        claimed = host.begin_agree(claim)
         try:
-            self._wire.all_reduce(flat, op, algorithm, None)
+            self._wire.nccl_all_reduce(tensor, op)
         finally:
             # Also after an error here: the others wait for this rank to compare.
             try:
-                compare()
+                host.end_agree(claimed)
             except DisagreementError:
                 raise  # whoever hears of it asks `heard`
             except BaseException:  # a rank is lost, or somebody has pressed Ctrl-C

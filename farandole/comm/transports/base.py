@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 NATIVE = "native"
 """The name of the all-reduce that a transport does by itself, without a schedule."""
 
+ON_GPU = "on a GPU"
+
 NEVER = 1 << 62
 """The epoch that does not come: for a rank that has nothing left to do."""
 
@@ -102,6 +104,11 @@ class Transport(ABC):
     def carrier(self, tensor: torch.Tensor) -> Transport:
         """What really carries such a tensor: by which `auto` chooses, and the trace names it."""
         return self
+
+    def apart(self, tensor: torch.Tensor) -> tuple[str, ...]:
+        """What ranks must agree on besides its kind, in words: where it lies, if that decides how
+        it travels."""
+        return ()
 
     def frames(self, peer: int) -> Frames | None:
         """Slots of shared memory between this rank and `peer`, where there are any."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from farandole.comm.arithmetic import Op
 from farandole.comm.transports.agreement_beside import AgreementBeside
-from farandole.comm.transports.base import GpuWire, Transport
+from farandole.comm.transports.base import ON_GPU, GpuWire, Transport
 from farandole.comm.transports.c10d import C10d
 from farandole.comm.transports.claims import DisagreementError
 from farandole.comm.transports.messages import Message, PeerLost
@@ -58,8 +58,16 @@ class ByDevice(Transport):
     def process_group(self) -> dist.ProcessGroup:
         return self._world.process_group
 
+    @property
+    def beside(self) -> AgreementBeside | None:
+        """What reduces tensors on GPUs while the hosts compare, where that is possible."""
+        return self._beside
+
     def carrier(self, tensor: torch.Tensor) -> Transport:
         return self._way_of(tensor) or self._host
+
+    def apart(self, tensor: torch.Tensor) -> tuple[str, ...]:
+        return (ON_GPU,) if self._direct is not None and self.is_on_device(tensor) else ()
 
     def _way_of(self, tensor: torch.Tensor) -> Transport | None:
         """What carries it, if that is not the host's transport."""

@@ -7,7 +7,7 @@ Where one gradient is not finite, the device itself replaces all of them by zero
 into the parameters, although the host does not know of it yet. The host reads the answer before the
 next step. By then the device has usually computed it.
 
-On a GPU two kernels of our own do it (`finite_kernels`); where they do not serve, PyTorch's
+On a GPU a kernel of our own does it (`finite_kernels`); where it does not serve, PyTorch's
 operations.
 """
 
@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from farandole.sync.allreduce.buckets import Bucket
@@ -34,8 +35,9 @@ class Kernels(Protocol):
     def find_and_clear(
         self, gradients: Sequence[torch.Tensor], kinds: Kinds | None = None
     ) -> torch.Tensor | None:
-        """For each, on the device, 0 or, if it is not finite, 1; then all of them are zeros. None,
-        and nothing done: not for these. `kinds` as in `DeviceChecks.start`."""
+        """For each 0 or, if it is not finite, 1; then all of them are zeros. It stands there when
+        the device has come so far, and until the next call. None, and nothing done: not for these.
+        `kinds` as in `DeviceChecks.start`."""
 
 
 class DeviceChecks:
@@ -43,6 +45,7 @@ class DeviceChecks:
 
     def __init__(self) -> None:
         self._kernels: dict[torch.device, Kernels | None] = {}
+        self._events: dict[torch.device, torch.cuda.Event] = {}
         self._kinds: Kinds | None = None  # of the gradients of the last check
         self._places: dict[torch.device, list[int]] = {}
 
@@ -62,8 +65,8 @@ class DeviceChecks:
         # what they are about, and the step, queued later, sees zeros.
         notes = _notes(buckets)
         order: list[int] = []
-        answers: list[torch.Tensor] = []
-        events: list[torch.cuda.Event | None] = []
+        answers: list[np.ndarray] = []
+        events: list[torch.cuda.Event] = []
         if kinds is None or kinds is not self._kinds:
             self._places = _by_device(gradients)
             self._kinds = kinds
@@ -75,8 +78,9 @@ class DeviceChecks:
             if bad is None:
                 bad = _are_bad(here)
                 _clear_if(bad.any(), [flat for flat in flats() if flat.device == device])
-            answers.append(_to_host(bad))
-            events.append(_record(device))
+            answers.append(_to_host(bad).numpy())
+            if device.type == "cuda":
+                events.append(self._record(device))
         return DeviceCheck(order, answers, events, buckets, notes)
 
     def _kernels_of(self, device: torch.device) -> Kernels | None:
@@ -84,15 +88,22 @@ class DeviceChecks:
             self._kernels[device] = _build_kernels(device)
         return self._kernels[device]
 
+    def _record(self, device: torch.device) -> torch.cuda.Event:
+        """Marks the point in the device's queue after which the answers are on the host."""
+        # One for all steps: that of the step before has been waited for.
+        event = self._events.setdefault(device, torch.cuda.Event())
+        event.record(torch.cuda.current_stream(device.index))
+        return event
+
 
 class DeviceCheck:
-    """A check that was started. It is read when its answers are needed."""
+    """A check that was started. It is read when its answers are needed, before the next one."""
 
     def __init__(
         self,
         order: Sequence[int],
-        answers: Sequence[torch.Tensor],
-        events: Sequence[torch.cuda.Event | None],
+        answers: Sequence[np.ndarray],
+        events: Sequence[torch.cuda.Event],
         buckets: Sequence[Bucket],
         notes: Sequence[torch.Tensor],
     ) -> None:
@@ -105,9 +116,8 @@ class DeviceCheck:
     def first_bad(self) -> int | None:
         """The place of the first gradient that was not finite. Waits for its own work only."""
         for event in self._events:
-            if event is not None:
-                event.synchronize()
-        if not any(bool(answer.any()) for answer in self._answers):
+            event.synchronize()
+        if not any(answer.any() for answer in self._answers):
             return None
         answers = [is_bad for answer in self._answers for is_bad in answer.tolist()]
         return min(at for at, is_bad in zip(self._order, answers, strict=True) if is_bad)
@@ -175,12 +185,3 @@ def _clear_if(one_is_bad: torch.Tensor, flats: Sequence[torch.Tensor]) -> None:
 
 def _to_host(answers: torch.Tensor) -> torch.Tensor:
     return answers.to("cpu", non_blocking=answers.is_cuda)  # into pinned memory
-
-
-def _record(device: torch.device) -> torch.cuda.Event | None:
-    """Marks the point in the device's queue after which the answers are on the host."""
-    if device.type != "cuda":
-        return None  # its copies are waited for
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event

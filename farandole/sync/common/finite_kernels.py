@@ -1,11 +1,13 @@
-"""Two kernels over all gradients of one GPU: which are not finite, and zeros if any is not.
+"""One kernel over all gradients of one GPU: which are not finite, and zeros if any is not.
 
     gradients    │ g₀          │ g₁ │ g₂                    │ …     anywhere in the GPU's memory
-    blocks       │ 0 │ 1 │ 2   │ 3  │ 4 │ 5 │ 6 │ 7         │ …     one program of a kernel each
+    blocks       │ 0 │ 1 │ 2   │ 3  │ 4 │ 5 │ 6 │ 7         │ …     one program of the kernel each
+                                            ╰── the last to end clears all, if one was bad
 
 PyTorch has the same in pieces that return a tensor for each gradient or want one: for the 161
 gradients of a ResNet-50 that took 2 ms of the host's time in every step. Here the host hands over a
-list of addresses, and only when they have changed.
+list of addresses, and only when they have changed, and the kernel writes its answers into memory of
+the host: in nearly all steps it has none to write, and nothing need be set to zero or copied.
 
 Imported where there is a GPU alone: PyTorch brings Triton along for those.
 """
@@ -32,8 +34,22 @@ _KINDS = {
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _find(addresses, sizes, owners, begins, bad, count, KIND: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """Writes 1 to `bad`, for the gradient and behind the last, where a number is not finite."""
+def _find_and_clear(  # type: ignore[no-untyped-def]
+    addresses,
+    sizes,
+    owners,
+    begins,
+    state,
+    answers,
+    count,
+    blocks,
+    KIND: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    """Where a number is not finite: 1 in `answers`, for its gradient and behind the last.
+
+    `state`: whether one is bad, and how many blocks have ended.
+    """
     block = tl.program_id(0)
     owner = tl.load(owners + block)
     numbers = tl.load(addresses + owner).to(tl.pointer_type(KIND))
@@ -43,20 +59,19 @@ def _find(addresses, sizes, owners, begins, bad, count, KIND: tl.constexpr, BLOC
         values = values.to(tl.float32)
     sound = tl.abs(values) < float("inf")  # a NaN is not, either
     if tl.min(sound.to(tl.int32), axis=0) == 0:
-        tl.store(bad + owner, 1)
-        tl.store(bad + count, 1)
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _clear(addresses, sizes, owners, begins, bad, count, KIND: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """Zeros for all gradients, where one was bad."""
-    if tl.load(bad + count) != 0:
-        block = tl.program_id(0)
-        owner = tl.load(owners + block)
-        numbers = tl.load(addresses + owner).to(tl.pointer_type(KIND))
-        at = tl.load(begins + block) + tl.arange(0, BLOCK)
-        zeros = tl.zeros((BLOCK,), dtype=KIND)
-        tl.store(numbers + at, zeros, mask=at < tl.load(sizes + owner))
+        tl.store(answers + owner, 1)
+        tl.store(answers + count, 1)
+        tl.atomic_max(state, 1)
+    # Each block writes what it found before it counts itself, and the last one reads after that.
+    if tl.atomic_add(state + 1, 1) == blocks - 1:
+        tl.atomic_xchg(state + 1, 0)  # for the next step
+        if tl.atomic_max(state, 0) != 0:
+            zeros = tl.zeros((BLOCK,), dtype=KIND)
+            for other in range(blocks):
+                owner = tl.load(owners + other)
+                numbers = tl.load(addresses + owner).to(tl.pointer_type(KIND))
+                at = tl.load(begins + other) + tl.arange(0, BLOCK)
+                tl.store(numbers + at, zeros, mask=at < tl.load(sizes + owner))
 
 
 class FiniteKernels:
@@ -72,10 +87,12 @@ class FiniteKernels:
     def find_and_clear(
         self, gradients: Sequence[torch.Tensor], kinds: Kinds | None = None
     ) -> torch.Tensor | None:
-        """For each, on the device, 0 or, if it is not finite, 1; then all of them are zeros.
+        """For each 0 or, if it is not finite, 1; then all of them are zeros.
 
-        None, and nothing done, if they are of several dtypes or have gaps in their memory. Those
-        of the same `kinds` as the last ones, the same object, are cut into the same blocks.
+        In memory of the host, where it stands when the GPU has come so far. It must be read before
+        the next call. None, and nothing done, if they are of several dtypes or have gaps in their
+        memory. Those of the same `kinds` as the last ones, the same object, are cut into the same
+        blocks.
         """
         if kinds is None or kinds is not self._kinds:
             shapes = [(each.shape, each.stride(), each.dtype) for each in gradients]
@@ -85,16 +102,27 @@ class FiniteKernels:
             self._kinds = kinds
         if self._kind is None:
             return None
-        where = [gradient.data_ptr() for gradient in gradients]
+        where = list(map(torch.Tensor.data_ptr, gradients))
         if where != self._where:  # the allocator mostly gives the same memory in every step
             self._addresses = self._numbers(where)
             self._where = where
-        bad = torch.zeros(len(where) + 1, dtype=torch.int32, device=self._device)
-        given = (self._addresses, self._sizes, self._owners, self._begins, bad, len(where))
+        if self._found[-1]:
+            self._begin_anew()
         with torch.cuda.device(self._device):
-            for kernel in (_find, _clear):
-                kernel[(self._blocks,)](*given, KIND=self._kind, BLOCK=_BLOCK, num_warps=_WARPS)
-        return bad[:-1]
+            _find_and_clear[(self._blocks,)](
+                self._addresses,
+                self._sizes,
+                self._owners,
+                self._begins,
+                self._state,
+                self._answers,
+                len(where),
+                self._blocks,
+                KIND=self._kind,
+                BLOCK=_BLOCK,
+                num_warps=_WARPS,
+            )
+        return self._shown
 
     def _cut(self, gradients: Sequence[torch.Tensor]) -> None:
         dtypes = {gradient.dtype for gradient in gradients}
@@ -109,6 +137,15 @@ class FiniteKernels:
         self._sizes = self._numbers(sizes)
         self._owners = self._numbers([owner for owner, _ in blocks])
         self._begins = self._numbers([begin for _, begin in blocks])
+        self._count = len(sizes)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """None is bad yet. In other memory: somebody may still read what was found before."""
+        self._state = torch.zeros(2, dtype=torch.int32, device=self._device)
+        self._answers = torch.zeros(self._count + 1, dtype=torch.int32, pin_memory=True)
+        self._found = self._answers.numpy()
+        self._shown = self._answers[:-1]
 
     def _numbers(self, values: Sequence[int]) -> torch.Tensor:
         on_host = torch.tensor(values, dtype=torch.int64).pin_memory()
@@ -122,6 +159,7 @@ def serving(device: torch.device) -> FiniteKernels | None:
     ill, fine = torch.tensor([[1.0, torch.nan], [1.0, 1.0]], device=device)
     try:
         answers = found.find_and_clear([ill, fine])
+        torch.cuda.synchronize(device)
     except Exception:  # of many kinds, from Triton and from what it calls
         return None
     is_right = answers is not None and answers.tolist() == [1, 0]

@@ -134,6 +134,8 @@ class GradientGuard:
     # One look
 
     def _find(self) -> Culprit | None:
+        if is_captured():  # a replay runs without this, and a capture must not be waited in
+            return None
         found = self._read()  # of the step before, on a GPU
         if found is not None:
             return found
@@ -148,7 +150,7 @@ class GradientGuard:
                 noted = [(bucket, bucket.noted()) for bucket in self._buckets()]
                 return self._blame(bad, noted, step, UNTOUCHED)
         gradients = on_device.gradients
-        if gradients and not is_captured():  # a replay runs without this
+        if gradients:
             check = self._device_checks.start(
                 gradients, lambda: self._flats(gradients), self._buckets(), on_device.kinds
             )

@@ -10,8 +10,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from worlds import run_world
@@ -20,6 +22,7 @@ from farandole.comm import ByDevice, C10d, Group
 from farandole.comm.arithmetic import Op
 from farandole.comm.transports.base import Transport
 from farandole.errors import CommError
+from farandole.trace.spans import NO_TRACE
 
 LIMIT_SECONDS = 100
 
@@ -40,7 +43,10 @@ class Wire(C10d):
 
     def all_reduce(self, flat: torch.Tensor, op: Op, algorithm: str, claim: str | None) -> None:
         assert claim is None, "it is compared elsewhere"
-        self.begun.append(flat.numel())
+        self.nccl_all_reduce(flat, op)
+
+    def nccl_all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
+        self.begun.append(tensor.numel())
         self.when_begun()
 
     def abort_nccl(self) -> None:
@@ -48,9 +54,12 @@ class Wire(C10d):
 
 
 class Pretended(ByDevice):
+    on_host: ClassVar[set[int]] = set()
+    """How many numbers a tensor of float32 has that lies on the host all the same."""
+
     @staticmethod
     def is_on_device(tensor: torch.Tensor) -> bool:
-        return tensor.dtype == torch.float32
+        return tensor.dtype == torch.float32 and tensor.numel() not in Pretended.on_host
 
 
 def on_gpu(count: int) -> torch.Tensor:
@@ -77,7 +86,10 @@ def fresh(world: Group) -> tuple[Group, Wire]:
 def new_calls_are_agreed_on_first(world: Group) -> None:
     group, wire = fresh(world)
     said = fails(group.barrier if world.rank else lambda: on_device(group, 5))
-    assert "rank 0 calls all_reduce(float32 (5,), sum, native), rank 1 calls barrier()" in said
+    assert (
+        "rank 0 calls all_reduce(float32 (5,), sum, native, on a GPU), rank 1 calls barrier()"
+        in said
+    )
     assert (wire.begun, wire.aborts) == ([], 0)
     on_device(group, 5)  # nothing is broken
     assert wire.begun == [5]
@@ -100,11 +112,88 @@ def known_calls_begin_before_the_others_come(world: Group) -> None:
     assert (wire.begun, wire.aborts) == ([5, 5], 0)
 
 
+def known_calls_are_counted_as_others_are(world: Group) -> None:
+    group, wire = fresh(world)
+    seen = []
+    for _ in range(3):
+        before = group.meter.bytes_sent, group.meter.waited_seconds
+        on_device(group, 1000)
+        assert group.meter.waited_seconds > before[1]
+        seen.append(group.meter.bytes_sent - before[0])
+    assert seen == [4000] * 3
+    with group.meter.waiting():  # what is waited for inside is a part of it
+        before_seconds = group.meter.waited_seconds
+        on_device(group, 1000)
+        assert group.meter.waited_seconds == before_seconds
+    assert (wire.begun, wire.aborts) == ([1000] * 4, 0)
+
+
+def what_is_not_usual_takes_the_long_way(world: Group) -> None:
+    """Like a call that is known, but for one thing."""
+    group, wire = fresh(world)
+    plain = on_gpu(6).view(2, 3)
+    for _ in range(2):
+        group.all_reduce(plain)
+    assert group._known is not None
+    short = group._known.reduce
+    apart = torch.ones(2, 6)[:, ::2]
+    mirrored = torch.ones(2, 3, dtype=torch.complex64).conj().imag
+    assert not short(apart, "sum", "auto")
+    assert not short(mirrored, "sum", "auto")
+    assert not short(plain, "max", "auto")
+    assert not short(plain, "sum", "ring")
+    assert not short(plain.double(), "sum", "auto")
+    assert not short(plain.view(3, 2), "sum", "auto")
+    for tensor in (apart, mirrored):
+        group.all_reduce(tensor)
+    heard: list[str] = []
+    group.trace = Heard(heard)
+    group.all_reduce(plain)
+    assert heard == ["all_reduce"]
+    assert wire.begun == [6] * 5
+    group.trace = NO_TRACE
+    begun = group.start(group.all_reduce, plain)  # in its turn, by the thread that has it
+    begun.wait()
+    assert group.start(lambda: short(plain, "sum", "auto")).wait() is False
+
+
+class Heard:
+    """A trace of names."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def span(
+        self, name: str, category: str, **details: str | float
+    ) -> AbstractContextManager[None]:
+        self._names.append(name)
+        return nullcontext()
+
+
+def one_rank_has_it_on_the_host(world: Group) -> None:
+    """It would travel in another way, and neither would hear of the other."""
+    calls: dict[str, Callable[[Group], object]] = {
+        "all_reduce": lambda group: on_device(group, 11),
+        "broadcast": lambda group: group.broadcast(on_gpu(11)),
+        "reduce_scatter": lambda group: group.reduce_scatter(on_gpu(11)),
+        "all_gather": lambda group: group.all_gather(on_gpu(11)),
+        "all_to_all": lambda group: group.all_to_all([on_gpu(11), on_gpu(11)]),
+    }
+    for name, call in calls.items():
+        group, _ = fresh(world)
+        Pretended.on_host = {11} if world.rank else set()
+        said = fails(lambda: call(group))  # noqa: B023
+        Pretended.on_host = set()
+        assert f"rank 0 calls {name}(" in said, said
+        assert said.count("on a GPU") == 1, said
+        assert "on a GPU" in said.split("rank 0 calls")[1].split("rank 1 calls")[0], said
+
+
 def ranks_that_differ_are_named(world: Group) -> None:
     others: dict[str, Callable[[Group], object]] = {
         "barrier()": Group.barrier,
-        "all_reduce(float32 (7,), sum, native)": lambda group: on_device(group, 7),
-        "all_reduce(float32 (9,), sum, native)": lambda group: on_device(group, 9),
+        "all_reduce(float32 (7,), sum, native, on a GPU)": lambda group: on_device(group, 7),
+        "all_reduce(float32 (9,), sum, native, on a GPU)": lambda group: on_device(group, 9),
         "all_reduce(float64 (5,), sum, native)": lambda group: group.all_reduce(
             torch.ones(5, dtype=torch.float64)
         ),
@@ -117,7 +206,7 @@ def ranks_that_differ_are_named(world: Group) -> None:
         said = fails(
             (lambda: other(group)) if world.rank else lambda: on_device(group, 5)  # noqa: B023
         )
-        assert "rank 0 calls all_reduce(float32 (5,), sum, native)" in said, said
+        assert "rank 0 calls all_reduce(float32 (5,), sum, native, on a GPU)" in said, said
         assert f"rank 1 calls {name}" in said, said
         assert wire.aborts == 1, name
         assert "no longer travel" in fails(lambda: on_device(group, 5))  # noqa: B023
@@ -140,6 +229,9 @@ def a_lost_rank_is_named(world: Group) -> None:
 def body(world: Group) -> None:
     new_calls_are_agreed_on_first(world)
     known_calls_begin_before_the_others_come(world)
+    known_calls_are_counted_as_others_are(world)
+    what_is_not_usual_takes_the_long_way(world)
+    one_rank_has_it_on_the_host(world)
     ranks_that_differ_are_named(world)
     a_lost_rank_is_named(world)
     print("claims were compared beside", flush=True)

@@ -79,6 +79,38 @@ def refused() -> None:
     assert "a CUDA graph is being captured around a step of an optimizer" in said, said
 
 
+def captured_step() -> None:
+    """One worker alone may capture all of it."""
+    ends = []
+    for capture in (False, True):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)
+        run.distribute(model, optimizer, sync=parse("allreduce"))
+        x, y = batch(0)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=False)  # noqa: B023
+            F.cross_entropy(model(x), y).backward()  # noqa: B023
+            optimizer.step()  # noqa: B023
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # as PyTorch's manual has it
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        if capture:
+            with torch.cuda.graph(graph):
+                step()
+        for _ in range(STEPS):
+            graph.replay() if capture else step()
+        step()  # checked again
+        ends.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+    apart = float((ends[1] - ends[0]).abs().max())
+    assert apart < 1e-9, f"a captured step: {apart} apart"
+
+
 for sync in ("allreduce", "local:every=4", "lagged"):
     expected = weights(sync, as_it_is)
     for prepare in (compiled, graphed):
@@ -87,4 +119,6 @@ for sync in ("allreduce", "local:every=4", "lagged"):
     run.print(f"{sync}: graphs agree")
 if run.size > 1:
     refused()
+else:
+    captured_step()
 run.print("all graphs agree")

@@ -45,7 +45,7 @@ def collectives() -> None:
         )
     average = numbers(500)
     same("average", lambda at: [hvd.allreduce(average.to(at))])
-    same("in place", lambda at: [hvd.allreduce_(average.to(at), op=hvd.Sum)])
+    same("in place", lambda at: [hvd.allreduce_(average.clone().to(at), op=hvd.Sum)])
 
     def waited(at: torch.device | str) -> list[torch.Tensor]:
         handles = [

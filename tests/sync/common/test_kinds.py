@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from farandole.sync.common import kinds as kinds_module
 from farandole.sync.common.kinds import Kinds
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["guards", "none"])
+def has_guards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Of `torch.compile`: a PyTorch may come that has none."""
+    if not request.param:
+        monkeypatch.setattr(kinds_module, "_guards", lambda tensors: None)
+    return bool(request.param)
 
 
 def some() -> list[torch.Tensor | None]:
@@ -52,3 +61,31 @@ def test_a_sparse_one_does_not_pass_for_one_that_is_expanded() -> None:
     assert Kinds(expanded).fit(expanded)
     assert not Kinds(expanded).fit([torch.zeros(3, 4).to_sparse(), torch.zeros(())])
     assert not Kinds(expanded).fit([expanded[0], torch.zeros(()).to_sparse()])
+
+
+def test_where_they_differ_in_nothing_that_matters() -> None:
+    """Guards tell apart more than we do."""
+    kinds = Kinds([torch.ones(3, 4), torch.ones(2), torch.ones(())])
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert kinds.fit(some())
+            assert kinds.fit(some())
+        assert kinds.fit(some())
+        assert kinds.fit([torch.zeros(3, 4, requires_grad=True), *some()[1:]])
+        assert not kinds.fit([torch.zeros(3, 5), *some()[1:]])
+        assert not kinds.fit([None, *some()[1:]])
+
+
+def test_this_pytorch_has_guards(has_guards: bool) -> None:
+    assert (Kinds([torch.ones(3)])._guards is not None) is has_guards
+
+
+def test_guards_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise TypeError("other arguments")
+
+    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", refuses)
+    kinds = Kinds([torch.ones(3)])
+    assert kinds._guards is None
+    assert kinds.fit([torch.zeros(3)])
+    assert not kinds.fit([torch.zeros(4)])

@@ -11,10 +11,9 @@ channels, frames                              messages between two ranks
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from functools import partial
 
 import torch
 
@@ -107,16 +106,18 @@ class SharedMemory(Transport):
         self._rounds.meet()
         self._rounds.require_same(row)
 
-    def begin_agree(self, claim: str) -> Callable[[], None]:
-        """The first half of `agree`, which waits for nobody. What it returns is the second; before
-        that, this transport can do nothing else."""
-        row = self._rounds.claim(claim)
-        self._rounds.signal(0)
-        return partial(self._end_agree, row)
+    def begin_agree(self, claim: str) -> int:
+        """The first half of `agree`, which waits for nobody. `end_agree` wants what it returns;
+        before that, this transport can do nothing else."""
+        rounds = self._rounds
+        claimed = rounds.claim(claim)
+        rounds.signal(0)
+        return claimed
 
-    def _end_agree(self, row: int) -> None:
-        self._rounds.wait(0)
-        self._rounds.require_same(row)
+    def end_agree(self, claimed: int) -> None:
+        rounds = self._rounds
+        rounds.wait(0)
+        rounds.require_same(claimed)
 
     # Collectives
 
