@@ -12,6 +12,7 @@ import click
 from farandole.errors import LaunchError, UserError
 
 if TYPE_CHECKING:
+    from farandole.launch.gpu.sharing import GpuSharing
     from farandole.launch.job import Job, Outcome
     from farandole.launch.placement.placement import Placement
 
@@ -32,8 +33,11 @@ def check_output(option: str, path: Path) -> Path:
     return target
 
 
-def run_placed(job: Job, placement: Placement | None, *outputs: str) -> None:
-    """Runs a benchmark to its end: on this host, or where `placement` says.
+def run_placed(
+    job: Job, placement: Placement | None, *outputs: str, sharing: GpuSharing | None = None
+) -> None:
+    """Runs a benchmark to its end: on this host, there also by workers that share its GPUs, or
+    where `placement` says.
 
     `outputs` are the options by which rank 0 writes files. Raises `UserError` where it would write
     them on another host.
@@ -42,6 +46,11 @@ def run_placed(job: Job, placement: Placement | None, *outputs: str) -> None:
     from farandole.launch.placement.launch import launch_placed
     from farandole.launch.probes.crowding import warn_if_crowded
 
+    if sharing is not None:
+        from farandole.launch.gpu.sharing import launch_sharing
+
+        finish(launch_sharing(sharing, job, launch))
+        return
     if placement is None:
         warn_if_crowded(job.workers, "-n ")
         finish(launch(job))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +15,10 @@ from farandole.cli.bench_data import data
 from farandole.cli.host_options import host_options
 from farandole.cli.options import sync_option
 from farandole.errors import UserError
-from farandole.launch.placement.placement import HostOptions, place
+from farandole.launch.placement.placement import HostOptions, Placement, place
+
+if TYPE_CHECKING:
+    from farandole.launch.gpu.sharing import GpuSharing
 
 
 @click.group()
@@ -34,6 +37,12 @@ bench.add_command(data)
     metavar="N[,N…]",
     help="Number of workers, or several for a scaling study, such as 1,2,4,8. [all slots of the "
     "hosts; on this host one per GPU, or 1]",
+)
+@click.option(
+    "--per-gpu",
+    type=int,
+    metavar="K",
+    help="Number of workers that share each GPU of this host, under MPS.",
 )
 @host_options
 @click.option(
@@ -126,6 +135,7 @@ bench.add_command(data)
 )
 def train(
     workers: str | None,
+    per_gpu: int | None,
     where: HostOptions,
     models: tuple[str, ...],
     sync: tuple[str, ...],
@@ -146,6 +156,7 @@ def train(
     \b
       farandole bench train -n 2 --model resnet18 --image-size 64
       farandole bench train -H node1:4,node2:4 --sync daso
+      farandole bench train --per-gpu 4 --batch-size 16 --precision bf16 --channels-last
       farandole bench train --model resnet50 --batch-size 256 --precision bf16 \\
         --channels-last --compile --bare --json resnet50.json
       farandole bench train -n 1,2,4,8 --model resnet18 --sync allreduce --sync local:every=8 \\
@@ -157,6 +168,11 @@ def train(
     is_study = plot_path is not None or any(
         len(given) > 1 for given in (counts or (), models, sync)
     )
+    if is_study and per_gpu is not None:
+        raise UserError(
+            f"--per-gpu {per_gpu} is for one measurement, and this is a study. Measure each number "
+            "of workers by itself."
+        )
     if is_study:
         paths = (json_path, plot_path)
         _study(counts, where, models, sync, scaling, epoch_images, paths, options)
@@ -170,8 +186,12 @@ def train(
     from farandole.sync import parse
 
     asked = counts[0] if counts else None
-    placement = place(where, asked)
-    count = placement.topology.size if placement else asked or torch.cuda.device_count() or 1
+    placement = place(where, None if per_gpu is not None else asked)
+    sharing = None if per_gpu is None else _sharing(per_gpu, placement, asked)
+    if sharing is not None:
+        count = sharing.workers
+    else:
+        count = placement.topology.size if placement else asked or torch.cuda.device_count() or 1
     strategy = parse(sync[0]) if sync else None
     workload = Workload(model=models[0], **options)
     workload.rehearse()
@@ -193,7 +213,20 @@ def train(
         environment=chosen,
         rank0_owns_terminal=True,  # only rank 0 prints, so its lines need no prefix
     )
-    run_placed(job, placement, *([f"--json {json_path}"] if output else []))
+    outputs = [f"--json {json_path}"] if output else []
+    run_placed(job, placement, *outputs, sharing=sharing)
+
+
+def _sharing(per_gpu: int, placement: Placement | None, workers: int | None) -> GpuSharing:
+    from farandole.launch.gpu.sharing import parse_per_gpu, plan_sharing
+
+    parse_per_gpu(str(per_gpu))
+    if placement is not None and placement.others:
+        raise UserError(
+            f"--per-gpu {per_gpu} and other hosts ({', '.join(placement.others)}): MPS daemons are "
+            "started on this host only. Leave one of the two out."
+        )
+    return plan_sharing(per_gpu, workers=workers)
 
 
 def _study(
