@@ -16,7 +16,7 @@ def test_nccl(job: Job, workers: int) -> None:
     assert f"c10d: all collectives agree on {workers} ranks" in printed
 
 
-@pytest.mark.parametrize("what", ["barrier", "another size"])
+@pytest.mark.parametrize("what", ["barrier", "another size", "on the host"])
 @pytest.mark.usefixtures("shared_nccl")
 def test_ranks_that_differ(job: Job, what: str) -> None:
     assert "all were told" in job("differ.py", what, workers=2)

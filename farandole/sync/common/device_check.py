@@ -13,6 +13,7 @@ operations.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -48,6 +49,12 @@ class DeviceChecks:
         self._events: dict[torch.device, torch.cuda.Event] = {}
         self._kinds: Kinds | None = None  # of the gradients of the last check
         self._places: dict[torch.device, list[int]] = {}
+
+    def __del__(self) -> None:
+        # A kernel that is still to run may write into memory of the host that goes with this.
+        for event in self._events.values():
+            with contextlib.suppress(Exception):
+                event.synchronize()
 
     def start(
         self,
