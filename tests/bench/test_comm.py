@@ -595,6 +595,12 @@ def test_gloo_without_a_process_group() -> None:
         sides.Gloo()
 
 
+def test_on_gpus_no_memory_is_registered() -> None:
+    assert BenchPlan(sizes=(4096,)).memory_used == "registered"
+    assert BenchPlan(sizes=(4096,), memory="plain").memory_used == "plain"
+    assert BenchPlan(sizes=(4096,), device="cuda", against=("nccl",)).memory_used == "gpu"
+
+
 def test_a_plan_survives_its_arguments() -> None:
     plan = BenchPlan(
         sizes=(4096, 60_000), algorithms=("auto", "ring"), against=(), dtype="int8",

@@ -47,7 +47,7 @@ def _measure_size(
     group: Group, plan: BenchPlan, size: int, ours: Sequence[Side], rivals: Sequence[Side]
 ) -> tuple[Row, ...]:
     plain = _memory(plan, size)
-    registered = plan.memory == "registered" and plan.device == "cpu"
+    registered = plan.memory_used == "registered"
     mine = _memory(plan, size) if registered else plain
     with group.register(mine) if registered else nullcontext():
         lanes = [_Lane(group, side, list(mine), plan.timeout_seconds) for side in ours]

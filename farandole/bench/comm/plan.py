@@ -63,6 +63,11 @@ class BenchPlan:
             raise UserError(f"--timeout {self.timeout_seconds:g}: give seconds, above 0.")
 
     @property
+    def memory_used(self) -> str:
+        """The kind of memory in results: on a GPU none is registered, whatever `memory` says."""
+        return self.memory if self.device == "cpu" else "gpu"
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         found = getattr(torch, self.dtype)
         assert isinstance(found, torch.dtype)

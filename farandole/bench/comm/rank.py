@@ -65,11 +65,11 @@ def take_part(
             "environment": environment() | ({"mpi": mpi.library} if mpi else {}),
             "settings": {
                 "dtype": plan.dtype,
-                "memory": plan.memory,
+                "memory": plan.memory_used,
                 "device": plan.device,
                 "repeats": plan.repeats,
             },
-            "rows": [row.record() | {"hosts": hosts, "memory": plan.memory} for row in rows],
+            "rows": [row.record() | {"hosts": hosts, "memory": plan.memory_used} for row in rows],
         }
         if json_path is not None:
             _write(json_path, json.dumps(record, indent=2).encode() + b"\n")
