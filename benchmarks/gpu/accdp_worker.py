@@ -2,6 +2,9 @@
 
 In the same processes and over the same NCCL, two sides take turns: Farandole and PyTorch's DDP (one
 worker alone: and a plain loop, to which both are compared). bf16 autocast, channels-last, SGD.
+
+With `-` for OUT nothing is measured: one worker compiles both sides of each case, so that others
+find what the compiler made in its cache.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -38,7 +42,7 @@ class Side:
     def train(self, images: torch.Tensor, labels: torch.Tensor, steps: int) -> None:
         for _ in range(steps):
             self.optimizer.zero_grad()
-            with torch.autocast("cuda", dtype=torch.bfloat16):
+            with torch.autocast(images.device.type, dtype=torch.bfloat16):
                 loss = F.cross_entropy(self.model(images), labels)
             loss.backward()
             self.optimizer.step()
@@ -60,18 +64,39 @@ def sides_of(run: fd.Run, side: int, compiled: bool) -> dict[str, Side]:
     if run.size == 1:
         sides["plain"] = Side(model, optimizer)
     elif isinstance(carrier, C10d) and carrier.has_nccl:
-        inner: Any = getattr(model, "_orig_mod", model)
-        wrapped: Any = nn.parallel.DistributedDataParallel(
-            inner, device_ids=[run.device.index], gradient_as_bucket_view=True
-        )
-        sides["ddp"] = Side(torch.compile(wrapped) if compiled else wrapped, optimizer)  # type: ignore[arg-type]
+        sides["ddp"] = Side(under_ddp(model, run.device, compiled), optimizer)
     return sides
 
 
-def measure(run: fd.Run, batch: int, side: int, compiled: bool) -> dict[str, Any]:
+def under_ddp(model: nn.Module, device: torch.device, compiled: bool) -> nn.Module:
+    inner: Any = getattr(model, "_orig_mod", model)
+    ids = None if device.index is None else [device.index]
+    wrapped: Any = nn.parallel.DistributedDataParallel(
+        inner, device_ids=ids, gradient_as_bucket_view=True
+    )
+    return torch.compile(wrapped) if compiled else wrapped  # type: ignore[no-any-return]
+
+
+def batch_of(run: fd.Run, batch: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     images = torch.randn(batch, 3, side, side, device=run.device)
     images = images.to(memory_format=torch.channels_last)
-    labels = torch.randint(1000, (batch,), device=run.device)
+    return images, torch.randint(1000, (batch,), device=run.device)
+
+
+def compile_both(run: fd.Run, batch: int, side: int) -> None:
+    """DDP is compiled in pieces, one for each of its buckets: other ones than the whole model."""
+    if not dist.is_initialized():
+        backend = "nccl" if run.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    images, labels = batch_of(run, batch, side)
+    ours = Side(*run.distribute(*fresh(run.device, side, True)))
+    model, optimizer = fresh(run.device, side, False)
+    for each in (ours, Side(under_ddp(model, run.device, True), optimizer)):
+        each.train(images, labels, 2)
+
+
+def measure(run: fd.Run, batch: int, side: int, compiled: bool) -> dict[str, Any]:
+    images, labels = batch_of(run, batch, side)
     sides = sides_of(run, side, compiled)
     torch.cuda.reset_peak_memory_stats()
     for each in sides.values():
@@ -114,6 +139,9 @@ def main() -> None:
     rows = []
     for case in cases:
         batch, side, mode = case.split(",")
+        if out == "-":
+            compile_both(run, int(batch), int(side))
+            continue
         row = measure(run, int(batch), int(side), mode == "compiled")
         rows.append(row)
         run.print(json.dumps({key: value for key, value in row.items() if key != "all"}))
