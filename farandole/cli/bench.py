@@ -40,7 +40,7 @@ bench.add_command(data)
 )
 @click.option(
     "--per-gpu",
-    type=int,
+    type=click.IntRange(min=1),
     metavar="K",
     help="Number of workers that share each GPU of this host, under MPS.",
 )
@@ -186,6 +186,12 @@ def train(
     from farandole.sync import parse
 
     asked = counts[0] if counts else None
+    named = where.hosts or where.hostfile
+    if per_gpu is not None and named:
+        raise UserError(
+            f"--per-gpu {per_gpu} and hosts ({named}): MPS daemons are started on this host only. "
+            "Leave one of the two out."
+        )
     placement = place(where, None if per_gpu is not None else asked)
     sharing = None if per_gpu is None else _sharing(per_gpu, placement, asked)
     if sharing is not None:
@@ -218,13 +224,13 @@ def train(
 
 
 def _sharing(per_gpu: int, placement: Placement | None, workers: int | None) -> GpuSharing:
-    from farandole.launch.gpu.sharing import parse_per_gpu, plan_sharing
+    from farandole.launch.gpu.sharing import plan_sharing
 
-    parse_per_gpu(str(per_gpu))
     if placement is not None and placement.others:
         raise UserError(
-            f"--per-gpu {per_gpu} and other hosts ({', '.join(placement.others)}): MPS daemons are "
-            "started on this host only. Leave one of the two out."
+            f"--per-gpu {per_gpu} in an allocation with other hosts "
+            f"({', '.join(placement.others)}): MPS daemons are started on this host only. Ask for "
+            "one node, or leave --per-gpu out."
         )
     return plan_sharing(per_gpu, workers=workers)
 

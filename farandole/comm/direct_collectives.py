@@ -84,8 +84,10 @@ class DirectCollectives:
         row = tensors[0].shape[1:]
         sent = sum(flat.nbytes for rank, flat in enumerate(flats) if rank != self.rank)
         with self.scopes.enter("all_to_all", sent):
-            where = sorted({text for tensor in tensors for text in self.transport.apart(tensor)})
-            what = [f"{tensors[0].dtype} in rows of {tuple(row)}", *where]
+            what = [
+                f"{tensors[0].dtype} in rows of {tuple(row)}",
+                *self.transport.apart(tensors[0]),
+            ]
             self.transport.agree(f"all_to_all({', '.join(what)})")
             lengths = torch.tensor([tensor.shape[0] if tensor.dim() else 1 for tensor in tensors])
             table = self.transport.all_gather(lengths, [self.size] * self.size)

@@ -261,6 +261,11 @@ class Group:
             raise UserError(
                 f"all_to_all wants one tensor per rank: {self.size}, not {len(tensors)}"
             )
+        devices = sorted({str(tensor.device) for tensor in tensors})
+        if len(devices) > 1:
+            raise UserError(
+                f"all_to_all wants tensors on one device, not on {' and '.join(devices)}."
+            )
         return self._run(lambda: self._direct.all_to_all(tensors))
 
     def barrier(self) -> None:

@@ -26,7 +26,7 @@ from farandole.comm.transports.claims import DisagreementError
 from farandole.errors import FarandoleError
 from farandole.trace.spans import NO_TRACE
 
-_MOST_KNOWN = 4096
+_MOST_KNOWN = 4096  # on this rank: others may forget at another moment, and take longer
 _Kind = tuple[int, torch.dtype, torch.Size, Op]
 
 
@@ -70,14 +70,23 @@ class KnownAllReduces:
         is_plain = tensor.is_contiguous() and not tensor.is_neg()
         if not (is_usual and is_plain and beside.knows(claim)):
             return False
+        if tensor.requires_grad:
+            tensor = tensor.detach()  # as on the long way: what is done here has no gradient
         begun = time.perf_counter()
         meter.activity.begin_wait()
         try:
             beside.repeat(tensor, op, claim)
         except FarandoleError as error:
+            sent = 0
             if isinstance(error, DisagreementError):
                 beside.heard(error.claims)
-            raise (scopes.explain("all_reduce", error) or error) from error
+            better = scopes.explain("all_reduce", error)
+            if better is None:
+                raise
+            raise better from error
+        except BaseException:
+            sent = 0
+            raise
         finally:
             meter.activity.end_wait()
             meter.add_call(begun, sent)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from farandole.comm import Group
 from farandole.comm.meter import ring_bytes
-from farandole.errors import CommError
+from farandole.errors import CommError, UserError
 from farandole.testing import run_world
 from farandole.train import Run
 
@@ -197,6 +197,16 @@ def test_a_rank_that_fails_wakes_one_inside_a_backward_pass(tmp_path: Path) -> N
         run_world(2, body, folder=tmp_path, timeout=timedelta(seconds=60))
     assert len(woken) == 1
     assert "rank 1 failed" in str(woken[0])
+
+
+def test_all_to_all_of_tensors_in_several_places(on_ranks: Any) -> None:
+    def body(group: Group) -> str:
+        with pytest.raises(UserError) as found:
+            group.all_to_all([torch.zeros(2), torch.zeros(2, device="meta")])
+        return str(found.value)
+
+    (said,) = set(on_ranks(2, body))
+    assert said == "all_to_all wants tensors on one device, not on cpu and meta."
 
 
 def test_bytes_and_waiting_are_metered(on_ranks: Any) -> None:

@@ -14,7 +14,8 @@ Averages of gradients make no claims, here or elsewhere. A rank that calls an al
 another is in a backward pass is found out only if the other calls something else next.
 
 A call that is new is agreed on first, because in its first one of a kind NCCL connects: there a
-host waits for the other hosts, which may never come.
+host waits for the other hosts, which may never come. So is one by a schedule of ours, which hosts
+carry out message by message.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class AgreementBeside:
         if claim not in self._known or algorithm != NATIVE:
             self._host.agree(claim)
             self._wire.all_reduce(flat, op, algorithm, None)
-            self._remember(claim)
+            if algorithm == NATIVE:
+                self._remember(claim)
             return
         self.repeat(flat, op, claim)
 

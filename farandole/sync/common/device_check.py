@@ -1,7 +1,7 @@
 """Checks gradients on a device without waiting for the device.
 
-    device    … backward ─ look ─ copy ─ zeros? ─ step ─ forward ─ backward ─ …
-    host      … launches all that, and goes on ………………………… reads the copy, before the next step
+    device    … backward ─ look ─ answer ─ zeros? ─ step ─ forward ─ backward ─ …
+    host      … launches all that, and goes on ………………………… reads the answer, before the next step
 
 Where one gradient is not finite, the device itself replaces all of them by zeros. So no NaN gets
 into the parameters, although the host does not know of it yet. The host reads the answer before the
@@ -13,7 +13,6 @@ operations.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -50,12 +49,6 @@ class DeviceChecks:
         self._kinds: Kinds | None = None  # of the gradients of the last check
         self._places: dict[torch.device, list[int]] = {}
 
-    def __del__(self) -> None:
-        # A kernel that is still to run may write into memory of the host that goes with this.
-        for event in self._events.values():
-            with contextlib.suppress(Exception):
-                event.synchronize()
-
     def start(
         self,
         gradients: Sequence[torch.Tensor],
@@ -68,8 +61,8 @@ class DeviceChecks:
         `kinds` are the gradients', where they are known. Where they are the same object as in the
         last check, what follows from kinds is not worked out again.
         """
-        # Queued in the order of the stream: notes and answers are copied before anything replaces
-        # what they are about, and the step, queued later, sees zeros.
+        # Queued in the order of the stream: notes and answers are on the host before anything
+        # replaces what they are about, and the step, queued later, sees zeros.
         notes = _notes(buckets)
         order: list[int] = []
         answers: list[np.ndarray] = []
@@ -98,7 +91,9 @@ class DeviceChecks:
     def _record(self, device: torch.device) -> torch.cuda.Event:
         """Marks the point in the device's queue after which the answers are on the host."""
         # One for all steps: that of the step before has been waited for.
-        event = self._events.setdefault(device, torch.cuda.Event())
+        event = self._events.get(device)
+        if event is None:
+            event = self._events[device] = torch.cuda.Event()
         event.record(torch.cuda.current_stream(device.index))
         return event
 

@@ -14,6 +14,7 @@ Imported where there is a GPU alone: PyTorch brings Triton along for those.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -144,6 +145,9 @@ class FiniteKernels:
         """None is bad yet. In other memory: somebody may still read what was found before."""
         self._state = torch.zeros(2, dtype=torch.int32, device=self._device)
         self._answers = torch.zeros(self._count + 1, dtype=torch.int32, pin_memory=True)
+        # Never given back: when this object goes, the kernel may still be about to write there. To
+        # wait for it could take for ever, where it stands behind a rank that is lost.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._answers))
         self._found = self._answers.numpy()
         self._shown = self._answers[:-1]
 
@@ -159,7 +163,7 @@ def serving(device: torch.device) -> FiniteKernels | None:
     ill, fine = torch.tensor([[1.0, torch.nan], [1.0, 1.0]], device=device)
     try:
         answers = found.find_and_clear([ill, fine])
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
     except Exception:  # of many kinds, from Triton and from what it calls
         return None
     is_right = answers is not None and answers.tolist() == [1, 0]

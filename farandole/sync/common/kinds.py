@@ -17,6 +17,9 @@ import torch
 _PROPERTIES = [attrgetter(name) for name in ("dtype", "layout", "device", "shape")]
 
 
+_MOST_ATTEMPTS = 4  # to make guards takes as long as some comparisons by lists
+
+
 class _Guards(Protocol):
     def check(self, *tensors: object) -> bool:
         """Whether each is like the one in its place. They are as many."""
@@ -29,6 +32,7 @@ class Kinds:
         self._properties = [list(map(get, tensors)) for get in _PROPERTIES]
         self._strides = list(map(torch.Tensor.stride, tensors))
         self._guards = _guards(tensors)
+        self._attempts = _MOST_ATTEMPTS
 
     def fit(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether all of `tensors` are there, and each is of the kind of the one in its place."""
@@ -46,7 +50,9 @@ class Kinds:
         if list(map(torch.Tensor.stride, tensors)) != self._strides:  # type: ignore[arg-type]
             return False
         # They differ in something else: made under autocast, or with a graph of their own.
-        self._guards = _guards(tensors)  # type: ignore[arg-type]
+        if self._attempts:
+            self._attempts -= 1
+            self._guards = _guards(tensors)  # type: ignore[arg-type]
         return True
 
 

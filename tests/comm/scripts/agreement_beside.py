@@ -19,7 +19,7 @@ import torch
 from worlds import run_world
 
 from farandole.comm import ByDevice, C10d, Group
-from farandole.comm.arithmetic import Op
+from farandole.comm.arithmetic import Op, divide_
 from farandole.comm.transports.base import Transport
 from farandole.errors import CommError
 from farandole.trace.spans import NO_TRACE
@@ -36,6 +36,7 @@ class Wire(C10d):
         self.begun: list[int] = []
         self.aborts = 0
         self.when_begun: Callable[[], None] = int
+        self.divides = False  # as it does after a sum
 
     @property
     def process_group(self) -> None:  # type: ignore[override]
@@ -48,6 +49,8 @@ class Wire(C10d):
     def nccl_all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
         self.begun.append(tensor.numel())
         self.when_begun()
+        if self.divides:
+            divide_(tensor, op, self.size)
 
     def abort_nccl(self) -> None:
         self.aborts += 1
@@ -132,12 +135,14 @@ def what_is_not_usual_takes_the_long_way(world: Group) -> None:
     """Like a call that is known, but for one thing."""
     group, wire = fresh(world)
     plain = on_gpu(6).view(2, 3)
-    for _ in range(2):
-        group.all_reduce(plain)
+    group.all_reduce(plain, algorithm="native")
     assert group._known is not None
     short = group._known.reduce
+    assert short(plain, "sum", "native")  # this one is usual
+    assert short(plain, "sum", "auto")
     apart = torch.ones(2, 6)[:, ::2]
-    mirrored = torch.ones(2, 3, dtype=torch.complex64).conj().imag
+    mirrored = torch._neg_view(torch.ones(2, 3))
+    assert mirrored.is_contiguous()
     assert not short(apart, "sum", "auto")
     assert not short(mirrored, "sum", "auto")
     assert not short(plain, "max", "auto")
@@ -145,16 +150,44 @@ def what_is_not_usual_takes_the_long_way(world: Group) -> None:
     assert not short(plain.double(), "sum", "auto")
     assert not short(plain.view(3, 2), "sum", "auto")
     for tensor in (apart, mirrored):
-        group.all_reduce(tensor)
+        group.all_reduce(tensor, algorithm="native")
     heard: list[str] = []
     group.trace = Heard(heard)
-    group.all_reduce(plain)
+    assert not short(plain, "sum", "auto")
+    group.all_reduce(plain, algorithm="native")
     assert heard == ["all_reduce"]
-    assert wire.begun == [6] * 5
+    assert wire.begun == [6] * 6
     group.trace = NO_TRACE
-    begun = group.start(group.all_reduce, plain)  # in its turn, by the thread that has it
-    begun.wait()
+    # In the background it has its turn already, and the thread that has it is busy.
     assert group.start(lambda: short(plain, "sum", "auto")).wait() is False
+    assert short(plain, "sum", "auto")
+    assert (wire.begun, wire.aborts) == ([6] * 7, 0)
+
+
+def averages_have_no_gradient_of_their_own(world: Group) -> None:
+    """The short way works on the numbers alone, as the long one does."""
+    group, wire = fresh(world)
+    wire.divides = True
+    leaf = torch.ones(4, requires_grad=True)
+    for _ in range(3):
+        group.all_reduce(leaf, "average", algorithm="native")
+        made = leaf * 3
+        before = made.grad_fn
+        group.all_reduce(made, "average", algorithm="native")
+        assert made.grad_fn is before
+    assert leaf.tolist() == [1 / 8] * 4  # the stand-in sums nothing, and halves
+
+
+def a_schedule_is_agreed_on_first(world: Group) -> None:
+    group, wire = fresh(world)
+    for _ in range(2):
+        group.all_reduce(on_gpu(5), algorithm="ring")
+    said = fails(
+        group.barrier if world.rank else lambda: group.all_reduce(on_gpu(5), algorithm="ring")
+    )
+    assert "rank 0 calls all_reduce(float32 (5,), sum, ring, on a GPU)" in said, said
+    assert (wire.begun, wire.aborts) == ([5, 5], 0)
+    on_device(group, 5)  # nothing is broken
 
 
 class Heard:
@@ -203,12 +236,14 @@ def ranks_that_differ_are_named(world: Group) -> None:
         group, wire = fresh(world)
         for count in (5, 7):  # these are known from now on, 9 is not
             on_device(group, count)
+        counted = group.meter.bytes_sent
         said = fails(
             (lambda: other(group)) if world.rank else lambda: on_device(group, 5)  # noqa: B023
         )
         assert "rank 0 calls all_reduce(float32 (5,), sum, native, on a GPU)" in said, said
         assert f"rank 1 calls {name}" in said, said
         assert wire.aborts == 1, name
+        assert group.meter.bytes_sent == counted, "a call that failed has sent nothing"
         assert "no longer travel" in fails(lambda: on_device(group, 5))  # noqa: B023
         assert "no longer travel" in fails(lambda: group.broadcast(on_gpu(5)))  # noqa: B023
         parts = [on_gpu(2), on_gpu(2)]
@@ -231,6 +266,8 @@ def body(world: Group) -> None:
     known_calls_begin_before_the_others_come(world)
     known_calls_are_counted_as_others_are(world)
     what_is_not_usual_takes_the_long_way(world)
+    averages_have_no_gradient_of_their_own(world)
+    a_schedule_is_agreed_on_first(world)
     one_rank_has_it_on_the_host(world)
     ranks_that_differ_are_named(world)
     a_lost_rank_is_named(world)

@@ -42,9 +42,14 @@ def reductions(group: Group) -> None:
                     ],
                     f"all_reduce of {count} {dtype} by {op}",
                 )
-    halves = torch.full((7,), float(group.rank), device=DEVICE)
-    group.all_reduce(halves, "average")
-    assert torch.allclose(halves, torch.full_like(halves, (group.size - 1) / 2))
+    for _ in range(3):  # from the second time on by the short way
+        halves = torch.full((7,), float(group.rank), device=DEVICE, requires_grad=True)
+        tripled = halves * 3
+        group.all_reduce(tripled, "average")
+        assert torch.allclose(tripled, torch.full_like(tripled, 3 * (group.size - 1) / 2))
+        tripled.sum().backward()
+        assert halves.grad is not None
+        assert bool((halves.grad == 3).all())  # an average has no gradient of its own
 
 
 def movements(group: Group) -> None:

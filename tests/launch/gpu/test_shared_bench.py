@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,3 +34,18 @@ def test_workers_that_share_a_gpu(here: GpuMachine, monkeypatch: pytest.MonkeyPa
     error = CliRunner().invoke(commands, [*arguments, "-n", "2"]).exception
     assert isinstance(error, UserError)
     assert "-n 2 and --per-gpu 3" in str(error)
+    done = CliRunner().invoke(commands, ["bench", "train", "--per-gpu", "0"])
+    assert done.exit_code == 2
+    assert "0 is not in the range x>=1" in done.output
+
+
+def test_an_allocation_with_other_hosts(
+    here: GpuMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("localhost\nelsewhere\n")
+    monkeypatch.setenv("PBS_JOBID", "7.pbs")
+    monkeypatch.setenv("PBS_NODEFILE", str(nodes))
+    error = CliRunner().invoke(commands, ["bench", "train", "--per-gpu", "2"]).exception
+    assert isinstance(error, UserError)
+    assert "in an allocation with other hosts (elsewhere)" in str(error)
