@@ -21,7 +21,7 @@ from torch.futures import Future
 from farandole.comm.arithmetic import Op, check_op
 from farandole.comm.collective_scope import CollectiveScope, CollectiveScopes
 from farandole.comm.direct_collectives import DirectCollectives
-from farandole.comm.known_all_reduces import KnownAllReduces
+from farandole.comm.gpu.known_all_reduces import KnownAllReduces
 from farandole.comm.meter import Meter, ring_bytes
 from farandole.comm.process_group import GroupAdapter
 from farandole.comm.queue import Handle, Queue

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from farandole.comm.cuda_graphs import refuse_capture
+from farandole.comm.gpu.cuda_graphs import refuse_capture
 from farandole.errors import UserError
 from farandole.layout import Layout
 from farandole.sync import AllReduce, Strategy

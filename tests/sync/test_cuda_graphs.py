@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import farandole.horovod.torch as hvd
-from farandole.comm import cuda_graphs
+from farandole.comm.gpu import cuda_graphs
 from farandole.errors import UserError
 from farandole.sync import parse
 from farandole.testing import run_world

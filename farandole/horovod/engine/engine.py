@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from farandole.comm.cuda_graphs import refuse_capture
+from farandole.comm.gpu.cuda_graphs import refuse_capture
 from farandole.comm.group import Group
 from farandole.comm.helper import start_helper
 from farandole.comm.transports.messages import PeerLost

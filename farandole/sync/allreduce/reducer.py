@@ -36,7 +36,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from farandole.comm import Group
-from farandole.comm.cuda_graphs import refuse_capture
+from farandole.comm.gpu.cuda_graphs import refuse_capture
 from farandole.sync.allreduce import refusals
 from farandole.sync.allreduce.buckets import Bucket, UnfitGradientError, pack
 from farandole.sync.allreduce.buffer_spread import BufferSpread

@@ -24,6 +24,7 @@ import triton.language as tl
 from farandole.comm.tensors import is_dense
 from farandole.sync.common.kinds import Kinds
 
+_keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
 _BLOCK = 8192
 _WARPS = 8
 _KINDS = {
@@ -147,7 +148,7 @@ class FiniteKernels:
         self._answers = torch.zeros(self._count + 1, dtype=torch.int32, pin_memory=True)
         # Never given back: when this object goes, the kernel may still be about to write there. To
         # wait for it could take for ever, where it stands behind a rank that is lost.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._answers))
+        _keep_for_ever(self._answers)
         self._found = self._answers.numpy()
         self._shown = self._answers[:-1]
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from farandole.comm import Group
-from farandole.comm.cuda_graphs import is_captured
+from farandole.comm.gpu.cuda_graphs import is_captured
 from farandole.comm.tensors import is_finite
 from farandole.errors import DivergedError
 from farandole.sync.allreduce.buckets import Bucket

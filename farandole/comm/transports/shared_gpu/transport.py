@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from farandole.comm.arithmetic import Op, divide_, reduce_into
-from farandole.comm.cuda_graphs import refuse_capture
+from farandole.comm.gpu.cuda_graphs import refuse_capture
 from farandole.comm.transports.base import Transport
 from farandole.comm.transports.c10d import C10d
 from farandole.comm.transports.messages import Message, numbered
