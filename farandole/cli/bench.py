@@ -15,9 +15,10 @@ from farandole.cli.bench_data import data
 from farandole.cli.host_options import host_options
 from farandole.cli.options import sync_option
 from farandole.errors import UserError
-from farandole.launch.placement.placement import HostOptions, Placement, place
+from farandole.launch.placement.placement import HostOptions, place
 
 if TYPE_CHECKING:
+    from farandole.bench.throughput import Workload
     from farandole.launch.gpu.sharing import GpuSharing
 
 
@@ -186,14 +187,8 @@ def train(
     from farandole.sync import parse
 
     asked = counts[0] if counts else None
-    named = where.hosts or where.hostfile
-    if per_gpu is not None and named:
-        raise UserError(
-            f"--per-gpu {per_gpu} and hosts ({named}): MPS daemons are started on this host only. "
-            "Leave one of the two out."
-        )
-    placement = place(where, None if per_gpu is not None else asked)
-    sharing = None if per_gpu is None else _sharing(per_gpu, placement, asked)
+    sharing = None if per_gpu is None else _sharing(per_gpu, where, asked)
+    placement = None if sharing else place(where, asked)
     if sharing is not None:
         count = sharing.workers
     else:
@@ -201,12 +196,7 @@ def train(
     strategy = parse(sync[0]) if sync else None
     workload = Workload(model=models[0], **options)
     workload.rehearse()
-    if workload.precision == "tf32":
-        _check_tf32()
-    if workload.compile:
-        _check_compile()
-    if workload.cuda_graphs:
-        _check_cuda_graphs()
+    _check_machine(workload)
     output = check_output("--json", json_path) if json_path else None
     chosen = {
         environment.SCRIPT: "bench train",
@@ -223,9 +213,17 @@ def train(
     run_placed(job, placement, *outputs, sharing=sharing)
 
 
-def _sharing(per_gpu: int, placement: Placement | None, workers: int | None) -> GpuSharing:
+def _sharing(per_gpu: int, where: HostOptions, workers: int | None) -> GpuSharing:
+    """The GPUs of this host, which is the only one. Raises `UserError`."""
     from farandole.launch.gpu.sharing import plan_sharing
 
+    named = where.hosts or where.hostfile
+    if named:
+        raise UserError(
+            f"--per-gpu {per_gpu} and hosts ({named}): MPS daemons are started on this host only. "
+            "Leave one of the two out."
+        )
+    placement = place(where, None)  # the nodes of a scheduler's job
     if placement is not None and placement.others:
         raise UserError(
             f"--per-gpu {per_gpu} in an allocation with other hosts "
@@ -265,18 +263,23 @@ def _study(
     cells = plan_cells(models, syncs, scalings, counts, workload.batch_size)
     for model, size in dict.fromkeys((cell.curve.model, cell.batch_size) for cell in cells):
         replace(workload, model=model, batch_size=size).rehearse()
-    if workload.precision == "tf32":
-        _check_tf32()
-    if workload.compile:
-        _check_compile()
-    if workload.cuda_graphs:
-        _check_cuda_graphs()
+    _check_machine(workload)
     json_path, plot_path = paths
     if plot_path is not None:
         picture_kind(plot_path, "a scaling study")
     json_file = check_output("--json", json_path) if json_path else None
     plot_file = check_output("--plot", plot_path) if plot_path else None
     measure_scaling(cells, workload, epoch_images, where, json_file, plot_file)
+
+
+def _check_machine(workload: Workload) -> None:
+    """Raises `UserError` where this machine lacks what was asked for."""
+    if workload.precision == "tf32":
+        _check_tf32()
+    if workload.compile:
+        _check_compile()
+    if workload.cuda_graphs:
+        _check_cuda_graphs()
 
 
 def _check_tf32() -> None:

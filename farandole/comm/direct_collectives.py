@@ -86,7 +86,7 @@ class DirectCollectives:
         with self.scopes.enter("all_to_all", sent):
             what = [
                 f"{tensors[0].dtype} in rows of {tuple(row)}",
-                *self.transport.apart(tensors[0]),
+                *self.transport.place_of(tensors[0]),
             ]
             self.transport.agree(f"all_to_all({', '.join(what)})")
             lengths = torch.tensor([tensor.shape[0] if tensor.dim() else 1 for tensor in tensors])
@@ -110,11 +110,13 @@ class DirectCollectives:
             self.transport.exchange([], [(source, flat)])
 
     def _claim(self, what: str, tensor: torch.Tensor, *details: str) -> str:
-        return claim_of(what, tensor, *details, *self.transport.apart(tensor))
+        return claim_of(what, tensor, *details, *self.transport.place_of(tensor))
 
     def _shapes(self, tensor: torch.Tensor) -> list[tuple[int, ...]]:
         """Every rank's shape, when all gather tensors of one dtype."""
-        begin = f"all_gather({' '.join([kind_of(tensor.dtype), *self.transport.apart(tensor)])} ["
+        begin = (
+            f"all_gather({' '.join([kind_of(tensor.dtype), *self.transport.place_of(tensor)])} ["
+        )
         claims = self.transport.share(f"{begin}{', '.join(map(str, tensor.shape))}])")
         for rank, claim in enumerate(claims):
             if not claim.startswith(begin):

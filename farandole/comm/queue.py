@@ -127,8 +127,7 @@ class Queue:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way. Only the thread that starts work can rely on it."""
-        row = self._row
-        return not row.waiting and not row.busy  # as `is_over`: this runs in many collectives
+        return self._row.is_over
 
     def settle(self, seconds: float) -> None:
         """Waits until nothing is under way, but no longer than so many seconds."""

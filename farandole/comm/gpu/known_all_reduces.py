@@ -50,7 +50,7 @@ class KnownAllReduces:
 
     def learn(self, tensor: torch.Tensor, op: Op, algorithm: str) -> None:
         """All ranks have reduced it together, the long way."""
-        where = self._transport.apart(tensor)
+        where = self._transport.place_of(tensor)
         if not where or algorithm not in (AUTO, NATIVE) or tensor.is_complex():
             return
         claim = claim_of("all_reduce", tensor, op, NATIVE, *where)

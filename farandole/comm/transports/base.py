@@ -105,7 +105,7 @@ class Transport(ABC):
         """What really carries such a tensor: by which `auto` chooses, and the trace names it."""
         return self
 
-    def apart(self, tensor: torch.Tensor) -> tuple[str, ...]:
+    def place_of(self, tensor: torch.Tensor) -> tuple[str, ...]:
         """What ranks must agree on besides its kind, in words: where it lies, if that decides how
         it travels."""
         return ()

@@ -66,7 +66,7 @@ class ByDevice(Transport):
     def carrier(self, tensor: torch.Tensor) -> Transport:
         return self._way_of(tensor) or self._host
 
-    def apart(self, tensor: torch.Tensor) -> tuple[str, ...]:
+    def place_of(self, tensor: torch.Tensor) -> tuple[str, ...]:
         return (ON_GPU,) if self._direct is not None and self.is_on_device(tensor) else ()
 
     def _way_of(self, tensor: torch.Tensor) -> Transport | None:
