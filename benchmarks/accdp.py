@@ -68,7 +68,7 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, Any]:
         alone = plain.get((row["batch"], row["side"], row["compiled"]))
         if alone is not None:
             row["times_one_plain_worker"] = row["images_per_second"]["farandole"] / alone
-    ratios = [row["ratio_to_ddp"] for row in rows if "ratio_to_ddp" in row]
+    ratios = [ratio for row in rows for key, ratio in row.items() if key.startswith("ratio_to_ddp")]
 
     def gain(workers: int, batch: int) -> float | None:
         found = [
@@ -102,10 +102,14 @@ def main() -> None:
     compiled = [case for case in cases if case.endswith(",compiled")]
     if compiled:
         compile_beforehand(compiled, options.seconds)
-    rows = [row for n in options.workers for row in run_job(n, cases, options.seconds)]
-    verdict = judge(rows)
-    print(json.dumps(verdict, indent=1))
-    save(options.save, {**verdict, "rows": rows})
+    rows: list[dict[str, Any]] = []
+    try:
+        for workers in options.workers:
+            rows += run_job(workers, cases, options.seconds)
+    finally:  # Ctrl-C: what is measured is kept
+        verdict = judge(rows)
+        print(json.dumps(verdict, indent=1))
+        save(options.save, {**verdict, "rows": rows})
 
 
 if __name__ == "__main__":

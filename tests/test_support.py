@@ -116,7 +116,7 @@ BY_A_SHELL = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable]
 SIGNALLED = """
 import os, signal, sys, time
 def leave(*_):
-    print("left", flush=True)
+    os.write(1, b"left\\n")  # it may come in the middle of the print below
     sys.exit(5)
 signal.signal(signal.SIGTERM, leave)
 print(os.getpid(), os.getppid(), "Preloaded" in str(sys.meta_path), flush=True)

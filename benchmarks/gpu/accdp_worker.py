@@ -1,7 +1,9 @@
 """accdp_worker.py OUT CASE…: one worker of `accdp.py`. A case is `batch,side,eager|compiled`.
 
-In the same processes and over the same NCCL, two sides take turns: Farandole and PyTorch's DDP (one
-worker alone: and a plain loop, to which both are compared). bf16 autocast, channels-last, SGD.
+In the same processes and over the same NCCL, sides take turns: Farandole and PyTorch's DDP (one
+worker alone: and a plain loop). Compiled, DDP takes part twice: as PyTorch's documentation has it,
+`torch.compile(DDP(model))`, which compiles a piece for each bucket, and as `ddp_of_compiled`,
+`DDP(torch.compile(model))`, one graph like ours. bf16 autocast, channels-last, SGD.
 
 With `-` for OUT nothing is measured: one worker compiles both sides of each case, so that others
 find what the compiler made in its cache.
@@ -64,17 +66,17 @@ def sides_of(run: fd.Run, side: int, compiled: bool) -> dict[str, Side]:
     if run.size == 1:
         sides["plain"] = Side(model, optimizer)
     elif isinstance(carrier, C10d) and carrier.has_nccl:
-        sides["ddp"] = Side(under_ddp(model, run.device, compiled), optimizer)
+        if compiled:
+            sides["ddp_of_compiled"] = Side(under_ddp(model, run.device), optimizer)
+            model, optimizer = fresh(run.device, side, False)
+        wrapped = under_ddp(model, run.device)
+        sides["ddp"] = Side(torch.compile(wrapped) if compiled else wrapped, optimizer)  # type: ignore[arg-type]
     return sides
 
 
-def under_ddp(model: nn.Module, device: torch.device, compiled: bool) -> nn.Module:
-    inner: Any = getattr(model, "_orig_mod", model)
+def under_ddp(model: nn.Module, device: torch.device) -> nn.Module:
     ids = None if device.index is None else [device.index]
-    wrapped: Any = nn.parallel.DistributedDataParallel(
-        inner, device_ids=ids, gradient_as_bucket_view=True
-    )
-    return torch.compile(wrapped) if compiled else wrapped  # type: ignore[no-any-return]
+    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
 
 def batch_of(run: fd.Run, batch: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,7 +93,8 @@ def compile_both(run: fd.Run, batch: int, side: int) -> None:
     images, labels = batch_of(run, batch, side)
     ours = Side(*run.distribute(*fresh(run.device, side, True)))
     model, optimizer = fresh(run.device, side, False)
-    for each in (ours, Side(under_ddp(model, run.device, True), optimizer)):
+    theirs: Any = torch.compile(under_ddp(model, run.device))
+    for each in (ours, Side(theirs, optimizer)):
         each.train(images, labels, 2)
 
 
@@ -125,8 +128,7 @@ def measure(run: fd.Run, batch: int, side: int, compiled: bool) -> dict[str, Any
         "all": {n: [round(rate, 1) for rate in s.rates] for n, s in sides.items()},
         "peak_memory_mib": torch.cuda.max_memory_allocated() // 2**20,
     }
-    other = next((name for name in sides if name != "farandole"), None)
-    if other is not None:
+    for other in [name for name in sides if name != "farandole"]:
         pairs = zip(sides["farandole"].rates, sides[other].rates, strict=True)
         found[f"ratio_to_{other}"] = statistics.median(ours / theirs for ours, theirs in pairs)
     return found

@@ -35,6 +35,7 @@ from farandole.train.run import Run
 from farandole.train.run_metrics import versions
 from farandole.train.start import init
 from farandole.worker.gpu_memory import gather_bytes, peak_bytes
+from farandole.worker.out_of_memory import fewer_option, is_out_of_memory, workers_per_gpu
 
 _RATE, _MOMENTUM = 0.01, 0.9
 _EXTRAS = ("channels_last", "compile", "cuda_graphs", "fused")
@@ -285,10 +286,14 @@ def main(arguments: Sequence[str]) -> None:
     run = init(timeout=_TIMEOUT_SECONDS)
     try:
         result = measure(run, workload)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        per_gpu = workers_per_gpu()
+        fewer = f", or fewer workers a GPU: {fewer_option(per_gpu)}" if per_gpu > 1 else ""
         raise FarandoleError(
             f"out of memory: {workload.model} with {workload.batch_size} images per worker does "
-            f"not fit {device_name(run.device)}. Give a smaller --batch-size."
+            f"not fit {device_name(run.device)}. Give a smaller --batch-size{fewer}."
         ) from error
     if run.rank == 0 and len(arguments) > 1:
         path = Path(arguments[1])

@@ -13,6 +13,7 @@ from farandole.bench.ends import check_output, run_placed
 from farandole.cli.bench_comm import comm
 from farandole.cli.bench_data import data
 from farandole.cli.host_options import host_options
+from farandole.cli.job.per_gpu import refuse_allocation, refuse_hosts
 from farandole.cli.options import sync_option
 from farandole.errors import UserError
 from farandole.launch.placement.placement import HostOptions, place
@@ -217,19 +218,8 @@ def _sharing(per_gpu: int, where: HostOptions, workers: int | None) -> GpuSharin
     """The GPUs of this host, which is the only one. Raises `UserError`."""
     from farandole.launch.gpu.sharing import plan_sharing
 
-    named = where.hosts or where.hostfile
-    if named:
-        raise UserError(
-            f"--per-gpu {per_gpu} and hosts ({named}): MPS daemons are started on this host only. "
-            "Leave one of the two out."
-        )
-    placement = place(where, None)  # the nodes of a scheduler's job
-    if placement is not None and placement.others:
-        raise UserError(
-            f"--per-gpu {per_gpu} in an allocation with other hosts "
-            f"({', '.join(placement.others)}): MPS daemons are started on this host only. Ask for "
-            "one node, or leave --per-gpu out."
-        )
+    refuse_hosts(f"--per-gpu {per_gpu}", where)
+    refuse_allocation(f"--per-gpu {per_gpu}", where)
     return plan_sharing(per_gpu, workers=workers)
 
 

@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from torch.futures import Future
 from farandole.comm.arithmetic import Op, check_op
 from farandole.comm.collective_scope import CollectiveScope, CollectiveScopes
 from farandole.comm.direct_collectives import DirectCollectives
+from farandole.comm.gpu.device_average import DeviceAverage
 from farandole.comm.gpu.known_all_reduces import KnownAllReduces
 from farandole.comm.meter import Meter, ring_bytes
 from farandole.comm.process_group import GroupAdapter
@@ -28,6 +30,7 @@ from farandole.comm.queue import Handle, Queue
 from farandole.comm.tensors import batches, flat_view, put_back
 from farandole.comm.transports.base import Transport
 from farandole.comm.transports.by_device import ByDevice
+from farandole.comm.transports.torch_errors import raise_lost
 from farandole.comm.units import Units
 from farandole.errors import UserError
 from farandole.topology import Topology
@@ -127,17 +130,16 @@ class Group:
 
     def average_future(
         self, tensor: torch.Tensor, *, algorithm: str = "auto", last: bool = False
-    ) -> Future[torch.Tensor]:
-        """Starts an average over all ranks in place; the future holds `tensor` when it is done.
+    ) -> Future[torch.Tensor] | DeviceAverage:
+        """Starts an average over all ranks in place. It is there when `wait` on the result returns.
 
         For tensors whose shapes are known to agree, and callers who meter the wait. `last` says
         that the caller has nothing else to do meanwhile: then it is done on return, no thread need
         be woken for it, and what goes wrong, also in those before it, is raised here.
         """
-        work = self.average_on_device(tensor, algorithm)
-        if work is not None:
-            begun: Future[list[torch.Tensor]] = work.get_future()
-            return begun.then(lambda done: done.value()[0])
+        on_device = self._average_on_device(tensor, algorithm)
+        if on_device is not None:
+            return on_device
 
         def average() -> torch.Tensor:
             return self._direct.all_reduce(tensor, "average", algorithm, agreed=True)
@@ -148,10 +150,11 @@ class Group:
         future.set_result(self._queue.unmetered(average))
         return future
 
-    def average_on_device(self, tensor: torch.Tensor, algorithm: str = "auto") -> dist.Work | None:
-        """The same for a tensor on a GPU, by the backend's own collective on its own stream, as DDP
-        does it: what is queued after `wait` comes after it, and the host goes on. None, and nothing
-        begun, where the host is needed: then `average_future` does it."""
+    def _average_on_device(
+        self, tensor: torch.Tensor, algorithm: str = "auto"
+    ) -> DeviceAverage | None:
+        """For a tensor on a GPU, by the backend's own collective on its own stream, as DDP does it.
+        None, and nothing begun, where the host is needed."""
         if not tensor.is_cuda or algorithm not in ("auto", "native"):
             return None
         carrier = self.transport.carrier(tensor)
@@ -163,12 +166,26 @@ class Group:
             options.reduceOp = dist.ReduceOp.AVG  # type: ignore[assignment]
         else:
             tensor.mul_(1.0 / self.size)
-        with self.trace.span(
-            "all_reduce", "comm", bytes=tensor.nbytes, algorithm="native", by="c10d"
-        ):  # the host's side of it: the device goes on by itself
-            work = self.process_group.allreduce([tensor], options)
+        if not self._queue.idle:
+            # What was begun before goes first, on this rank as on the others: a backend takes what
+            # comes for what is next.
+            self._queue.unmetered(lambda: None)
+        fail = partial(self._device_failed, carrier.averages_by_itself)
+        # The host's side of it: the device goes on by itself.
+        with self._scopes.enter("all_reduce", tensor.nbytes, "native", by="c10d"):
+            try:
+                work = self.process_group.allreduce([tensor], options)
+            except RuntimeError as error:
+                fail(error)
         self.meter.add_bytes(ring_bytes(tensor.nbytes, self.size))
-        return work
+        begun = DeviceAverage(work, fail)
+        self.meter.activity.needs_others(begun.done)
+        return begun
+
+    def _device_failed(self, by_nccl: bool, error: RuntimeError) -> NoReturn:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        with self._scopes.enter("all_reduce", 0, traced=False):
+            raise_lost(others, error, self.timeout, nccl=by_nccl)
 
     def register(self, tensor: torch.Tensor) -> AbstractContextManager[object]:
         """Moves the memory of a CPU tensor to where all ranks of this host can reach it.

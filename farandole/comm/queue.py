@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ class Handle(Generic[T]):
         self.future: Future[T] = Future(devices=[torch.cuda.current_device()] if on_gpu else None)
         """For PyTorch's own machinery, such as a DDP communication hook."""
         self._ready: Ready | None = None
+        self._work_and_its_tensors: object = None
         self._meter = meter
         self._ended = threading.Event()
 
@@ -43,17 +45,23 @@ class Handle(Generic[T]):
         result = self.future.wait()
         if self._ready is not None:
             self._ready.wait()
+        self._work_and_its_tensors = None
         return result
 
     def _work(self, work: Callable[[], T]) -> None:
         """On the stream that is current: the result is there when this point of it is reached."""
+        result = work()
+        self._ready = Ready(tensors_in(result))
+        self.future.set_result(result)
+
+    def _run(self, placed: Callable[[], None]) -> None:
+        """`placed` calls `_work` on a stream. Whatever it raises, whoever waits hears of it, and
+        the thread goes on to what is next: a GPU that has failed may say so at any call."""
         try:
-            result = work()
-        except Exception as error:
-            self.future.set_exception(error)  # type: ignore[arg-type]
-        else:
-            self._ready = Ready(tensors_in(result))
-            self.future.set_result(result)
+            placed()
+        except BaseException as error:
+            if not self.future.done():
+                self.future.set_exception(error)  # type: ignore[arg-type]
         finally:
             self._ended.set()
 
@@ -114,7 +122,9 @@ class Queue:
         self, work: Callable[[], T], on: Callable[[Callable[[], None]], Callable[[], None]]
     ) -> Handle[T]:
         handle: Handle[T] = Handle(self._meter)
-        placed = on(lambda: handle._work(work))
+        # A GPU may use what the work was given long after the host has queued it.
+        handle._work_and_its_tensors = work
+        placed = partial(handle._run, on(lambda: handle._work(work)))
         row = self._row
         with row.changed:
             if self._thread is None:
@@ -137,9 +147,7 @@ class Queue:
 
     def in_order(self, work: Callable[[], T]) -> T:
         """Runs `work` after everything started before it: here and now when nothing is."""
-        # Work that runs in the queue's thread and calls a collective has its turn already. To queue
-        # it behind itself would block for ever.
-        if self._thread is not None and threading.current_thread() is self._thread:
+        if self._has_its_turn():
             return work()
         begun = self._meter.begin_wait()
         try:
@@ -157,6 +165,13 @@ class Queue:
             # something.
             if not row.waiting and not row.busy:  # as `idle`: this runs in every collective
                 return work()
+            if self._has_its_turn():
+                return work()
             return self._start(work, as_here)._result()
         finally:
             activity.end_wait()
+
+    def _has_its_turn(self) -> bool:
+        """Work that runs in the queue's thread and calls a collective has its turn already. To
+        queue it behind itself would block for ever."""
+        return self._thread is not None and threading.current_thread() is self._thread

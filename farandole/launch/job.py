@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from farandole.errors import UserError
+from farandole.errors import LaunchError, UserError
 from farandole.worker.failure import Failure
 from farandole.worker.grace import DEFAULT_SECONDS
 from farandole.worker.run_report import RunReport
@@ -40,8 +40,8 @@ class Job:
     stall_seconds: float | None = None  # without a step, then a worker is named; see `stall_watch`
     stall_kill: bool = False  # and is ended
     grace_seconds: float = DEFAULT_SECONDS  # between SIGTERM and SIGKILL
-    # Called some 20 times a second, in the launcher, for what the workers cannot do without. What
-    # it raises ends the job.
+    # Called some 20 times a second, in the launcher, for what the workers cannot do without. It
+    # raises `LostResourceError`, which ends this attempt.
     check: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
@@ -73,6 +73,16 @@ class Job:
                 f"restarts={self.restarts}: only in a tolerant job is one worker started again; "
                 "in others all stop together."
             )
+
+
+class LostResourceError(LaunchError):
+    """What all workers of a job need has ended under them; `how` says so without a next step."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"{how}. Start the job again, or let --restarts do that.")
+        self.how = how
+        self.report: RunReport | None = None
+        """Of the run, as in `Outcome`."""
 
 
 @dataclass(frozen=True)

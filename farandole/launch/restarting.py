@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from farandole.environment import ATTEMPT, CHECKPOINT, NAME
 from farandole.errors import LaunchError
-from farandole.launch.job import Job, Outcome
+from farandole.launch.job import Job, LostResourceError, Outcome
 from farandole.launch.messages import tell
 from farandole.launch.outcome_text import name_of_worker
 from farandole.launch.policies.elastic.restarts import Restarts
@@ -107,10 +107,16 @@ class _Attempts:
         return replace(self._job, environment=variables)
 
     def survive(self, error: LaunchError) -> bool:
-        """Whether to try again: not at first, when something may be wrong with the command."""
-        if self._begun == 1 or not self._restarts.left:
+        """Whether to try again: not at first, when something may be wrong with the command, unless
+        the workers had what they needed, and lost it."""
+        had_all = isinstance(error, LostResourceError)
+        if not self._restarts.left or (self._begun == 1 and not had_all):
             return False
-        tell(f"{error}")
+        if isinstance(error, LostResourceError):
+            self._take_in(error.report)
+            tell(error.how)
+        else:
+            tell(f"{error}")
         tell(f"{self._next_start()}, {self._origin()}")
         self._restarts.note_failure()
         return True

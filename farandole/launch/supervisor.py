@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from farandole.launch.job import Outcome
+from farandole.launch.job import LostResourceError, Outcome
 from farandole.launch.policies.base import Policy
 from farandole.launch.worker_pool import WorkerPool
 from farandole.worker.signals import signals_noted, warnings_passed_on
@@ -55,6 +55,9 @@ def supervise(pool: WorkerPool, policy: Policy) -> Outcome:
             if outcome.stopped_by == "SIGINT":
                 pool.mark_interrupted()
             kept = outcome.stopped_by is None and bool(outcome.failure or outcome.lost)
+        except LostResourceError as error:
+            error.report = pool.report()
+            raise
         finally:
             pool.stop(received)
             pool.close(keep_logs=kept)

@@ -19,7 +19,7 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from farandole.environment import ACTIVITY
 STACK_SIGNAL = signal.SIGUSR2
 """On which a worker writes its stack, unless the script has a use for that signal itself."""
 
+_LOOK_SECONDS = 0.25
 _FORMAT = b"activity"
 _ALL = struct.Struct("=8sQdQQ")
 _STEPS = struct.Struct("=Qd")
@@ -47,6 +48,10 @@ class Activity:
     def end_wait(self) -> None:
         """Not any more."""
 
+    def needs_others(self, is_over: Callable[[], bool]) -> None:
+        """A GPU waits for other ranks in the background until `is_over`, and so does whoever waits
+        for that GPU, without a word to us. What was told before is over when this is."""
+
 
 NO_ACTIVITY = Activity()
 
@@ -64,6 +69,8 @@ class SharedActivity(Activity):
         self._lock = threading.Lock()
         self._steps = 0
         self._waits = 0
+        self._is_over: Callable[[], bool] = lambda: True
+        self._looker: threading.Thread | None = None
         _ALL.pack_into(self._memory, 0, _FORMAT, 0, time.monotonic(), 0, prints_stacks)
 
     def step(self) -> None:
@@ -77,6 +84,23 @@ class SharedActivity(Activity):
 
     def end_wait(self) -> None:
         self._count_waits(-1)
+
+    def needs_others(self, is_over: Callable[[], bool]) -> None:
+        self._is_over = is_over
+        if self._looker is None:
+            self._looker = threading.Thread(target=self._look, name="activity", daemon=True)
+            self._looker.start()
+
+    def _look(self) -> None:
+        waits = False
+        while True:
+            waited = waits
+            try:
+                waits = not self._is_over()
+            except RuntimeError:  # of a collective that was aborted
+                waits = False
+            self._count_waits(int(waits) - int(waited))
+            time.sleep(_LOOK_SECONDS)
 
     def _count_waits(self, more: int) -> None:
         with self._lock:  # several threads may wait at once

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import stat
@@ -17,7 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "farandole-"
+SOCKETS = "mps"
 _LOCK = "launcher.lock"
+# A Unix socket's path has at most 107 bytes, of which the names of our folders and of the daemon's
+# sockets in them take up to 59.
+_LONGEST_FOR_SOCKETS = 48
+_SHORT = Path("/tmp")
 
 
 class OwnedFolder:
@@ -47,10 +53,18 @@ class OwnedFolder:
         self._lock = None
 
 
+def folder_for_sockets(temporary: Path | None = None) -> Path:
+    """The temporary folder, or where that has too long a path for sockets, /tmp."""
+    folder = Path(tempfile.gettempdir()) if temporary is None else temporary
+    return folder if len(os.fsencode(folder)) <= _LONGEST_FOR_SOCKETS else _SHORT
+
+
 def own_folders(temporary: Path | None = None) -> Iterator[Path]:
     """The folders of this user's jobs, those of living ones among them. Links are no folders."""
     folder = Path(tempfile.gettempdir()) if temporary is None else temporary
-    for path in folder.glob(f"{PREFIX}*-*"):
+    short = folder_for_sockets(folder)
+    sockets = short.glob(f"{PREFIX}{SOCKETS}-*") if short != folder else ()
+    for path in itertools.chain(folder.glob(f"{PREFIX}*-*"), sockets):
         with contextlib.suppress(OSError):  # removed meanwhile
             found = path.lstat()
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():

@@ -10,6 +10,7 @@ from farandole.comm.gpu.cuda_graphs import refuse_capture
 from farandole.errors import UserError
 from farandole.layout import Layout
 from farandole.sync import AllReduce, Strategy
+from farandole.sync.common.foreign_parameters import ForeignParameters
 from farandole.sync.common.wrappers import refuse_wrapped, refuse_wrapper_around
 from farandole.system.activity import NO_ACTIVITY
 from farandole.train.checkpoint.saver import WholeSaver
@@ -27,6 +28,7 @@ def distribute_whole(
     The command line's strategy wins over `sync`. Raises `UserError` for what cannot be distributed
     as a whole, before anything is changed.
     """
+    _require_kinds(model, optimizer)
     if session.rank == 0:
         check_writable(session.folder)
     if session.models.has(model):
@@ -57,12 +59,39 @@ def distribute_whole(
     session.models.add(synchronizer, saver)
     if session.size > 1:
         refuse_wrapper_around(synchronizer.model)
+        # Servers keep whatever the optimizer has. Other strategies may say more of it themselves:
+        # their hooks come before.
+        if optimizer is not None and not strategy.needs_servers:
+            foreign = ForeignParameters(optimizer, session.models.each)
+            look = torch.compiler.disable(lambda *_: foreign.refuse())
+            optimizer.register_step_pre_hook(look)
     if session.watch is not None:
         session.watch.follow(synchronizer.model, optimizer)
     activity = session.group.meter.activity
     if optimizer is not None and activity is not NO_ACTIVITY:
-        optimizer.register_step_post_hook(lambda *_: activity.step())
+        optimizer.register_step_post_hook(torch.compiler.disable(lambda *_: activity.step()))
     return synchronizer.model
+
+
+def _require_kinds(model: object, optimizer: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"run.distribute wants a model, a torch.nn.Module, and was given {_kind(model)}. Call "
+            "it once for each model."
+        )
+    # A subclass that has not called its parent's __init__ has no hooks.
+    is_whole = isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks")
+    if optimizer is not None and not is_whole:
+        raise UserError(
+            "run.distribute wants a torch.optim.Optimizer with its hooks, and was given "
+            f"{_kind(optimizer)}. Of a wrapper, give the optimizer inside, and wrap it afterwards. "
+            "Of several optimizers, give one, and the states of the others to "
+            "run.save(other=other.state_dict())."
+        )
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _refuse_captured_step(*_: object) -> None:

@@ -41,8 +41,11 @@ class DistributedModels:
         self.synchronizers.append(synchronizer)
         self.savers.append(saver)
 
+    def each(self) -> Iterator[nn.Module]:
+        return (known.model for known in self.synchronizers)
+
     def has(self, model: nn.Module) -> bool:
-        return any(known.model is model for known in self.synchronizers)
+        return any(known is model for known in self.each())
 
     def synchronizer_of(self, model: nn.Module) -> Synchronizer:
         for known in self.synchronizers:

@@ -168,12 +168,28 @@ def pick_device(
 ) -> tuple[torch.device, int]:
     """A GPU for each rank, as far as they go, and the most ranks that share one on this host.
 
-    With `--per-gpu K` the first K ranks of a host are on its first GPU, and so on.
+    With `--per-gpu K` the first K ranks of a host are on its first GPU, and so on. Raises
+    `UserError` where torch sees other GPUs than the launcher has counted.
     """
     count = torch.cuda.device_count()
-    if count == 0:
-        return torch.device("cpu"), 1
     asked = environ.get(PER_GPU)
+    if count == 0:
+        if asked and assignment.local_rank == 0:
+            built = torch.version.cuda
+            why = f"was built for CUDA {built}" if built else "was built without CUDA"
+            warnings.warn(
+                f"--per-gpu {asked}: torch {torch.__version__} finds no GPU ({why}), and all "
+                "workers train on CPUs. Install a torch for CUDA, or ask `farandole doctor`.",
+                stacklevel=3,
+            )
+        return torch.device("cpu"), 1
+    if asked and assignment.local_size != int(asked) * count:
+        raise UserError(
+            f"--per-gpu {asked}: {assignment.local_size} workers were started on this host, and "
+            f"torch sees {count} GPU(s) here, which makes {int(asked) * count}. If the MPS daemon "
+            "is your own, it shows other GPUs than the launcher counts: name those that it serves, "
+            f"as in CUDA_VISIBLE_DEVICES={','.join(map(str, range(count)))}."
+        )
     together = -(-assignment.local_size // count)
     if asked is None and together > 1 and assignment.local_rank == 0:
         warnings.warn(

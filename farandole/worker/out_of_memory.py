@@ -10,7 +10,10 @@ from typing import Any
 from farandole.environment import LAYOUT, PER_GPU
 
 _GIB = 2**30
+_WHOLE = "whole"  # the layout that cuts nothing
 _CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+# Of libraries that PyTorch calls. It raises a plain RuntimeError, so the text is all there is.
+_STATUSES = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -25,14 +28,24 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         code = getattr(error, "error_code", None)
         if isinstance(error, torch.AcceleratorError) and code == _CUDA_OUT_OF_MEMORY:
             return True
+        if _is_of_a_library(torch, error):
+            return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
 
 
+def _is_of_a_library(torch: Any, error: BaseException) -> bool:
+    if not isinstance(error, RuntimeError):
+        return False
+    said = str(error)
+    is_nccl = isinstance(error, getattr(torch.distributed, "DistBackendError", ()))
+    return any(status in said for status in _STATUSES) or (is_nccl and "out of memory" in said)
+
+
 def explain_out_of_memory(environ: Mapping[str, str] = os.environ) -> str:
     """In the worker that ran out: figures, if the GPU still gives them, and the next steps."""
-    per_gpu = _per_gpu(environ)
+    per_gpu = workers_per_gpu(environ)
     figures = _figures(sys.modules["torch"], per_gpu)
     return f"{figures} {_advice(per_gpu, environ.get(LAYOUT))}"
 
@@ -61,9 +74,8 @@ def _advice(per_gpu: int, layout: str | None) -> str:
         "precision=torch.bfloat16 in run.trainer, or torch.autocast",
     ]
     if per_gpu > 1:
-        fewer = "1" if per_gpu == 2 else f"{per_gpu // 2}"
-        ways.insert(0, f"fewer workers a GPU (--per-gpu {fewer})")
-    if not layout:
+        ways.insert(0, f"fewer workers a GPU ({fewer_option(per_gpu)})")
+    if layout in (None, "", _WHOLE):
         ways += [
             "the model cut over GPUs (--layout stages=2,microbatches=4, with run.trainer)",
             "for large images their tiles (--layout tiles=2x1)",
@@ -73,7 +85,12 @@ def _advice(per_gpu: int, layout: str | None) -> str:
     return f"What takes less: {'; '.join(ways)}."
 
 
-def _per_gpu(environ: Mapping[str, str]) -> int:
+def fewer_option(per_gpu: int) -> str:
+    """What to try next, of `--per-gpu`."""
+    return f"--per-gpu {(per_gpu + 1) // 2}"
+
+
+def workers_per_gpu(environ: Mapping[str, str] = os.environ) -> int:
     said = environ.get(PER_GPU, "")
     return int(said) if said.isdecimal() else 1
 

@@ -10,6 +10,7 @@ import statistics
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -209,7 +210,23 @@ def test_out_of_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> N
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
 
     monkeypatch.setattr(throughput, "measure", too_much)
-    with pytest.raises(FarandoleError, match=r"mlp with 2 images per worker .* smaller --batch"):
+    with pytest.raises(
+        FarandoleError, match=r"mlp with 2 images per worker .* smaller --batch-size\.$"
+    ):
+        throughput.main([format_options(small())])
+    monkeypatch.setenv("FARANDOLE_PER_GPU", "2")
+    monkeypatch.setattr(throughput, "init", lambda **_: SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(throughput, "device_name", str)
+    with pytest.raises(FarandoleError, match=r"-size, or fewer workers a GPU: --per-gpu 1\.$"):
+        throughput.main([format_options(small())])
+
+
+def test_another_error_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(run: object, workload: Workload) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(throughput, "measure", fail)
+    with pytest.raises(RuntimeError, match="no luck"):
         throughput.main([format_options(small())])
 
 

@@ -54,6 +54,7 @@ def test_work_may_call_what_waits_for_the_queue() -> None:
     """A collective that is made of others, run in the background."""
     queue = Queue(Meter())
     assert queue.start(lambda: queue.in_order(lambda: queue.in_order(lambda: 7))).wait() == 7
+    assert queue.start(lambda: queue.unmetered(lambda: queue.unmetered(lambda: 8))).wait() == 8
 
 
 def test_a_failure_is_raised_by_wait_every_time_and_the_queue_goes_on() -> None:
@@ -73,6 +74,42 @@ def test_a_failure_is_raised_by_wait_every_time_and_the_queue_goes_on() -> None:
     threading.Timer(0.01, go.set).start()
     with pytest.raises(KeyError, match="lost"):
         queue.in_order(fail)  # behind what is under way
+
+
+def test_errors_around_the_work_are_raised_by_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that has failed says so at the next call of CUDA, whichever that is."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    queue = Queue(Meter())
+    monkeypatch.setattr("farandole.comm.queue.Ready", fail)
+    behind = queue.start(lambda: 1)
+    with pytest.raises(RuntimeError, match="device-side"):
+        behind.wait()
+    monkeypatch.undo()
+    monkeypatch.setattr(queue._side_streams, "apart", lambda work: fail)
+    before = queue.start(lambda: 1)
+    with pytest.raises(RuntimeError, match="device-side"):
+        before.wait()
+    monkeypatch.undo()
+    assert queue.start(lambda: 2).wait() == 2  # the thread lives
+    assert queue.in_order(lambda: 3) == 3
+
+
+def test_what_the_work_was_given_stays_until_it_is_waited_for() -> None:
+    """The memory of a tensor must not be given away while a GPU may still read it."""
+    queue = Queue(Meter())
+    tensor = torch.zeros(3)
+    seen = weakref.ref(tensor)
+    handle = queue.start(lambda held=tensor: len(held))
+    queue.start(lambda: None).wait()  # so that the thread is past it
+    del tensor
+    gc.collect()
+    assert seen() is not None
+    handle.wait()
+    gc.collect()
+    assert seen() is None
 
 
 def test_a_result_is_let_go_with_its_handle() -> None:

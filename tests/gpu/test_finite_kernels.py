@@ -35,7 +35,7 @@ def test_one_number_anywhere(dtype: torch.dtype, ill: float) -> None:
             given[place][at] = ill
             answer = found.find_and_clear(given)  # type: ignore[attr-defined]
             torch.cuda.synchronize()
-            assert answer.tolist() == [int(n == place) for n in range(len(SIZES))]
+            assert answer.tolist() == [int(n == place) for n in range(len(SIZES))] + [1]
             assert not any(bool(each.any()) for each in given)
     given = [each * torch.finfo(dtype).max for each in gradients(dtype)]
     answer = found.find_and_clear(given)  # type: ignore[attr-defined]
@@ -51,7 +51,7 @@ def test_layouts_of_memory() -> None:
     weight[3, 2, 1, 0] = torch.nan
     answer = found.find_and_clear([weight, behind[:0]])  # type: ignore[attr-defined]
     torch.cuda.synchronize()
-    assert answer.tolist() == [1, 0]
+    assert answer.tolist() == [1, 0, 1]
     assert not weight.any()
     assert behind.isnan().all()
     gaps = torch.ones(4, 4, device=CUDA)[:, 1:3]
@@ -70,8 +70,27 @@ def test_many_blocks_and_several_bad_gradients() -> None:
             given[place][-1 - step] = torch.nan
         answer = found.find_and_clear(given)  # type: ignore[attr-defined]
         torch.cuda.synchronize()
-        assert answer.tolist() == [int(place in ill) for place in range(40)]
+        assert answer.tolist() == [*(int(place in ill) for place in range(40)), int(bool(ill))]
         assert all(bool(each.any() if not ill else not each.any()) for each in given)
+
+
+def test_launched_again_elsewhere() -> None:
+    """Later launches skip what Triton works out: gradients anywhere, on any stream."""
+    found = kernels()
+    kept = []
+    side = torch.cuda.Stream()
+    for step in range(6):
+        kept.append(gradients(torch.float32))  # memory that was not used before
+        if step == 5:
+            kept[-1][3][8191] = torch.nan
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side if step % 2 else torch.cuda.current_stream()):
+            answer = found.find_and_clear(kept[-1])  # type: ignore[attr-defined]
+        torch.cuda.synchronize()
+        assert answer.tolist() == ([0, 0, 0, 1, 0, 0, 1] if step == 5 else [0] * 7)
+        assert found._launch is not None  # type: ignore[attr-defined]
+    assert all(bool(each.all()) for given in kept[:5] for each in given)
+    assert not any(bool(each.any()) for each in kept[5])
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["kernels", "operations"])

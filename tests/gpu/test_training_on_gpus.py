@@ -21,6 +21,11 @@ STRATEGIES = (
     "lagged",
     "daso",
 )
+REMEMBER = (
+    "lagged:first=0,last=0.5,steps=2",
+    "local:every=3,momentum=0.5,codec=int8",
+    "diloco:every=4",
+)
 LAYOUTS = (
     (2, "stages=2,microbatches=4"),
     (2, "stages=2,microbatches=4,schedule=zero-bubble"),
@@ -58,6 +63,24 @@ def require_alike(
     assert set(expected) == set(found) == set(strategies)
     for name in strategies:
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("strategy", REMEMBER)
+def test_from_a_checkpoint(job: Job, tmp_path: Path, strategy: str) -> None:
+    found = []
+    for place in ("cpu", "gpu"):
+        kept = tmp_path / f"{place}.npy"
+        for part in ("half of it", "all of it"):
+            assert part in job(
+                "resumed.py",
+                str(kept),
+                strategy,
+                workers=2,
+                options=f"--name {place}",
+                cpu=place == "cpu",
+            )
+        found.append(np.load(kept))
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-9)
 
 
 def test_horovod_s_names(job: Job) -> None:

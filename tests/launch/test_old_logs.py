@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,18 @@ import pytest
 from farandole.launch.job import Job
 from farandole.launch.job_directory import JobDirectory
 from farandole.launch.old_logs import LOGS, remove_old_folders
-from farandole.system.owned_folders import OwnedFolder
+from farandole.system import owned_folders
+from farandole.system.owned_folders import SOCKETS, OwnedFolder, folder_for_sockets
 
 WEEK = 7 * 86400.0
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short path: beside a long one, /tmp is looked at too."""
+    with tempfile.TemporaryDirectory(prefix="fd-") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 def age(folder: Path, seconds: float) -> None:
@@ -58,6 +63,25 @@ def test_a_job_that_lives_keeps_its_folder_however_quiet_it_is(temporary: Path) 
     logs.close(keep=True)
     age(logs.path, 2 * WEEK)
     assert remove_old_folders() == [logs.path]
+
+
+def test_sockets_that_a_killed_job_left_where_paths_are_short(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = temporary / ("x" * 60)
+    short = temporary / "short"
+    for folder in (deep, short):
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.setattr(owned_folders, "_SHORT", short)
+    assert folder_for_sockets() == short
+    alive = OwnedFolder(SOCKETS, parent=short)
+    left = OwnedFolder(SOCKETS, parent=short)
+    fcntl.flock(left._lock, fcntl.LOCK_UN)  # as the kernel does when its owner is killed
+    assert remove_old_folders() == [left.path]
+    assert alive.path.exists()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert folder_for_sockets() == temporary
 
 
 def test_what_is_not_ours_is_left_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

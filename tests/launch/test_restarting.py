@@ -14,7 +14,7 @@ import pytest
 
 from farandole.environment import ATTEMPT, NAME
 from farandole.errors import LaunchError
-from farandole.launch.job import Job, Outcome
+from farandole.launch.job import Job, LostResourceError, Outcome
 from farandole.launch.policies.elastic import restarts
 from farandole.launch.probes.problems import UnfitHostsError
 from farandole.launch.restarting import launch_with_restarts
@@ -258,6 +258,24 @@ def test_workers_that_cannot_be_started_are_tried_again_but_not_at_first() -> No
     assert run(9, launch) == DONE
     with pytest.raises(LaunchError, match="node2"):
         run(1, Attempts(KILLED, gone))
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_daemon_that_the_workers_had_and_lost_is_survived_at_first_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lost = LostResourceError("the MPS daemon has ended")
+    early = LostResourceError("the MPS daemon has ended")
+    lost.report = at(9, 4).report
+    launch = Attempts(early, lost, lost, DONE)
+    assert run(9, launch) == DONE
+    shown = capsys.readouterr().err
+    assert "(1 of 9 restarts), from the beginning: no worker had come through fd.init()" in shown
+    assert "(2 of 9 restarts), from runs/x/checkpoints/000004" in shown
+    assert "(3 of 9 restarts), from runs/x/checkpoints/000004" in shown
+    assert "Start the job again" not in shown
+    with pytest.raises(LostResourceError, match="Start the job again, or let --restarts do that"):
+        run(1, Attempts(lost, lost))
 
 
 @pytest.mark.usefixtures("no_pauses")

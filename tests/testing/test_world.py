@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,6 +18,16 @@ from farandole.sync import AllReduce
 from farandole.testing import run_world
 from farandole.topology import Topology
 from farandole.train import Run
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
+
+LOOKS_FOR_IMPORTS = """
+import sys
+from pathlib import Path
+from farandole.testing import run_world
+print(run_world(2, lambda run: "torch._dynamo" in sys.modules, folder=Path("runs")))
+"""
 
 
 def test_each_rank_knows_its_place(tmp_path: Path) -> None:
@@ -116,6 +127,13 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="all of us"):
         run_world(4, body, folder=tmp_path)
     assert threading.active_count() == before
+
+
+def test_no_rank_imports_what_registers_operators(sandbox: Sandbox) -> None:
+    """In the middle of other ranks' work that has ended processes by a segmentation fault."""
+    script = sandbox.script("world.py", LOOKS_FOR_IMPORTS)
+    done = sandbox.python(script)
+    assert done.stdout == "[True, True]\n", done.stderr
 
 
 def test_worlds_do_not_meet(tmp_path: Path) -> None:

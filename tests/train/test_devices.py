@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from farandole.errors import UserError
 from farandole.train.start import pick_device
 from farandole.worker.environment import RankAssignment
 
@@ -36,6 +37,22 @@ def test_more_workers_than_gpus_share_and_are_told_once(chosen: list[torch.devic
     last = pick_device(RankAssignment("farandole", 2, 3, 2, 3))  # a warning would be an error here
     assert first == last == (torch.device("cuda", 0), 2)
     assert chosen == [torch.device("cuda", 0)] * 2
+
+
+def test_a_torch_that_sees_other_gpus_than_the_launcher(chosen: list[torch.device]) -> None:
+    environ = {"FARANDOLE_PER_GPU": "2"}
+    with pytest.raises(UserError, match=r"8 workers were .* sees 2 GPU\(s\) here, which makes 4"):
+        pick_device(RankAssignment("farandole", 5, 8, 5, 8), environ)
+    assert chosen == []
+
+
+def test_a_torch_that_sees_no_gpus_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    environ = {"FARANDOLE_PER_GPU": "2"}
+    with pytest.warns(UserWarning, match=r"--per-gpu 2: torch .* finds no GPU"):
+        first = pick_device(RankAssignment("farandole", 0, 2, 0, 2), environ)
+    last = pick_device(RankAssignment("farandole", 1, 2, 1, 2), environ)  # would be an error here
+    assert first == last == (torch.device("cpu"), 1)
 
 
 def test_so_many_a_gpu_sit_side_by_side(chosen: list[torch.device]) -> None:

@@ -39,6 +39,14 @@ def test_which_errors_are_meant() -> None:
     context.error_code = 2  # as PyTorch sets it
     assert is_out_of_memory(context)
     assert not is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `c`"))
+    assert is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
+    assert not is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"))
+    assert not is_out_of_memory(ValueError("CUBLAS_STATUS_ALLOC_FAILED"))
+    said = "NCCL error … Last error:\nCuda failure 2 'out of memory'"
+    assert is_out_of_memory(torch.distributed.DistBackendError(said))
+    assert not is_out_of_memory(torch.distributed.DistBackendError("NCCL error … remote process"))
+    assert not is_out_of_memory(RuntimeError(said))
     assert not is_out_of_memory(None)
 
 
@@ -63,6 +71,16 @@ def test_figures_and_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "share" not in cut
     assert "--layout" not in cut
     assert "more microbatches or more tiles than stages=2,microbatches=4" in cut
+
+
+@pytest.mark.parametrize(("workers", "fewer"), [(2, 1), (3, 2), (4, 2), (5, 3), (8, 4)])
+def test_fewer_workers_are_not_fewer_than_need_be(workers: int, fewer: int) -> None:
+    said = explain_out_of_memory({"FARANDOLE_PER_GPU": str(workers)})
+    assert f"fewer workers a GPU (--per-gpu {fewer});" in said
+
+
+def test_a_layout_that_cuts_nothing() -> None:
+    assert explain_out_of_memory({"FARANDOLE_LAYOUT": "whole"}) == explain_out_of_memory({})
 
 
 def test_a_broken_context_gives_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import click
 
+from farandole.environment import GPU_TRIAL, PER_GPU
 from farandole.errors import UserError
 from farandole.worker.signals import Stopped, exit_code_of
 
@@ -51,14 +53,16 @@ def check_per_gpu(options: Options) -> None:
     from farandole.launch.gpu.sharing import check_threads, parse_per_gpu
 
     given = f"--per-gpu {options.per_gpu}"
-    is_auto = parse_per_gpu(options.per_gpu) is None
+    per_gpu = parse_per_gpu(options.per_gpu)
+    is_auto = per_gpu is None
     check_threads(options.gpu_threads)
-    named = options.where.hosts or options.where.hostfile
-    if named:
+    # A trial of one worker goes with others that are limited.
+    if per_gpu == 1 and options.gpu_threads is not None and GPU_TRIAL not in os.environ:
         raise UserError(
-            f"{given} and hosts ({named}): MPS daemons are started on this host only. Leave the "
-            "hosts out, or --per-gpu: then each worker on them has a GPU of its own."
+            f"--gpu-threads {options.gpu_threads:g} and {given}: one worker has its GPU for "
+            "itself, and is not limited. Leave --gpu-threads out."
         )
+    refuse_hosts(given, options.where)
     if options.horovod:
         raise UserError(
             f"{given} with --horovod: such scripts choose their GPU by hvd.local_rank(), which "
@@ -95,10 +99,12 @@ def _refuse_elastic(options: Options, given: str) -> None:
 def find_sharing(options: Options) -> GpuSharing | None:
     """The GPUs that the workers share; None: without --per-gpu. Raises `UserError`."""
     if options.per_gpu is None:
+        # This launcher may be a worker of a job with --per-gpu, and its own workers are not.
+        os.environ.pop(PER_GPU, None)
         return None
     from farandole.launch.gpu.sharing import parse_per_gpu, plan_sharing
 
-    _refuse_allocation(options)
+    refuse_allocation(f"--per-gpu {options.per_gpu}", options.where)
     per_gpu = parse_per_gpu(options.per_gpu)
     assert per_gpu is not None, "auto has become a number"
     return plan_sharing(per_gpu, options.gpu_threads, options.workers)
@@ -112,7 +118,7 @@ def choose_per_gpu(options: Options, words: Sequence[str]) -> int:
     """
     from farandole.launch.gpu.trials import find_fastest
 
-    _refuse_allocation(options)
+    refuse_allocation(f"--per-gpu {options.per_gpu}", options.where)
     try:
         return find_fastest(words)
     except Stopped as stopped:
@@ -124,14 +130,24 @@ def _leave(signal: str) -> NoReturn:
     sys.exit(exit_code_of(signal))
 
 
-def _refuse_allocation(options: Options) -> None:
+def refuse_hosts(given: str, where: HostOptions) -> None:
+    """`given`: how --per-gpu was asked for. Raises `UserError` where hosts are named."""
+    named = where.hosts or where.hostfile
+    if named:
+        raise UserError(
+            f"{given} and hosts ({named}): MPS daemons are started on this host only. Leave the "
+            "hosts out, or --per-gpu: then each worker on them has a GPU of its own."
+        )
+
+
+def refuse_allocation(given: str, where: HostOptions) -> None:
     """The nodes of a scheduler's job are the hosts of a job that names none."""
     from farandole.launch.placement.placement import place
 
-    found = place(options.where, None)
+    found = place(where, None)
     if found is not None and found.others:
         raise UserError(
-            f"--per-gpu {options.per_gpu} in an allocation with other hosts "
-            f"({', '.join(found.others)}): MPS daemons are started on this host only. Ask for one "
-            "node, or leave --per-gpu out: then each worker has a GPU of its own."
+            f"{given} in an allocation with other hosts ({', '.join(found.others)}): MPS daemons "
+            "are started on this host only. Ask for one node, or leave --per-gpu out: then each "
+            "worker has a GPU of its own."
         )

@@ -51,7 +51,7 @@ class AgreementBeside:
         if claim not in self._known or algorithm != NATIVE:
             self._host.agree(claim)
             self._wire.all_reduce(flat, op, algorithm, None)
-            if algorithm == NATIVE:
+            if algorithm == NATIVE and self._wire.reduces_natively(flat, op):
                 self._remember(claim)
             return
         self.repeat(flat, op, claim)

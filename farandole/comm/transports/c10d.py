@@ -7,14 +7,13 @@ point-to-point messages.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,6 +23,7 @@ from farandole.comm.failure_evidence import StoreBoard, who_is_missing
 from farandole.comm.transports.base import ON_GPU
 from farandole.comm.transports.messages import Message, PeerLost
 from farandole.comm.transports.network import Network
+from farandole.comm.transports.torch_errors import raise_lost
 from farandole.topology import Topology
 
 _LEAVING = 1 << 20  # a tag that nobody sends to
@@ -43,7 +43,8 @@ _GLOO_REDUCES = {
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
     torch.int8, torch.uint8, torch.int32, torch.int64,
 }  # fmt: skip
-
+_NCCL_MULTIPLIES = _GLOO_REDUCES | {torch.bool}
+_NCCL_REDUCES = _NCCL_MULTIPLIES | {torch.complex64, torch.complex128}
 
 Underway = tuple[int, dist.Work, torch.Tensor]  # with a peer, and what it holds on to
 
@@ -140,7 +141,7 @@ class C10d(Network):
                 try:
                     under_way.append((peer, start([raw], peer, self._tag), raw))
                 except RuntimeError as error:
-                    raise self._lost([peer], error) from error
+                    self._raise_lost([peer], error, raw)
         return partial(self._finish, under_way)
 
     def _finish(self, under_way: Sequence[Underway]) -> None:
@@ -148,13 +149,13 @@ class C10d(Network):
             try:
                 work.wait(self.timeout)
             except RuntimeError as error:
-                raise self._lost([peer], error) from error
+                self._raise_lost([peer], error, raw)
             self._recent.append(raw)
 
     def native_all_reduce(self, flat: torch.Tensor, op: Op, claim: str | None) -> None:
         if claim is not None:
             self.agree(claim)
-        if not flat.is_cuda and flat.dtype not in _GLOO_REDUCES:
+        if not self.reduces_natively(flat, op):
             super().native_all_reduce(flat, op, None)
             return
         if self._nccl and flat.is_cuda:
@@ -164,17 +165,24 @@ class C10d(Network):
         try:
             _wait(self._process_group.allreduce([flat], self._options_of(op)))
         except RuntimeError as error:
-            raise self._lost(self.others, error) from error
+            self._raise_lost(self.others, error, flat)
         divide_(flat, op, self.size)
 
+    def reduces_natively(self, tensor: torch.Tensor, op: Op) -> bool:
+        """Whether the backend can: others go by messages, whose numbers are added here."""
+        if not (self._nccl and tensor.is_cuda):
+            return tensor.dtype in _GLOO_REDUCES
+        return tensor.dtype in (_NCCL_MULTIPLIES if op == "product" else _NCCL_REDUCES)
+
     def nccl_all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
-        """NCCL's own, queued on the current stream. The tensor is contiguous, of any shape."""
+        """NCCL's own, queued on the current stream. The tensor is contiguous, of any shape, and
+        `reduces_natively`."""
         _use_here(tensor)
         try:
             # Not by way of the process group: to find this backend in it takes 4 µs in each call.
             _wait(self._nccl_backend.allreduce([tensor], self._options_of(op)))
         except RuntimeError as error:
-            raise self._lost(self.others, error) from error
+            self._raise_lost(self.others, error, tensor)
         divide_(tensor, op, self.size)
 
     def _options_of(self, op: Op) -> dist.AllreduceOptions:
@@ -197,9 +205,10 @@ class C10d(Network):
         options.asyncOp = False  # as in `_options_of`
         _use_here(flat)
         try:
-            _wait(self._process_group.broadcast([flat], options))
+            # As bytes: NCCL does not know all dtypes.
+            _wait(self._process_group.broadcast([flat.view(torch.uint8)], options))
         except RuntimeError as error:
-            raise self._lost([source], error) from error
+            self._raise_lost([source], error, flat)
 
     def abort_nccl(self) -> None:
         """Ends what NCCL is doing between these ranks, for good: it may wait for a rank that does
@@ -237,7 +246,8 @@ class C10d(Network):
         try:
             group = new_process_group(store, rank, size, self.timeout, nccl=nccl)
         except RuntimeError as error:
-            raise self._lost([rank for rank in ranks if rank != self.rank], error) from error
+            others = [rank for rank in ranks if rank != self.rank]
+            raise_lost(others, error, self.timeout, nccl=False)
         made = C10d(group, rank=rank, size=size, timeout=self.timeout, store=store, owned=True)
         self._made.add(made)
         return made
@@ -281,16 +291,10 @@ class C10d(Network):
         self.interrupt()
         self.close()
 
-    def _lost(self, ranks: Sequence[int], error: RuntimeError) -> PeerLost:
-        # Gloo's own words begin with a source file and end with advice; the middle is the fact.
-        said = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()).split(". ")[0]
-        # Gloo raises RuntimeError for everything, and only its text tells a timeout from a closed
-        # connection. Nothing depends on this but the words of the error: either way the peer is
-        # lost.
-        late = "imed out" in said or "imeout" in said
-        if late:
-            return PeerLost.late(ranks, self.timeout.total_seconds())
-        return PeerLost(ranks, f"hung up ({said})")
+    def _raise_lost(
+        self, ranks: Sequence[int], error: RuntimeError, tensor: torch.Tensor
+    ) -> NoReturn:
+        raise_lost(ranks, error, self.timeout, nccl=self._nccl and tensor.is_cuda)
 
 
 def _nccl_of(process_group: dist.ProcessGroup) -> Any:
@@ -335,6 +339,10 @@ def new_process_group(
         fast = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
         group._register_backend(torch.device("cuda"), kinds.NCCL, fast)
         group._set_default_backend(kinds.NCCL)
+        if size > 2:
+            # NCCL connects all of them for the first message between two, and would wait for those
+            # that have nothing to say.
+            fast.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
     else:
         group._register_backend(torch.device("cuda"), kinds.GLOO, gloo)
     return group

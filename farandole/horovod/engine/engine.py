@@ -139,6 +139,7 @@ class Engine:
             self._require_alive()
             if self._joining is not None:
                 raise UserError("hvd.join() is under way on this rank already. Wait for it.")
+            self._rounds.remember_gpu()
             self._joining = work
             self._join_is_announced = False
             self._call()

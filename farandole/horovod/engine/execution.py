@@ -8,7 +8,7 @@ agreed on while there is one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -45,6 +45,7 @@ class Executor:
         self._gpus = gpus
         self._between_gpus: Transport | None = None
         self._staged = True
+        self._gpu: int | None = None  # of this rank, as far as is known
         self._buffers: dict[torch.dtype, tuple[torch.Tensor, AbstractContextManager[object]]] = {}
 
     def carry_out(self, response: Response, works: Sequence[Work | None]) -> None:
@@ -52,6 +53,11 @@ class Executor:
 
         When it returns, the outputs are there.
         """
+        # Any thread may drive a round, and one that has chosen no GPU works on the first.
+        with self._on_gpu(response.items[0].like.device, works):
+            self._carry_out(response, works)
+
+    def _carry_out(self, response: Response, works: Sequence[Work | None]) -> None:
         kind = response.items[0].like.kind
         self._choose_transport(response.items[0].like.device)
         if self._transport.size == 1 and kind != ALLTOALL:
@@ -69,6 +75,20 @@ class Executor:
                 does[kind](response, works)
         if not self._staged:
             torch.cuda.current_stream().synchronize()  # the outputs are there when we say so
+
+    def remember_gpu(self) -> None:
+        """In a thread of the script: what this rank takes part with, where it has no tensors, lies
+        on the GPU that is current there."""
+        if torch.cuda.is_initialized():
+            self._gpu = torch.cuda.current_device()
+
+    def _on_gpu(self, device: str, works: Sequence[Work | None]) -> AbstractContextManager[object]:
+        if device != "cuda":
+            return nullcontext()
+        given = next((work.inputs[0] for work in works if work is not None and work.inputs), None)
+        if given is not None and given.is_cuda:
+            self._gpu = given.get_device()
+        return nullcontext() if self._gpu is None else torch.cuda.device(self._gpu)
 
     def _choose_transport(self, device: str) -> None:
         """All ranks come here together, so that they can connect their GPUs when they must."""

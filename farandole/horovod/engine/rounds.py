@@ -73,6 +73,10 @@ class Rounds:
             LOGGER.info("fusion and beginning are tuned to %s bytes", heard[0].tuned)
         return decision
 
+    def remember_gpu(self) -> None:
+        """See `Executor`."""
+        self._executor.remember_gpu()
+
     def carry_out(self, response: Response, works: Sequence[Work | None]) -> None:
         self._executor.carry_out(response, works)
 

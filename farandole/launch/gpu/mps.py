@@ -19,11 +19,9 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 
 import psutil
 
@@ -37,11 +35,13 @@ from farandole.launch.gpu.mps_control import (
     control_program,
 )
 from farandole.launch.gpu.visible import VARIABLE
+from farandole.launch.job import LostResourceError
 from farandole.launch.messages import tell
 from farandole.system.job_processes import IDENTITY, kill_leftovers
 from farandole.system.orphans import tied_to_this_process
-from farandole.system.owned_folders import OwnedFolder
+from farandole.system.owned_folders import SOCKETS, OwnedFolder, folder_for_sockets
 from farandole.system.watchdog import Watchdog
+from farandole.worker.signals import Stopped, signals_noted, signals_raised
 
 _START_SECONDS = 60.0  # for its first answer
 _ANSWER_SECONDS = 10.0  # for each attempt to get one
@@ -49,15 +49,13 @@ _QUIT_SECONDS = 20.0
 _KILLED_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _LOG_LINES = 5
-# A Unix socket's path has at most 107 bytes, of which the names of our folders and of the daemon's
-# sockets in them take up to 59.
-_LONGEST_PARENT = 48
 
 
 class MpsDaemon:
     """Serves the GPUs with these UUIDs until `close`.
 
-    Raises `UserError` where MPS is not installed, and `LaunchError` where it does not start.
+    Raises `UserError` where MPS is not installed, `LaunchError` where it does not start, and
+    `Stopped` on a signal meanwhile.
     """
 
     def __init__(self, uuids: Sequence[str]) -> None:
@@ -66,15 +64,22 @@ class MpsDaemon:
         self._identity = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
         self._is_missed = False  # it has ended by itself, and the user was told
-        self._folder = _private_folder(self._identity)
-        self._watchdog = Watchdog(variables={IDENTITY: self._identity}, folders=[self._folder.path])
-        self._pipes, self._logs = self._folder.path / "pipe", self._folder.path / "log"
-        try:
-            self._start()
-            self._await_answer()
-        except BaseException:
-            self.close()
-            raise
+        self._has_answered = False
+        with signals_noted() as received:
+            self._folder = _private_folder(self._identity)
+            identity = {IDENTITY: self._identity}
+            self._watchdog = Watchdog(variables=identity, folders=[self._folder.path])
+            self._pipes, self._logs = self._folder.path / "pipe", self._folder.path / "log"
+            try:
+                self._start()
+                if not received:
+                    with signals_raised():  # nothing is begun in there that could be left behind
+                        self._await_answer()
+                if received:
+                    raise Stopped(received[0])
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def variables(self) -> dict[str, str]:
@@ -90,12 +95,11 @@ class MpsDaemon:
         }
 
     def check(self) -> None:
-        """Raises `LaunchError` if the daemon has ended."""
+        """Raises `LostResourceError` if the daemon has ended."""
         if (ended := self._end()) is not None:
             self._is_missed = True
-            raise LaunchError(
-                f"{ended}. Workers that share a GPU cannot go on without it, and were stopped. "
-                "Start the job again."
+            raise LostResourceError(
+                f"{ended}. Workers that share a GPU cannot go on without it, and were stopped"
             )
 
     def close(self) -> None:
@@ -140,6 +144,7 @@ class MpsDaemon:
                 self._is_missed = True
                 raise LaunchError(f"{ended}, before it answered. {self._said()}")
             if answers(self._pipes, _ANSWER_SECONDS):
+                self._has_answered = True
                 return
             time.sleep(_POLL_SECONDS)
         assert self._process is not None
@@ -167,11 +172,15 @@ class MpsDaemon:
         return "It says nothing. Use one worker a GPU meanwhile: --per-gpu 1."
 
     def _quit(self, process: subprocess.Popen[bytes]) -> None:
-        """Asks first: a daemon that is killed leaves its server to itself."""
-        if process.poll() is None:
-            ask("quit", self._pipes, _ANSWER_SECONDS)
+        """Asks first: a daemon that is killed leaves its server to itself. One that has never
+        answered has none."""
+        will_end = (
+            self._has_answered
+            and process.poll() is None
+            and ask("quit", self._pipes, _ANSWER_SECONDS) is not None
+        )
         for end, seconds in (
-            (lambda: None, _QUIT_SECONDS),
+            (lambda: None, _QUIT_SECONDS if will_end else 0.0),
             (process.terminate, _KILLED_SECONDS),
             (process.kill, _KILLED_SECONDS),
         ):
@@ -183,12 +192,10 @@ class MpsDaemon:
 
 def _private_folder(identity: str) -> OwnedFolder:
     """In the temporary folder, or where that has too long a path for sockets, in /tmp."""
-    temporary = Path(tempfile.gettempdir())
-    is_short = len(os.fsencode(temporary)) <= _LONGEST_PARENT
     try:
-        return OwnedFolder("mps", identity, parent=temporary if is_short else Path("/tmp"))
+        return OwnedFolder(SOCKETS, identity, parent=folder_for_sockets())
     except OSError as error:
         raise LaunchError(
             f"cannot make a folder for the MPS daemon's sockets: {error}. Set TMPDIR to a folder "
-            f"whose path has at most {_LONGEST_PARENT} bytes."
+            "with room."
         ) from error

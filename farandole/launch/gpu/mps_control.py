@@ -41,6 +41,7 @@ def ask(command: str, pipes: Path, seconds: float) -> str | None:
             env={**os.environ, PIPE_DIRECTORY: str(pipes)},
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=seconds,
         )
         if done.returncode == 0:
@@ -50,5 +51,6 @@ def ask(command: str, pipes: Path, seconds: float) -> str | None:
 
 def answers(pipes: Path, seconds: float) -> bool:
     """Whether a daemon that lives listens in this folder. Its answer is a number."""
-    answer = ask(_QUESTION, pipes, seconds) if pipes.is_dir() else None
+    # `Path.is_dir` raises for a folder that may not be looked at, or whose name is too long.
+    answer = ask(_QUESTION, pipes, seconds) if os.path.isdir(pipes) else None  # noqa: PTH112
     return answer is not None and any(letter.isdigit() for letter in answer)

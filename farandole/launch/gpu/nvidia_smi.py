@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from farandole.errors import UserError
 
 _PROGRAM = "nvidia-smi"
+_WARNING = "WARNING:"  # stands below the answer, as of a damaged infoROM
 _SECONDS = 60.0  # without the persistence mode the driver initialises each GPU first
 
 
@@ -24,6 +25,11 @@ class Gpu:
     name: str
     compute_mode: str  # Default, Exclusive_Process or Prohibited
     is_divided: bool  # in MIG mode
+
+    @property
+    def is_exclusive(self) -> bool:
+        """One process at a time may use it."""
+        return self.compute_mode.lower().startswith("exclusive")
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.name})"
@@ -51,17 +57,23 @@ class GpuUse:
 def list_gpus() -> list[Gpu]:
     """All GPUs of this host, whatever CUDA_VISIBLE_DEVICES says. Raises `UserError`."""
     fields = ("index", "uuid", "name", "compute_mode", "mig.mode.current")
-    return [
-        Gpu(int(index), uuid, name, mode, mig.lower() == "enabled")
-        for index, uuid, name, mode, mig in _query("gpu", fields)
-    ]
+    found = []
+    for index, uuid, name, mode, mig in _rows("gpu", fields):
+        if not index.isdecimal():  # [N/A], [GPU is lost]
+            raise UserError(
+                f"{_PROGRAM} --query-gpu says index={index} of the GPU with UUID {uuid} ({name}), "
+                f"and --per-gpu needs all GPUs. Is it broken? Look at it: {_PROGRAM} -q"
+            )
+        found.append(Gpu(int(index), uuid, name, mode, mig.lower() == "enabled"))
+    return found
 
 
 def list_processes() -> list[GpuProcess]:
     """Those that compute on GPUs, as far as the driver shows them. Raises `UserError`."""
     found = []
-    for pid, uuid, name in _query("compute-apps", ("pid", "gpu_uuid", "process_name")):
-        with contextlib.suppress(ValueError):  # [N/A]
+    for line in _query("compute-apps", ("pid", "gpu_uuid", "process_name")):
+        with contextlib.suppress(ValueError):  # [N/A], No running processes found
+            pid, uuid, name = map(str.strip, line.split(",", 2))  # a name may have commas
             found.append(GpuProcess(int(pid), name, uuid))
     return found
 
@@ -71,7 +83,7 @@ def gpu_use() -> list[GpuUse]:
     fields = ("uuid", "utilization.gpu", "memory.used", "memory.total")
     return [
         GpuUse(uuid, *(_number(text) for text in (busy, used, total)))
-        for uuid, busy, used, total in _query("gpu", fields)
+        for uuid, busy, used, total in _rows("gpu", fields)
     ]
 
 
@@ -82,31 +94,45 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _query(what: str, fields: Sequence[str]) -> list[list[str]]:
+def _rows(what: str, fields: Sequence[str]) -> list[list[str]]:
+    lines = [line for line in _query(what, fields) if not line.startswith(_WARNING)]
+    rows = [row for row in csv.reader(lines, skipinitialspace=True) if row]
+    for row in rows:
+        if len(row) != len(fields):
+            raise UserError(
+                f"{_question(what, fields)} says what is not understood: {', '.join(row)[:200]!r}. "
+                "Is that NVIDIA's own program?"
+            )
+    return rows
+
+
+def _query(what: str, fields: Sequence[str]) -> list[str]:
+    """The lines of the answer."""
     path = shutil.which(_PROGRAM)
     if path is None:
         raise UserError(
             f"there is no {_PROGRAM} on the PATH, so that no NVIDIA GPU is found on this host. "
             "Install the driver, or start the container with `--gpus all`."
         )
-    command = [path, f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
+    question = _question(what, fields)
+    command = [path, *question.split()[1:], "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(
-            f"{path} does not answer: {error}. Ask it by hand, as in `{_PROGRAM} -L`."
+            f"{question} does not answer: {error}. Ask it by hand, as in `{_PROGRAM} -L`."
         ) from error
     if done.returncode != 0:
         said = (done.stdout + done.stderr).strip().splitlines()
         raise UserError(
-            f"{path} finds no GPU (exit code {done.returncode}): "
+            f"{question} failed (exit code {done.returncode}): "
             f"{said[0] if said else 'it says nothing'}. Is the driver loaded, and are the GPUs "
             "given to this container?"
         )
-    rows = [row for row in csv.reader(done.stdout.splitlines(), skipinitialspace=True) if row]
-    if any(len(row) != len(fields) for row in rows):
-        raise UserError(
-            f"{' '.join(command)} says what is not understood: {done.stdout[:200]!r}. Is that "
-            "NVIDIA's own program?"
-        )
-    return rows
+    return done.stdout.splitlines()
+
+
+def _question(what: str, fields: Sequence[str]) -> str:
+    return f"{_PROGRAM} --query-{what}={','.join(fields)}"

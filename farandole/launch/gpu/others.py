@@ -25,14 +25,13 @@ def check_modes(gpus: Sequence[Gpu], processes: Sequence[GpuProcess]) -> None:
                 f"--per-gpu is for whole GPUs. End MIG mode (nvidia-smi -i {gpu.index} -mig 0), or "
                 "leave --per-gpu out."
             )
-        mode = gpu.compute_mode.lower()
-        if mode == "prohibited":
+        if gpu.compute_mode.lower() == "prohibited":
             raise UserError(
                 f"{gpu} is in compute mode {gpu.compute_mode}: nobody may compute on it. An "
                 f"administrator can change that: nvidia-smi -i {gpu.index} -c DEFAULT"
             )
         users = [process for process in processes if process.uuid == gpu.uuid]
-        if mode.startswith("exclusive") and users:
+        if gpu.is_exclusive and users:
             named = ", ".join(f"{user.name} (process {user.pid})" for user in users)
             raise UserError(
                 f"{gpu} is in compute mode {gpu.compute_mode} and is used by {named}, so that an "

@@ -8,7 +8,7 @@ GPU r // K: neighbours share one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,15 +21,18 @@ from farandole.launch.gpu.mps_control import (
     answers,
     control_program,
 )
-from farandole.launch.gpu.nvidia_smi import list_gpus, list_processes
+from farandole.launch.gpu.nvidia_smi import Gpu, GpuProcess, list_gpus, list_processes
 from farandole.launch.gpu.others import check_modes, describe_others
 from farandole.launch.gpu.visible import VARIABLE, count_visible, visible_gpus
 from farandole.launch.job import Job, Outcome
 from farandole.launch.messages import tell
-from farandole.worker.signals import signals_noted, undisturbed
+from farandole.worker.signals import Stopped, undisturbed
 
 AUTO = "auto"
 _ANSWER_SECONDS = 10.0
+_MOST_DIGITS = 4
+_SHOWN_LETTERS = 20
+_MPS_CLIENTS = 48  # of one GPU, since Volta; some newer drivers allow more
 # `fd.init` sets the same (`comm/gpu_sharing`); here it is for scripts that call torch.distributed
 # alone. With as many blocks as NCCL takes by default, the ranks of a GPU wait for each other for
 # ever: the kernels of one leave no room for those of the others.
@@ -56,9 +59,9 @@ class GpuSharing:
     def variables(self) -> dict[str, str]:
         """What the workers are told. What the user has set for NCCL stays."""
         told = {PER_GPU: str(self.per_gpu)}
-        if self.threads_percent is not None:
-            told[THREAD_PERCENTAGE] = f"{self.threads_percent:g}"
         if self.per_gpu > 1:
+            if self.threads_percent is not None:
+                told[THREAD_PERCENTAGE] = f"{self.threads_percent:g}"
             told |= {name: value for name, value in _NCCL.items() if name not in os.environ}
         return told
 
@@ -67,9 +70,10 @@ def parse_per_gpu(text: str) -> int | None:
     """The number of workers a GPU; None: `auto`. Raises `UserError`."""
     if text == AUTO:
         return None
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
+        shown = text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}…"
         raise UserError(
-            f"--per-gpu {text}: give a number of workers a GPU, 1 or more, such as 4, or {AUTO}."
+            f"--per-gpu {shown}: give a number of workers a GPU, 1 or more, such as 4, or {AUTO}."
         )
     return int(text)
 
@@ -102,6 +106,11 @@ def plan_sharing(
     gpus = list_gpus()
     if per_gpu > 1:
         control_program()
+        if per_gpu > _MPS_CLIENTS:
+            tell(
+                f"--per-gpu {per_gpu}: most drivers let MPS serve {_MPS_CLIENTS} processes a GPU, "
+                "and further workers may fail"
+            )
         theirs = _daemon_of_the_user()
         if theirs is not None:
             count = count_visible(gpus, os.environ)
@@ -111,27 +120,40 @@ def plan_sharing(
     visible = visible_gpus(gpus, os.environ)
     check_count(workers, per_gpu, len(visible))
     if per_gpu == 1:  # nobody shares anything
+        check_modes(visible, [])  # only a daemon of ours minds who else is there
         return GpuSharing(per_gpu, len(visible), threads_percent=threads_percent)
-    processes = list_processes()
+    processes = _processes(visible)
     check_modes(visible, processes)
     if (others := describe_others(processes)) is not None:
         tell(others)
     return GpuSharing(per_gpu, len(visible), tuple(gpu.uuid for gpu in visible), threads_percent)
 
 
+def _processes(gpus: Sequence[Gpu]) -> list[GpuProcess]:
+    """As far as they can be told. Raises `UserError` where a GPU's mode makes it matter who else
+    is there; else it is only for what the user is told."""
+    try:
+        return list_processes()
+    except UserError:
+        if any(gpu.is_exclusive for gpu in gpus):
+            raise
+        return []
+
+
 def launch_sharing(sharing: GpuSharing, job: Job, launch: Callable[[Job], Outcome]) -> Outcome:
     """Runs `job` by `launch`, with an MPS daemon of its own where one is needed.
 
-    Raises `LaunchError` where the daemon does not start, or ends before the job does.
+    Raises `LaunchError` where the daemon does not start, and `LostResourceError` where it ends
+    before the job does.
     """
     job = replace(job, environment={**job.environment, **sharing.variables})
     if not sharing.uuids:
         return launch(job)
-    with signals_noted() as received:
-        daemon = MpsDaemon(sharing.uuids)
     try:
-        if received:
-            return Outcome(stopped_by=received[0])
+        daemon = MpsDaemon(sharing.uuids)
+    except Stopped as stopped:
+        return Outcome(stopped_by=stopped.name)
+    try:
         variables = {**job.environment, **daemon.variables}
         return launch(replace(job, environment=variables, check=daemon.check))
     finally:

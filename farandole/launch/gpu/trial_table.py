@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from farandole.errors import FarandoleError
 from farandole.worker.trial.record import ThroughputRecord
 
 _NOTHING = "-"
@@ -21,7 +22,7 @@ class Trial:
     used_mib: float | None = None  # of the fullest GPU, at its peak
     total_mib: float | None = None
     problem: str = ""
-    is_out_of_memory: bool = False
+    error: FarandoleError | None = None  # where larger numbers would do no better
 
     @property
     def samples_per_second(self) -> float | None:

@@ -12,18 +12,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from farandole.environment import GPU_TRIAL, TRACE
-from farandole.errors import LaunchError, UserError
+from farandole.errors import FarandoleError, LaunchError, UserError
 from farandole.launch.gpu.mps_control import PIPE_DIRECTORY
 from farandole.launch.gpu.nvidia_smi import list_gpus
 from farandole.launch.gpu.trial_table import Trial, table
 from farandole.launch.gpu.use_sampler import UseSampler
 from farandole.launch.gpu.visible import VARIABLE, visible_gpus
 from farandole.launch.messages import tell, write_error
-from farandole.launch.outcome_file import read_outcome
+from farandole.launch.outcome_file import OutcomeRecord, read_outcome
 from farandole.system.ending import end_process
 from farandole.system.orphans import tied_to_this_process
 from farandole.system.owned_folders import OwnedFolder
@@ -45,24 +45,19 @@ _INSTEAD = "Or give a number, such as --per-gpu 4."
 def find_fastest(words: Sequence[str]) -> int:
     """The number of workers a GPU with the most samples/s, of `farandole run` with these words.
 
-    Prints a table. Raises `LaunchError` where the script fails with any number, `UserError` where
-    it does not say how fast it trains, and `Stopped` on a signal.
+    Prints a table. Where a number fails, larger ones are not tried, and what was measured before
+    counts. Raises `LaunchError` or `UserError` where nothing was, and `Stopped` on a signal.
     """
     uuids = _uuids()
     tell(
         f"--per-gpu auto: tries {', '.join(map(str, COUNTS))} workers a GPU with the beginning of "
         "the script"
     )
-    trials: list[Trial] = []
-    folder = OwnedFolder("trial")
+    folder = _folder()
     watchdog = Watchdog(folders=[folder.path])
     try:
         with signals_raised():
-            for per_gpu in COUNTS:
-                if any(trial.is_out_of_memory for trial in trials):
-                    trials.append(Trial(per_gpu, problem="not tried: fewer ran out of memory"))
-                    continue
-                trials.append(_try(per_gpu, words, folder.path, uuids))
+            trials = _try_all(words, folder.path, uuids)
     finally:
         folder.close()
         watchdog.close()
@@ -84,6 +79,29 @@ def _uuids() -> list[str]:
     if PIPE_DIRECTORY in os.environ and VARIABLE in os.environ:
         return []
     return [gpu.uuid for gpu in visible_gpus(gpus, os.environ)]
+
+
+def _folder() -> OwnedFolder:
+    try:
+        return OwnedFolder("trial")
+    except OSError as error:
+        raise LaunchError(
+            f"cannot keep the trials' output: {error}. Set TMPDIR to a folder with room."
+        ) from error
+
+
+def _try_all(words: Sequence[str], folder: Path, uuids: Sequence[str]) -> list[Trial]:
+    """Raises the error of a trial where none before it was measured."""
+    trials: list[Trial] = []
+    for per_gpu in COUNTS:
+        if trials and trials[-1].error is not None:
+            rest = COUNTS[COUNTS.index(per_gpu) :]
+            why = f"not tried, after {trials[-1].per_gpu} failed"
+            return [*trials, *(Trial(each, problem=why) for each in rest)]
+        trials.append(trial := _try(per_gpu, words, folder, uuids))
+        if trial.error is not None and not any(each.samples_per_second for each in trials):
+            raise trial.error
+    return trials
 
 
 def _try(per_gpu: int, words: Sequence[str], folder: Path, uuids: Sequence[str]) -> Trial:
@@ -113,11 +131,14 @@ def _try(per_gpu: int, words: Sequence[str], folder: Path, uuids: Sequence[str])
     is_measured = found is not None and (found.is_enough or process.returncode == 0)
     if found is not None and is_measured and found.samples_per_second is not None:
         return replace(sampler.added_to(trial), record=found)
-    if not is_over and found is None:
-        raise _no_batches(f"came from run.loader or trainer.loader within {_LIMIT_TEXT}")
-    if not is_over:
-        return replace(trial, problem=f"no result within {_LIMIT_TEXT}")
-    return _failed(trial, process.returncode, found, ended, output)
+    if is_over:
+        return _failed(trial, _End.read(process.returncode, ended, output), found)
+    late = f"no result within {_LIMIT_TEXT}"
+    if found is None:
+        came = f"came from run.loader or trainer.loader within {_LIMIT_TEXT}"
+        return replace(trial, problem=late, error=_no_batches(came))
+    error = LaunchError(f"--per-gpu auto: {late} with {per_gpu} worker(s) a GPU. {_INSTEAD}")
+    return replace(trial, problem=late, error=error)
 
 
 def _follow(process: subprocess.Popen[bytes], record: Path, sampler: UseSampler) -> bool:
@@ -137,23 +158,47 @@ def _follow(process: subprocess.Popen[bytes], record: Path, sampler: UseSampler)
     return False
 
 
-def _failed(
-    trial: Trial, code: int, record: ThroughputRecord | None, ended: Path, output: Path
-) -> Trial:
-    """A trial that has ended without a result. Raises where other numbers would do no better."""
-    outcome = read_outcome(ended)
-    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
-    if code == 0:
-        raise _no_throughput(record, joined=outcome is not None and outcome.joined)
-    if outcome is not None and outcome.is_out_of_memory:
-        return replace(trial, problem="out of memory", is_out_of_memory=True)
-    if outcome is None and code == _USAGE_CODE:  # refused: the workers may not fit the layout
-        return replace(trial, problem=lines[-1].removeprefix("farandole: ") if lines else "refused")
-    said = "\n".join(lines[-_SHOWN_LINES:])
-    raise LaunchError(
-        f"the trial with {trial.per_gpu} worker(s) a GPU failed (exit code {code}). Its last lines "
-        f"were:\n{said}\nMend that, or leave out the trials: --per-gpu {trial.per_gpu}"
+@dataclass(frozen=True)
+class _End:
+    """Of a trial's process: its code, what its launcher has noted, and what it said."""
+
+    code: int
+    outcome: OutcomeRecord | None
+    lines: Sequence[str]
+
+    @classmethod
+    def read(cls, code: int, ended: Path, output: Path) -> _End:
+        lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
+        # The folder of the trials is removed, and with it the logs that such a line names.
+        gone = f"output is in {output.parent}"
+        return cls(code, read_outcome(ended), [line for line in lines if gone not in line])
+
+    @property
+    def problem(self) -> str:
+        """In one line."""
+        said = self.outcome.problem if self.outcome is not None else ""
+        if not said and self.lines:
+            said = self.lines[-1].removeprefix("farandole: ")
+        return said or f"exit code {self.code}"
+
+
+def _failed(trial: Trial, end: _End, record: ThroughputRecord | None) -> Trial:
+    """A trial that has ended without a result."""
+    error: FarandoleError
+    if end.code == 0:
+        error = _no_throughput(record, joined=end.outcome is not None and end.outcome.joined)
+        return replace(trial, problem="the script ended before it was measured", error=error)
+    if end.outcome is not None and end.outcome.is_out_of_memory:
+        return replace(trial, problem="out of memory", error=_too_large(trial.per_gpu))
+    if end.outcome is None and end.code == _USAGE_CODE:  # refused, as where workers are too few
+        return replace(trial, problem=end.problem)  # for the layout: larger numbers may fit it
+    said = "\n".join(end.lines[-_SHOWN_LINES:])
+    error = LaunchError(
+        f"the trial with {trial.per_gpu} worker(s) a GPU failed (exit code {end.code}). Its last "
+        f"lines were:\n{said}\nMend that, and start the job again. Without trials, all of the "
+        f"output is shown: --per-gpu {trial.per_gpu}"
     )
+    return replace(trial, problem=end.problem, error=error)
 
 
 def _no_throughput(record: ThroughputRecord | None, *, joined: bool) -> UserError:
@@ -178,11 +223,13 @@ def _no_batches(came: str) -> UserError:
     )
 
 
+def _too_large(per_gpu: int) -> LaunchError:
+    return LaunchError(
+        f"the script runs out of GPU memory with {per_gpu} worker(s) a GPU already. Give it a "
+        "smaller batch, or cut its model: --layout stages=2 with 2 GPUs or more."
+    )
+
+
 def _none_works(trials: Sequence[Trial]) -> LaunchError:
-    first = next(trial for trial in trials if trial.problem)
-    if first.is_out_of_memory:
-        return LaunchError(
-            f"the script runs out of GPU memory with {first.per_gpu} worker(s) a GPU already. Give "
-            "it a smaller batch, or cut its model: --layout stages=2 with 2 GPUs or more."
-        )
+    first = trials[0]
     return LaunchError(f"no number of workers a GPU works: with {first.per_gpu}, {first.problem}")

@@ -40,11 +40,12 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def count_visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> int:
-    """How many GPUs a client of another's MPS daemon has: its own list counts GPUs of the daemon,
-    which has a list too. So the entries are counted, and not looked up."""
-    if VARIABLE not in environ:
-        return len(visible_gpus(gpus, environ))
-    return len(environ[VARIABLE].split(",")) if environ[VARIABLE].strip() else 0
+    """How many GPUs a client of another's MPS daemon has. Raises `UserError`.
+
+    Its own list counts GPUs of the daemon, which has a list too, and an order. So what a number
+    stands for is not known here; but there are no more of them than the host has GPUs.
+    """
+    return len(visible_gpus(gpus, {**environ, _ORDER: _BY_BUS}))
 
 
 def _gpu(word: str, said: str, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Gpu:

@@ -105,20 +105,24 @@ class _DaskWorkers(Workers):
         ]
         return self._known
 
-    def begin(self, job: Sum, state: Any) -> Any:
-        # One copy of each to every worker, instead of one to every task.
-        return self._client.scatter([job, state], broadcast=True, hash=False)
+    def begin(self, job: Sum, state: Any) -> _Shared:
+        return _Shared(self._client, [job, state])
 
-    def start(self, worker: str, shared: Any, branch: Branch) -> Future[Statistics]:
+    def start(self, worker: str, shared: _Shared, branch: Branch) -> Future[Statistics]:
         address = worker.split()[0]
         key = address, branch
-        if key not in self._parts:
-            part = self._source.part(*branch)
-            self._parts[key] = self._client.scatter(part, workers=[address], hash=False)
-        task = self._client.submit(
-            _sum, self._parts[key], *shared, branch, workers=[address], pure=False
-        )
+        part = self._parts.get(key)
+        if part is None or not _is_there(part):
+            part = self._parts[key] = self._sent_to(address, self._source.part(*branch))
+        needed = [part, *shared.on_workers()]
+        task = self._client.submit(_sum, *needed, branch, workers=[address], pure=False)
         return _as_future(task)
+
+    def _sent_to(self, address: str, part: Source) -> Any:
+        try:
+            return self._client.scatter(part, workers=[address], hash=False)
+        except (TimeoutError, KeyError) as error:  # it waits for such a worker, or knows none
+            raise CommClosedError(f"{address} is not there any more: {error!r}") from error
 
     def gone(self, workers: Collection[str]) -> Collection[str]:
         # A task that is tied to a worker which has gone would wait for its return.
@@ -134,8 +138,38 @@ class _DaskWorkers(Workers):
     def is_loss(self, error: BaseException) -> bool:
         return isinstance(error, (KilledWorker, CancelledError, CommClosedError))
 
+    def lost_elsewhere(self, worker: str, error: BaseException) -> bool:
+        return isinstance(error, CancelledError) and worker in self.names()
+
     def close(self) -> None:
         self._parts.clear()  # which lets the workers forget them
+
+
+class _Shared:
+    """What all tasks of a pass need: one copy for every worker, instead of one for every task.
+
+    Dask takes most of the copies for superfluous, and drops them after some seconds. So a worker
+    that is lost may take the last one with it; then all workers get new ones.
+    """
+
+    def __init__(self, client: Client, values: Sequence[Any]) -> None:
+        self._client = client
+        self._values = values
+        self._copies = self._send()
+
+    def on_workers(self) -> Sequence[Any]:
+        if not all(map(_is_there, self._copies)):
+            self._copies = self._send()
+        return self._copies
+
+    def _send(self) -> Sequence[Any]:
+        sent: Sequence[Any] = self._client.scatter(self._values, broadcast=True, hash=False)
+        return sent
+
+
+def _is_there(sent: Any) -> bool:
+    """Somewhere in the cluster."""
+    return bool(sent.status == "finished")
 
 
 def _sum(part: Source, job: Sum, state: Any, branch: Branch) -> Statistics:

@@ -188,9 +188,10 @@ class Dispatcher:
                 self._lose(turn, task, LostPoolError("it is not part of the pool any more."))
 
     def _lose(self, turn: _Pass, task: _Task, error: BaseException) -> None:
-        self.losses += 1
-        self._paces.forget(task.worker)
-        self._workers.lost(task.worker)
+        if not self._workers.lost_elsewhere(task.worker, error):
+            self.losses += 1
+            self._paces.forget(task.worker)
+            self._workers.lost(task.worker)
         turn.deal(self._workers.names())
         if task.turn != self._turn or task.piece in turn.found:
             return

@@ -42,6 +42,10 @@ class Workers(ABC):
     def is_loss(self, error: BaseException) -> bool:
         """Whether this means that the worker is lost, rather than that its task is wrong."""
 
+    def lost_elsewhere(self, worker: str, error: BaseException) -> bool:
+        """Whether it is a loss, but not of `worker`: its task needed what went with another."""
+        return False
+
     @abstractmethod
     def lost(self, worker: str) -> None:
         """It is; another may take its place."""

@@ -22,9 +22,10 @@ from torch.futures import Future
 from torch.optim import Optimizer
 
 from farandole.comm import Group
+from farandole.comm.gpu.device_average import DeviceAverage
 from farandole.sync.allreduce.buckets import Bucket
 from farandole.sync.allreduce.reducer import GradientReducer
-from farandole.sync.allreduce.reductions import Average, Pending, Then, is_trained, settled
+from farandole.sync.allreduce.reductions import Average, Pending, Then, may_be_trained, settled
 from farandole.sync.base import (
     Strategy,
     Synchronizer,
@@ -57,7 +58,7 @@ class Lagged(Strategy):
         given = require_optimizer(self, optimizer)
         check_same_model(model, group)
         spread_from_first(model, given, group)
-        if group.size == 1 or not is_trained(model):
+        if group.size == 1 or not may_be_trained(model):
             return Synchronizer(model, guard=GradientGuard(model, given, group))
         return _LaggedAtWork(self, model, given, group)
 
@@ -145,7 +146,10 @@ class _Late(Average):
         def add_late() -> None:
             for place, average in enumerate(late):
                 if average is not None:
-                    bucket.gradients[place].add_(average.gradient)
+                    gradient = bucket.gradients[place]
+                    gradient.add_(
+                        average.gradient.to(gradient.device)
+                    )  # from a checkpoint: the CPU
                     bucket.has_gradient[place] = 1.0
                     bucket.notes.add_(average.notes)
 
@@ -208,7 +212,7 @@ class _Travelling(NamedTuple):
     """A gradient that is being averaged. The flag is above 0 if any rank had one; the notes are
     those of its bucket."""
 
-    future: Future[torch.Tensor]
+    future: Future[torch.Tensor] | DeviceAverage
     gradient: torch.Tensor
     flag: torch.Tensor
     notes: torch.Tensor

@@ -42,6 +42,7 @@ from farandole.sync.allreduce.buckets import Bucket, UnfitGradientError, pack
 from farandole.sync.allreduce.buffer_spread import BufferSpread
 from farandole.sync.allreduce.reductions import Pending, Reduction
 from farandole.sync.common.alignment import check_same_model
+from farandole.sync.common.frozen import can_be_trained, thawed
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -109,11 +110,21 @@ class GradientReducer:
                 with reducer._lock:
                     reducer._arrived(parameter)
 
+        def arrived_thawed(parameter: torch.Tensor) -> None:
+            reducer = me()
+            if reducer is not None and reducer.is_on:
+                with reducer._lock:
+                    reducer._arrived_thawed()
+
         # Autograd has a thread for each device, and gradients on one device arrive one by one. A
         # lock would take about as long as an arrival without it.
         if len({p.device for _, p in trained}) > 1:
             arrived = arrived_by_turns
         self._handles = [p.register_post_accumulate_grad_hook(arrived) for _, p in trained]
+        for parameter in filter(can_be_trained, self._frozen):
+            with thawed(parameter):
+                hook = parameter.register_post_accumulate_grad_hook(arrived_thawed)
+            self._handles.append(hook)
         # Autograd reaches the last layers first; the true order is learned in the first pass.
         self._settle(self._pack(trained[::-1], final=False), learns_order=True)
 
@@ -212,6 +223,12 @@ class GradientReducer:
         if not self._end_is_known and self._next == len(self.buckets):
             self._await_end()
 
+    def _arrived_thawed(self) -> None:
+        """A gradient of a parameter that was frozen when `_follow` looked. It may be the only kind
+        in this pass, which has to end here all the same: see `_include_thawed`."""
+        if self._pass != _graph_task():
+            self._enter_pass()
+
     def _enter_pass(self) -> None:
         """At the first gradient of a pass, and wherever a reentrant checkpoint begins or ends."""
         is_inner = _inside_of_a_backward()
@@ -282,7 +299,7 @@ class GradientReducer:
     def _include_thawed(self) -> None:
         """Averages gradients of parameters that were thawed since the last `_follow`.
 
-        They had no hooks in the pass that has just ended.
+        In the pass that has just ended they filled no buckets.
         """
         known = self._names
         self._follow()

@@ -17,8 +17,10 @@ from torch.futures import Future
 
 from farandole.comm import Group
 from farandole.comm.codecs import Compressor
+from farandole.comm.gpu.device_average import DeviceAverage
 from farandole.comm.meter import GradientWait
 from farandole.sync.allreduce.buckets import Bucket
+from farandole.sync.common.frozen import can_be_trained
 
 
 class Pending(Protocol):
@@ -47,8 +49,13 @@ class Reduction(ABC):
 
 
 def is_trained(model: nn.Module) -> bool:
-    """Whether there is anything to average."""
+    """Whether there is anything to average now."""
     return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def may_be_trained(model: nn.Module) -> bool:
+    """Whether there is anything to average, now or when the script thaws what is frozen."""
+    return any(map(can_be_trained, model.parameters()))
 
 
 class Average(Reduction):
@@ -66,11 +73,10 @@ class Average(Reduction):
         self._meet(bucket)
         buffer, last = bucket.buffer, bucket.is_last
         self._wait.begin(buffer, last)
-        work = self._group.average_on_device(buffer, self._algorithm)
-        if work is not None:
-            return Then(work, self._wait.end)
-        future = self._group.average_future(buffer, algorithm=self._algorithm, last=last)
-        return _ending(self._wait, future)
+        begun = self._group.average_future(buffer, algorithm=self._algorithm, last=last)
+        if isinstance(begun, DeviceAverage):
+            return Then(begun, self._wait.end)
+        return _ending(self._wait, begun)
 
     def restart(self) -> None:
         """Forgets what was begun over connections that are broken."""

@@ -17,7 +17,7 @@ from farandole.errors import UserError, nearest
 from farandole.schedule import ALGORITHMS
 from farandole.sync.allreduce.kept_gradients import KeptGradients
 from farandole.sync.allreduce.reducer import GradientReducer
-from farandole.sync.allreduce.reductions import Average, Compressed, Reduction, is_trained
+from farandole.sync.allreduce.reductions import Average, Compressed, Reduction, may_be_trained
 from farandole.sync.base import Strategy, Synchronizer, require_choices
 from farandole.sync.common.alignment import check_same_model, spread_from_first
 from farandole.sync.common.batchnorm import synchronise_batchnorm
@@ -68,7 +68,7 @@ class AllReduce(Strategy):
             model = synchronise_batchnorm(model, group, weighing)
         spread_from_first(model, optimizer, group)
         alone = group.size == 1 and group.units is None  # in an elastic job others may come
-        if alone or not is_trained(model):  # there is nothing to average
+        if alone or not may_be_trained(model):  # there is nothing to average
             return Synchronizer(model, guard=GradientGuard(model, optimizer, group))
         return _AllReduceAtWork(self, model, optimizer, group, weighing)
 

@@ -34,10 +34,10 @@ _BITS = {
 class Kernels(Protocol):
     def find_and_clear(
         self, gradients: Sequence[torch.Tensor], kinds: Kinds | None = None
-    ) -> torch.Tensor | None:
-        """For each 0 or, if it is not finite, 1; then all of them are zeros. It stands there when
-        the device has come so far, and until the next call. None, and nothing done: not for these.
-        `kinds` as in `DeviceChecks.start`."""
+    ) -> np.ndarray | None:
+        """For each 0 or, if it is not finite, 1; then all of them are zeros, and behind the last is
+        a 1. It stands there when the device has come so far, and until the next call. None, and
+        nothing done: not for these. `kinds` as in `DeviceChecks.start`."""
 
 
 class DeviceChecks:
@@ -74,11 +74,12 @@ class DeviceChecks:
             here = gradients if len(places) == len(gradients) else [gradients[at] for at in places]
             order += places
             kernels = self._kernels_of(device)
-            bad = None if kernels is None else kernels.find_and_clear(here, kinds)
-            if bad is None:
+            found = None if kernels is None else kernels.find_and_clear(here, kinds)
+            if found is None:
                 bad = _are_bad(here)
-                _clear_if(bad.any(), [flat for flat in flats() if flat.device == device])
-            answers.append(_to_host(bad).numpy())
+                _clear_if(bad[-1], [flat for flat in flats() if flat.device == device])
+                found = _to_host(bad).numpy()
+            answers.append(found)
             if device.type == "cuda":
                 events.append(self._record(device))
         return DeviceCheck(order, answers, events, buckets, notes)
@@ -119,9 +120,9 @@ class DeviceCheck:
         """The place of the first gradient that was not finite. Waits for its own work only."""
         for event in self._events:
             event.synchronize()
-        if not any(answer.any() for answer in self._answers):
+        if not any(answer[-1] for answer in self._answers):
             return None
-        answers = [is_bad for answer in self._answers for is_bad in answer.tolist()]
+        answers = [is_bad for answer in self._answers for is_bad in answer[:-1].tolist()]
         return min(at for at, is_bad in zip(self._order, answers, strict=True) if is_bad)
 
     def noted(self) -> list[tuple[Bucket, list[int]]]:
@@ -162,11 +163,12 @@ def _build_kernels(device: torch.device) -> Kernels | None:
 
 
 def _are_bad(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One answer for each of them, which are all on one device."""
+    """An answer for each of them, which are all on one device, and one for all behind those."""
     norms = list(torch._foreach_norm(list(gradients), math.inf))
     if len({norm.dtype for norm in norms}) > 1:
         norms = [norm.double() for norm in norms]
-    return ~(torch.stack(norms) < math.inf)  # a NaN is not, either
+    bad = ~(torch.stack(norms) < math.inf)  # a NaN is not, either
+    return torch.cat([bad, bad.any().unsqueeze(0)])
 
 
 def _clear_if(one_is_bad: torch.Tensor, flats: Sequence[torch.Tensor]) -> None:

@@ -18,6 +18,10 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from farandole.sync.common.frozen import accumulator, can_be_trained
+
+_WEIGHED = "farandole: weighed"
+
 
 class Weighing:
     """Scales the gradients of a model's parameters by the weight of the batch."""
@@ -40,16 +44,20 @@ class Weighing:
         if weight == self._weight:
             return
         self._weight = weight
-        for hook in self._hooks:
+        for node, hook in zip(self._nodes, self._hooks, strict=True):
             hook.remove()
+            del node.metadata[_WEIGHED]
         self._hooks, self._nodes = [], []
         if weight == 1.0:
             return
-        for parameter in self._model.parameters():
-            if parameter.requires_grad:
-                node = _accumulator(parameter)
-                self._nodes.append(node)
-                self._hooks.append(node.register_prehook(self._scaled))
+        # Of frozen ones too: a script may thaw them before it computes the gradients of this batch.
+        for parameter in filter(can_be_trained, self._model.parameters()):
+            node = accumulator(parameter)
+            if _WEIGHED in node.metadata:
+                continue  # by another distributed model, which holds this parameter too
+            node.metadata[_WEIGHED] = True
+            self._nodes.append(node)
+            self._hooks.append(node.register_prehook(self._scaled))
 
     def _scaled(self, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return tuple([g * self._weight for g in gradients]) if self.is_on else gradients
@@ -57,11 +65,3 @@ class Weighing:
     def __deepcopy__(self, memo: dict[int, Any]) -> Weighing:
         """The same object: a copy of a layer that knows the weight belongs to the same run."""
         return self
-
-
-def _accumulator(parameter: nn.Parameter) -> Any:
-    """The node of the graph that adds to `parameter.grad`."""
-    with torch.enable_grad():
-        function = parameter.view_as(parameter).grad_fn
-    assert function is not None
-    return function.next_functions[0][0]

@@ -67,6 +67,7 @@ class Daso(Strategy):
                     "2` declares two on one machine.)",
                     stacklevel=3,
                 )
+            # Also where all is frozen so far: such a model, as a teacher, may have no optimizer.
             return AllReduce().build(model, optimizer, group)
         given = prepare(self, model, optimizer, group, known(self.codec))
         return DasoSynchronizer(self.rule, known(self.codec), model, given, group)

@@ -90,8 +90,9 @@ class Periodic(Synchronizer):
         self._rounds = 0
         self._began = time.monotonic()
         self.notes.append({"period": period.steps})
-        optimizer.register_step_pre_hook(lambda *_: self._about_to_step())
-        optimizer.register_step_post_hook(lambda *_: self._stepped())
+        beside = torch.compiler.disable  # a compiled step
+        optimizer.register_step_pre_hook(beside(lambda *_: self._about_to_step()))
+        optimizer.register_step_post_hook(beside(lambda *_: self._stepped()))
 
     def begin_step(self, weight: float, progress: float | None, samples: float) -> None:
         super().begin_step(weight, progress, samples)

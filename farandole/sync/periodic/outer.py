@@ -42,6 +42,8 @@ class Outer:
         moves = [where - arrived for where, arrived in zip(base, average, strict=True)]
         if self._velocity is None or [v.shape for v in self._velocity] != [m.shape for m in moves]:
             self._velocity = [torch.zeros_like(move) for move in moves]
+        pairs = zip(self._velocity, moves, strict=True)
+        self._velocity = [velocity.to(move.device) for velocity, move in pairs]  # after a resume
         for where, move, velocity in zip(base, moves, self._velocity, strict=True):
             velocity.mul_(rule.momentum).add_(move)
             step = move.add_(velocity, alpha=rule.momentum) if rule.nesterov else velocity

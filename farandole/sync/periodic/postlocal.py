@@ -17,7 +17,7 @@ from farandole.comm import Group
 from farandole.comm.codecs import Codec
 from farandole.errors import UserError
 from farandole.sync.allreduce.reducer import GradientReducer
-from farandole.sync.allreduce.reductions import Average, is_trained
+from farandole.sync.allreduce.reductions import Average, may_be_trained
 from farandole.sync.base import (
     Strategy,
     Synchronizer,
@@ -75,7 +75,7 @@ class _PostLocalAtWork(Periodic):
         self._progress: float | None = None
         self._local = False
         self.notes[:] = [{"phase": "synchronous", "period": 1}]
-        if group.size > 1 and is_trained(model):
+        if group.size > 1 and may_be_trained(model):
             self._reducer = GradientReducer(model, group, Average(group), optimizer=optimizer)
             self._guard.reducer = self._reducer
 

@@ -58,7 +58,7 @@ class Snapshots:
     def take(self, parts: Mapping[str, Any]) -> dict[str, PartSnapshot]:
         """The parts as they are now. Raises `CheckpointError` for what a checkpoint cannot hold."""
         taken = {}
-        on_gpu = False
+        gpus: set[torch.device] = set()
         for name, value in parts.items():
             tree, tensors = pack(value)
             if not tensors:
@@ -66,19 +66,19 @@ class Snapshots:
                 continue
             # From wide to narrow types: so each tensor begins at a multiple of its own width.
             ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
-            from_gpu = any(tensor.is_cuda for tensor in ordered.values())
-            on_gpu = on_gpu or from_gpu
+            devices = {tensor.device for tensor in ordered.values() if tensor.is_cuda}
+            gpus |= devices
             header, places = _header(ordered)
             size = sum(tensor.nbytes for tensor in ordered.values())
-            buffer = self._buffer(name, size, pinned=from_gpu)
+            buffer = self._buffer(name, size, pinned=bool(devices))
             copies = {
                 key: _copy(ordered[key], buffer[begin:end]) for key, (begin, end) in places.items()
             }
             taken[name] = PartSnapshot(tree, header, buffer, copies)
         # Copies from a GPU are queued. The next step, which changes the tensors, is queued behind
         # them, but the thread that writes reads the host's memory, and no queue holds it back.
-        if on_gpu:
-            torch.cuda.synchronize()
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
         return taken
 
     def _buffer(self, name: str, size: int, *, pinned: bool) -> torch.Tensor:

@@ -12,8 +12,17 @@ import torch
 
 import farandole as fd
 from farandole.comm import Group
+from farandole.comm.arithmetic import Op
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
+ODD: tuple[tuple[torch.dtype, Op], ...] = (
+    (torch.int16, "sum"),
+    (torch.int8, "product"),
+    (torch.bool, "max"),
+    (torch.complex64, "sum"),
+    (torch.complex64, "product"),
+)
+"""Of some NCCL knows nothing."""
 SIZES = (1, 1000, 100_003, 3_000_001, 20_000_000)
 DEVICE = torch.device("cuda", torch.cuda.current_device())
 
@@ -42,6 +51,13 @@ def reductions(group: Group) -> None:
                     ],
                     f"all_reduce of {count} {dtype} by {op}",
                 )
+    for dtype, op in ODD:
+        for _ in range(2):
+            same(
+                group,
+                lambda where: [group.all_reduce(numbers(group, 1000, dtype).to(where), op)],  # noqa: B023
+                f"all_reduce of {dtype} by {op}",
+            )
     for _ in range(3):  # from the second time on by the short way
         halves = torch.full((7,), float(group.rank), device=DEVICE, requires_grad=True)
         tripled = halves * 3
@@ -54,7 +70,7 @@ def reductions(group: Group) -> None:
 
 def movements(group: Group) -> None:
     after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
-    for dtype in (torch.float32, torch.int64):
+    for dtype in (torch.float32, torch.int64, torch.int16):
         for count in (5, 70_001):
             data = numbers(group, count + group.rank, dtype)
             same(group, lambda where: group.all_gather(data.to(where)), "all_gather")  # noqa: B023
@@ -116,6 +132,20 @@ def background(group: Group) -> None:
     same(group, gathered, "all_gather in the background")
 
 
+def first_message(group: Group) -> None:
+    """Between two of more than two ranks, before these have done anything else together."""
+    some = group.subgroup(range(group.size))
+    mine = numbers(group, 1000, torch.float32).to(DEVICE)
+    if group.rank == 0:
+        some.send(mine, 1)
+    elif group.rank == 1:
+        into = torch.empty_like(mine)
+        generator = torch.Generator().manual_seed(0)
+        sent = torch.randint(-3, 4, (1000,), generator=generator).float()
+        assert torch.equal(some.receive(into, 0).cpu(), sent)
+    some.barrier()
+
+
 def main() -> None:
     run = fd.init(timeout=100)
     group = run.group
@@ -123,6 +153,7 @@ def main() -> None:
     carrier = group.transport.carrier(torch.empty(1, device=DEVICE))
     if len(sys.argv) > 1:
         assert carrier.name == sys.argv[1], carrier.name
+    first_message(group)
     half = [rank for rank in range(group.size) if rank % 2 == group.rank % 2]
     groups = [group]
     if len(half) > 1:

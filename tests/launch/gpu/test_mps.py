@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from farandole.errors import LaunchError, UserError
-from farandole.launch.gpu import mps, mps_control
+from farandole.launch.gpu import mps, mps_control, trials
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -76,17 +76,40 @@ def test_a_daemon_that_does_not_answer(
     here: GpuMachine, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_MPS", "silent")
-    for limit in ("_START_SECONDS", "_QUIT_SECONDS"):
-        monkeypatch.setattr(mps, limit, 0.5)
+    monkeypatch.setattr(mps, "_START_SECONDS", 0.5)
+    monkeypatch.setattr(mps, "_QUIT_SECONDS", 1e6)  # it is not asked
     with pytest.raises(LaunchError, match=r"did not answer within 0.5 s. It says nothing"):
         mps.MpsDaemon(["GPU-0"])
     assert list(sandbox.temporary.iterdir()) == []
+
+
+def test_no_daemon_answers_where_nobody_can_look(here: GpuMachine, tmp_path: Path) -> None:
+    assert not mps_control.answers(tmp_path / ("x" * 300), 10.0)
+    assert not mps_control.answers(tmp_path / "none", 10.0)
+
+
+def test_a_control_program_that_says_any_bytes(here: GpuMachine, tmp_path: Path) -> None:
+    (here.folder / "nvidia-cuda-mps-control").write_bytes(b"#!/bin/sh\necho '\xff 100.0'\n")
+    assert mps_control.answers(tmp_path, 10.0)
 
 
 def test_without_mps(here: GpuMachine) -> None:
     here.lacks("nvidia-cuda-mps-control")
     with pytest.raises(UserError, match="no nvidia-cuda-mps-control on the PATH"):
         mps.MpsDaemon(["GPU-0"])
+
+
+def test_no_temporary_folder(
+    here: GpuMachine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", fail)
+    with pytest.raises(LaunchError, match=r"No usable .* Set TMPDIR to a folder with room"):
+        mps.MpsDaemon(["GPU-0"])
+    with pytest.raises(LaunchError, match=r"the trials' output: .* Set TMPDIR to a folder with"):
+        trials.find_fastest(["train.py"])
 
 
 def test_sockets_have_short_paths(

@@ -100,6 +100,43 @@ def test_a_daemon_that_is_killed(sandbox: Sandbox, machine: GpuMachine) -> None:
     assert_nothing_is_left(sandbox)
 
 
+def test_a_daemon_that_is_killed_is_followed_by_another(
+    sandbox: Sandbox, machine: GpuMachine
+) -> None:
+    launcher = start(sandbox, machine, "--restarts", "1")
+    ready = [sandbox.folder / f"ready-{rank}" for rank in range(2)]
+    for path in ready:
+        path.unlink()
+    (control,) = [each for each in daemons(sandbox) if each.name() != "sleep"]
+    control.kill()
+    sandbox.wait_until(
+        lambda: launcher.poll() is not None or all(path.exists() for path in ready),
+        "they run again",
+    )
+    launcher.send_signal(signal.SIGTERM)
+    _, said = launcher.communicate(timeout=400)
+    assert launcher.returncode == 128 + signal.SIGTERM, said
+    assert f"nvidia-cuda-mps-control, process {control.pid}) has ended (signal 9)" in said
+    assert "all 2 workers start again (1 of 1 restarts), from the beginning" in said
+    assert "Start the job again" not in said
+    assert_nothing_is_left(sandbox)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_the_daemon_starts(
+    sandbox: Sandbox, machine: GpuMachine, number: signal.Signals
+) -> None:
+    script = sandbox.script("wait.py", WAIT)
+    variables = machine.variables | {"CUDA_VISIBLE_DEVICES": "0", "STAND_IN_MPS": "silent"}
+    launcher = sandbox.start_farandole("run", "--per-gpu", "2", script, **variables)
+    sandbox.wait_until(lambda: bool(daemons(sandbox)), "the daemon starts")
+    launcher.send_signal(number)
+    _, said = launcher.communicate(timeout=400)
+    assert launcher.returncode == 128 + number, said
+    assert f"stopped by {number.name}; no worker is left" in said
+    assert_nothing_is_left(sandbox)
+
+
 def test_a_worker_that_is_killed(sandbox: Sandbox, machine: GpuMachine) -> None:
     launcher = start(sandbox, machine)
     os.kill(int((sandbox.folder / "ready-1").read_text()), signal.SIGKILL)
@@ -144,6 +181,7 @@ def test_all_start_again_when_one_is_lost(sandbox: Sandbox, machine: GpuMachine)
         (["--per-gpu", "2", "--gpu-threads", "0"], "--gpu-threads 0: give the percentage"),
         (["--per-gpu", "2", "--gpu-threads", "101"], "--gpu-threads 101: give the percentage"),
         (["--gpu-threads", "50"], "--gpu-threads 50 is for workers that share a GPU"),
+        (["--per-gpu", "1", "--gpu-threads", "50"], "--gpu-threads 50 and --per-gpu 1"),
         (["--per-gpu", "2", "-n", "3"], "2 workers on each of 2 GPU(s) make 4"),
     ],
 )
@@ -183,6 +221,17 @@ def test_nodes_of_an_allocation_are_not_left_out_silently(
     with pytest.raises(SystemExit):
         main()
     assert "in an allocation with other hosts (node2)" in capsys.readouterr().err
+
+
+def test_a_job_inside_of_a_worker_has_a_count_of_its_own(
+    sandbox: Sandbox, machine: GpuMachine
+) -> None:
+    script = sandbox.script("show.py", "import os; print(os.environ.get('FARANDOLE_PER_GPU'))")
+    inherited = machine.variables | {"FARANDOLE_PER_GPU": "2", "CUDA_VISIBLE_DEVICES": "0"}
+    done = sandbox.farandole("run", "-n", "1", script, **inherited)
+    assert (done.stdout, done.returncode) == ("[0] None\n", 0), done.stderr
+    done = sandbox.farandole("run", "--per-gpu", "1", script, **inherited)
+    assert (done.stdout, done.returncode) == ("[0] 1\n", 0), done.stderr
 
 
 WITHOUT_TORCH = """

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farandole.errors import UserError
+from farandole.launch.gpu import sharing as sharing_module
 from farandole.launch.gpu.mps import MpsDaemon
+from farandole.launch.gpu.nvidia_smi import GpuProcess
 from farandole.launch.gpu.sharing import GpuSharing, launch_sharing, parse_per_gpu, plan_sharing
 from farandole.launch.job import Job, Outcome
 from tests.support.gpu_machine import gpu
@@ -87,6 +89,45 @@ def test_a_gpu_that_is_not_free(here: GpuMachine) -> None:
     here.has(gpu(0, compute_mode="Prohibited"))
     with pytest.raises(UserError, match="GPU 0 \\(NVIDIA H200\\) is in compute mode Prohibited"):
         plan_sharing(2)
+    with pytest.raises(UserError, match="compute mode Prohibited"):
+        plan_sharing(1)
+    here.has(gpu(0, **{"mig.mode.current": "Enabled"}))
+    with pytest.raises(UserError, match="GPU 0 \\(NVIDIA H200\\) is in MIG mode"):
+        plan_sharing(1)
+    here.has(gpu(0, compute_mode="Exclusive_Process"))
+    assert plan_sharing(1).workers == 1
+
+
+def test_who_else_is_there_cannot_be_told(
+    here: GpuMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That matters only where a GPU takes one process at a time."""
+
+    def fail() -> list[GpuProcess]:
+        raise UserError("nvidia-smi --query-compute-apps failed")
+
+    monkeypatch.setattr(sharing_module, "list_processes", fail)
+    assert plan_sharing(2).workers == 4
+    here.has(gpu(0, compute_mode="Exclusive_Process"))
+    with pytest.raises(UserError, match="--query-compute-apps failed"):
+        plan_sharing(2)
+
+
+def test_more_workers_than_mps_takes(here: GpuMachine, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_sharing(48)
+    assert "--per-gpu" not in capsys.readouterr().err
+    plan_sharing(64)
+    assert "--per-gpu 64: most drivers let MPS serve 48 processes a GPU" in capsys.readouterr().err
+
+
+def test_a_very_long_number() -> None:
+    with pytest.raises(UserError, match=r"^--per-gpu 1{20}…: give a number") as raised:
+        parse_per_gpu("1" * 5000)
+    assert len(str(raised.value)) < 200
+
+
+def test_one_worker_is_not_limited(here: GpuMachine) -> None:
+    assert plan_sharing(1, 50.0).variables == {"FARANDOLE_PER_GPU": "1"}
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])

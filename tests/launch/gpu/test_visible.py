@@ -68,3 +68,10 @@ def test_numbers_of_gpus_that_differ_need_an_order() -> None:
 def test_clients_of_another_daemon_have_their_own_count() -> None:
     assert count_visible(GPUS, {}) == 4
     assert count_visible(GPUS, {"CUDA_VISIBLE_DEVICES": "0,1"}) == 2
+    assert count_visible(MIXED, {"CUDA_VISIBLE_DEVICES": "0"}) == 1, "in the daemon's order"
+
+
+@pytest.mark.parametrize("said", ["", "-1", ",", "0,0", "0,-1", "0,4"])
+def test_a_list_of_such_a_client_that_cuda_would_cut_short(said: str) -> None:
+    with pytest.raises(UserError, match=f"CUDA_VISIBLE_DEVICES='{said}'"):
+        count_visible(GPUS, {"CUDA_VISIBLE_DEVICES": said})

@@ -30,7 +30,9 @@ def test_ray(sandbox: Sandbox) -> None:
 
 @pytest.mark.needs("distributed")
 def test_dask(sandbox: Sandbox) -> None:
-    done = sandbox.python(SCRIPTS / "on_dask.py")
+    # So often Dask drops copies, of which the worker that is killed may hold the last one.
+    often = {"DASK_DISTRIBUTED__SCHEDULER__ACTIVE_MEMORY_MANAGER__INTERVAL": "5ms"}
+    done = sandbox.python(SCRIPTS / "on_dask.py", **often)
     assert done.stdout.splitlines() == [
         "the same bits: True",
         "with a worker killed: True, 1 lost",

@@ -304,6 +304,66 @@ def adversarial(world: World, cut: Cut) -> list[nn.Module]:
     return [generator, critic]
 
 
+def adversarial_by_halves(world: World, cut: Cut) -> list[nn.Module]:
+    """The critic is frozen while the generator learns, and at the end of every step."""
+    generator = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)), 1)
+    critic = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), 2)
+    paint = torch.optim.SGD(generator.parameters(), 0.1)
+    judge = torch.optim.SGD(critic.parameters(), 0.1)
+    painter, critic_too = world.distribute(generator, paint), world.distribute(critic, judge)
+    for _ in range(cut.epochs + 1):
+        for real, _ in world.epoch():
+            fake = painter(real.flip(1))
+            critic.requires_grad_(True)
+            judge.zero_grad()
+            (critic_too(fake.detach()).mean() - critic_too(real).mean()).backward()
+            judge.step()
+            critic.requires_grad_(False)
+            paint.zero_grad()
+            (-critic_too(fake).mean() + fake.square().mean()).backward()
+            paint.step()
+    return [generator, critic]
+
+
+def thawed_in_the_middle(world: World, cut: Cut) -> list[nn.Module]:
+    """A backbone that was wholly frozen when it was distributed; thawed before an uneven batch."""
+    backbone = seeded(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh()), 1)
+    head = seeded(lambda: nn.Linear(6, 3), 2)
+    backbone.requires_grad_(False)
+    slow = torch.optim.SGD(backbone.parameters(), 0.05)
+    fast = torch.optim.SGD(head.parameters(), 0.1)
+    below, above = world.distribute(backbone, slow), world.distribute(head, fast)
+    for _ in range(cut.epochs):
+        for step, (x, y) in enumerate(world.epoch()):
+            if step == world.shares.steps - 1:
+                backbone.requires_grad_(True)
+            slow.zero_grad()
+            fast.zero_grad()
+            F.cross_entropy(above(below(x)), y).backward()
+            slow.step()
+            fast.step()
+    return [backbone, head]
+
+
+def one_trunk(world: World, cut: Cut) -> list[nn.Module]:
+    """An actor and a critic that share layers; both are distributed."""
+    trunk = seeded(lambda: nn.Linear(6, 8), 1)
+    actor = nn.Sequential(trunk, nn.Tanh(), seeded(lambda: nn.Linear(8, 3), 2))
+    critic = nn.Sequential(trunk, nn.Tanh(), seeded(lambda: nn.Linear(8, 1), 3))
+    acts = torch.optim.SGD(actor.parameters(), 0.1)
+    judges = torch.optim.SGD(critic[2].parameters(), 0.1)
+    actor_too, critic_too = world.distribute(actor, acts), world.distribute(critic, judges)
+    for _ in range(cut.epochs):
+        for x, y in world.epoch():
+            acts.zero_grad()
+            judges.zero_grad()
+            value = (critic_too(x).squeeze(1) - y).square().mean()
+            (F.cross_entropy(actor_too(x), y) + value).backward()
+            acts.step()
+            judges.step()
+    return [actor, critic]
+
+
 def twice_through_one_model(world: World, cut: Cut) -> list[nn.Module]:
     """The model's output is its own input, as in a recurrent or iterative model."""
     model = seeded(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh()))
@@ -398,6 +458,9 @@ SCENES: dict[str, Scene] = {
     "frozen": frozen,
     "tied": tied,
     "adversarial": adversarial,
+    "by halves": adversarial_by_halves,
+    "thawed": thawed_in_the_middle,
+    "one trunk": one_trunk,
     "twice": twice_through_one_model,
     "tuple": structured("tuple"),
     "dict": structured("dict"),

@@ -279,3 +279,13 @@ def test_a_restored_outer_optimizer_goes_on() -> None:
     step(other, copy)
     step(outer, base)
     assert not torch.equal(base, copy)
+
+
+def test_a_velocity_from_a_checkpoint_goes_to_the_device_of_the_model() -> None:
+    """It is read into memory of the host."""
+    outer = Outer(OuterRule(0.7, 0.9, nesterov=True))
+    outer.load_state_dict({"velocity": [torch.ones(3)]})
+    base = torch.zeros(3, device="meta")
+    outer.step([base], [torch.zeros(3, device="meta")])
+    (velocity,) = outer.state_dict()["velocity"]
+    assert velocity.device.type == "meta"

@@ -66,11 +66,14 @@ def _address(pointer: ctypes.c_void_p) -> int:
 def _call(name: str, *arguments: Any) -> None:
     if torch.version.cuda is None:
         raise RuntimeError("PyTorch was built without CUDA")
-    library = f"libcudart.so.{torch.version.cuda.split('.')[0]}"
+    name_of_library = f"libcudart.so.{torch.version.cuda.split('.')[0]}"
     try:
-        function = getattr(ctypes.CDLL(library), name)
+        library = ctypes.CDLL(name_of_library)
+        function = getattr(library, name)
     except (OSError, AttributeError) as error:
-        raise RuntimeError(f"{library}: {error}") from error
+        raise RuntimeError(f"{name_of_library}: {error}") from error
     code = function(*arguments)
     if code:
+        # Taken from where CUDA keeps it, or PyTorch would find it there after its next kernel.
+        library.cudaGetLastError()
         raise RuntimeError(f"{name} failed with CUDA error {code}")
