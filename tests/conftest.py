@@ -59,6 +59,7 @@ from farandole.emulate import namespaces
 from farandole.errors import UserError
 from farandole.launch.backends.mpi.one_host import one_host_variables
 from tests.support import stand_ins
+from tests.support.crashes import keep_stacks, kept_stacks
 from tests.support.order import ordered
 from tests.support.ports import find_free_port
 from tests.support.slurm import SlurmCluster, running_slurm
@@ -182,10 +183,18 @@ def pytest_sessionstart() -> None:
     """Whatever these tests start, and what their launchers start, is forked where it can be:
     importing torch takes longer than most of them."""
     WARM.starts.install()
+    if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is not None:
+        keep_stacks(Path(os.environ["XDG_CACHE_HOME"]), worker)
 
 
 def pytest_sessionfinish() -> None:
     WARM.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for worker, lines in kept_stacks(Path(os.environ["XDG_CACHE_HOME"])):
+        terminalreporter.section(f"worker {worker} died")
+        terminalreporter.line("\n".join(lines))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.support import order, quick, stand_ins
+from tests.support.crashes import kept_stacks
 from tests.support.warm_starts import fresh_starts
 
 if TYPE_CHECKING:
@@ -225,3 +226,23 @@ def test_quick_finds_some_for_every_module(known: dict[str, set[str]]) -> None:
     root = Path(__file__).parents[1]
     modules = [str(path.relative_to(root)) for path in sorted((root / "farandole").rglob("*.py"))]
     assert [module for module in modules if not quick.choose([module], known)] == []
+
+
+DYING = """
+import faulthandler, sys
+from pathlib import Path
+from tests.support.crashes import keep_stacks
+keep_stacks(Path(), sys.argv[1])
+if sys.argv[1] == "gw1":
+    faulthandler._sigsegv()
+"""
+
+
+def test_a_worker_that_dies_says_where_it_was(sandbox: Sandbox) -> None:
+    script = sandbox.script("dying.py", DYING)
+    assert sandbox.python(script, "gw0").returncode == 0
+    assert sandbox.python(script, "gw1").returncode == -signal.SIGSEGV
+    ((worker, lines),) = kept_stacks(sandbox.folder)
+    assert worker == "gw1"
+    assert lines[0] == "Fatal Python error: Segmentation fault"
+    assert f'File "{script}", line 7 in <module>' in "\n".join(lines)

@@ -25,6 +25,7 @@ from farandole.sync.common.guard import GradientGuard, diverged
 from farandole.sync.common.hooks import ForwardHook
 from farandole.sync.common.weighing import Weighing
 from farandole.sync.server.table import Connection, OptimizerState, ParameterTable, parts_of
+from farandole.sync.server.untouched import Untouched
 
 
 class ServerSynchronizer(Synchronizer):
@@ -51,10 +52,13 @@ class ServerSynchronizer(Synchronizer):
         self._bytes = 0
         self._waited = 0.0
         self._parts = parts_of(model, optimizer, self._store)
+        held = {name: p for part in self._parts for name, p in part.parameters.items()}
+        self._untouched = Untouched(model, held)
         for part in self._parts:
             self._create(part)
         self._offer()
-        self._held = {parameter for part in self._parts for parameter in part.parameters.values()}
+        self._held = set(held.values())
+        self._untouched.note_others()
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._after_step())
 
@@ -77,7 +81,10 @@ class ServerSynchronizer(Synchronizer):
         self._arrive()
 
     def _after_step(self) -> None:
+        self._untouched.note_step(self._steps)
         self._stepped()
+        if self._reads:  # where they arrive was what the parameters are compared with
+            self._untouched.note_step(self._steps)
         # A script that calls methods of its model, and never the model, has no forward hooks.
         if not self._saw_forward:
             self._arrive()
@@ -85,10 +92,19 @@ class ServerSynchronizer(Synchronizer):
 
     def _finish_reads(self) -> None:
         """Waits for all reads, and makes what they read the parameters."""
+        if not self._reads:
+            return
+        self._untouched.require()
         for part, pending in self._reads:
             pending.wait()
             part.scatter()
         self._reads = []
+        self._note_read()
+
+    def _note_read(self) -> None:
+        """The parameters are what was read last, and nothing is under way there."""
+        values = [value for part in self._parts for value in part.read_values()]
+        self._untouched.note(values, self._steps)
 
     def _have_arrived(self) -> bool:
         return all(pending.done() for _, pending in self._reads)
@@ -127,6 +143,8 @@ class ServerSynchronizer(Synchronizer):
         if not self._begun:
             self._begun = True
             self._offer_what_was_loaded()
+            self._note_read()
+            self._untouched.note_others()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         first = True
@@ -138,6 +156,9 @@ class ServerSynchronizer(Synchronizer):
             if first:
                 first = False
                 self._require_held()
+                if self._begun:  # else what was loaded before is not on the servers so far
+                    self._untouched.require()
+                    self._untouched.require_one_optimizer()
                 self._about_to_step()
 
         return with_gradients(args, kwargs, act)
@@ -208,6 +229,7 @@ class ServerSynchronizer(Synchronizer):
         for part, pending in [(part, part.start_read()) for part in self._parts]:
             pending.wait()
             part.scatter()
+        self._note_read()
 
     def _average_statistics(self) -> None:
         """Replaces BatchNorm's statistics by the average of all ranks'."""
@@ -217,7 +239,14 @@ class ServerSynchronizer(Synchronizer):
             self._group.all_reduce(buffer, "average")
         statistics.scatter()
 
+    def end_pass(self) -> None:
+        super().end_pass()
+        if self._begun:
+            self._untouched.require()
+
     def whole_model(self) -> dict[str, Any]:
+        if self._begun:
+            self._untouched.require()
         # The model as a whole is the servers', and reading it overwrites this rank's parameters,
         # which may be ahead of it or behind. So they are copied and put back: saving must not
         # change how training goes on.
@@ -238,6 +267,8 @@ class ServerSynchronizer(Synchronizer):
         # `incoming`, so it must hold what this rank goes on from.
         for part in self._parts:
             part.count_as_read()
+        self._note_read()
+        self._untouched.note_others()
         return state
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,6 +287,7 @@ class ServerSynchronizer(Synchronizer):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._note_read()  # the common model was loaded, and replaces what is there
         self._settle()
         self._group.barrier()
         servers = OptimizerState(self._store, self._parts)
@@ -276,6 +308,8 @@ class ServerSynchronizer(Synchronizer):
             part.count_as_read()
         self._steps = state["steps"]
         self._begun = True
+        self._note_read()
+        self._untouched.note_others()
 
     def close(self) -> None:
         self._count()

@@ -143,6 +143,10 @@ class ParameterTable:
         else:
             torch._foreach_copy_(self._in_views, self.tensors())
 
+    def read_values(self) -> list[torch.Tensor]:
+        """What was read last, in the order of the parameters. A read under way writes into it."""
+        return self._in_views
+
     def first_not_finite(self) -> str | None:
         if is_finite(self.outgoing):
             return None
