@@ -13,6 +13,7 @@ from farandole.errors import UserError
 from farandole.sync import Synchronizer
 from farandole.sync.common.alignment import require_in_step
 from farandole.sync.common.finite_models import require_finite
+from farandole.train.checkpoint.other_optimizers import OtherOptimizers
 from farandole.train.checkpoint.saver import Saver
 
 Note = dict[str, float | str]
@@ -27,6 +28,9 @@ class DistributedModels:
     def __init__(self, steps: Callable[[], int], *, check_finite: bool, check_in_step: bool):
         self.synchronizers: list[Synchronizer] = []
         self.savers: list[Saver] = []
+        self.other_optimizers = OtherOptimizers(
+            self.each, lambda: (saver.optimizer for saver in self.savers)
+        )
         self._steps = steps
         self._checks_finite = check_finite
         self._checks_in_step = check_in_step
@@ -40,6 +44,7 @@ class DistributedModels:
             synchronizer.guard.count = synchronizer.guard.count or self._steps
         self.synchronizers.append(synchronizer)
         self.savers.append(saver)
+        self.other_optimizers.look_again()
 
     def each(self) -> Iterator[nn.Module]:
         return (known.model for known in self.synchronizers)
@@ -106,5 +111,6 @@ class DistributedModels:
             synchronizer.notes.clear()
 
     def close(self) -> None:
+        self.other_optimizers.close()
         for synchronizer in self.synchronizers:
             synchronizer.close()

@@ -55,6 +55,7 @@ class RunSaving:
         self._elastic = elastic
         self.script_state: ScriptState | None = None
         self._has_loaded = False  # or looked for something to load
+        self._has_told = False  # that an optimizer is not saved
         self._checkpoints = RunCheckpoints(session, loaders, metrics, policy, fallback=fallback)
         if elastic is not None and elastic.life:
             self._checkpoints.succeed()
@@ -116,6 +117,7 @@ class RunSaving:
     ) -> Path | str:
         self._passes.settle()
         self._session.models.settle_guards()
+        self._tell_what_is_left_out(state)
         with self._session.group.trace.span("save", "checkpoint"):
             self._checkpoints.wait_for_save()
 
@@ -150,7 +152,20 @@ class RunSaving:
     def _save_by_itself(self) -> str:
         self._passes.settle()
         self._session.models.settle_guards()
-        return self._save_through_losses(None, None, self._own_state())
+        own = self._own_state()
+        self._tell_what_is_left_out(own)
+        return self._save_through_losses(None, None, own)
+
+    def _tell_what_is_left_out(self, state: Mapping[str, Any]) -> None:
+        others = self._session.models.other_optimizers.without_a_place_in(state)
+        if others and not self._has_told:
+            self._has_told = True
+            self._session.print(
+                f"note: {' and '.join(others)} trains parameters of a distributed model, was not "
+                "given to run.distribute, and is not in the checkpoint. Pass "
+                "other=optimizer.state_dict() to run.save, or by run.checkpoint_state, and restore "
+                "it from what run.load() returns."
+            )
 
     def wait_for_save(self) -> Path | str | None:
         return self._checkpoints.wait_for_save()
