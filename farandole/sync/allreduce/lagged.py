@@ -26,6 +26,7 @@ from farandole.comm.gpu.device_average import DeviceAverage
 from farandole.sync.allreduce.buckets import Bucket
 from farandole.sync.allreduce.reducer import GradientReducer
 from farandole.sync.allreduce.reductions import Average, Pending, Then, may_be_trained, settled
+from farandole.sync.allreduce.unused_passes import UnusedPasses
 from farandole.sync.base import (
     Strategy,
     Synchronizer,
@@ -98,6 +99,7 @@ class _LaggedAtWork(Synchronizer):
         """Leaves out parameters whose first average has not arrived: their momentum stays too."""
         # Not earlier, in the reduction: a gradient scaler looks at gradients before the step, and
         # raises where it finds none. Zeros stand in until now.
+        self._late.unused.step()
         for parameter in self._late.empty:
             parameter.grad = None
 
@@ -123,6 +125,7 @@ class _Late(Average):
         self._lagged = False
         self._travelling: dict[str, _Travelling] = {}
         self.passes = 0  # backward passes that were averaged
+        self.unused = UnusedPasses("lagged")
         self.empty: set[torch.Tensor] = set()
         """Parameters that have no gradient in this step, because the first is still on its way."""
 
@@ -130,6 +133,7 @@ class _Late(Average):
         # Decided once for a pass: all its buckets are late or none is. Buckets come in the order of
         # their index, the same on all ranks, so all of them decide with the same counts.
         if bucket.index == 0:
+            self.unused.begin_pass()
             self._lagged = self._is_lagged()
             self.empty.clear()
         if bucket.is_last:
@@ -147,9 +151,8 @@ class _Late(Average):
             for place, average in enumerate(late):
                 if average is not None:
                     gradient = bucket.gradients[place]
-                    gradient.add_(
-                        average.gradient.to(gradient.device)
-                    )  # from a checkpoint: the CPU
+                    # From a checkpoint it is on the CPU.
+                    gradient.add_(average.gradient.to(gradient.device))
                     bucket.has_gradient[place] = 1.0
                     bucket.notes.add_(average.notes)
 
