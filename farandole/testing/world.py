@@ -7,7 +7,6 @@ between processes.
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+
+# The first optimizer of a process imports this, and with it PyTorch registers operators in tables
+# that other threads read without a lock. So it is here before there are any ranks.
+import torch._dynamo
 
 from farandole.comm import Exchange, Group, InProcess
 from farandole.sync import Strategy
@@ -44,9 +47,6 @@ def run_world(
     Raises the exception of the rank that failed first; the others are woken from their waits.
     The random state of torch is shared by all threads: draw in `body` from generators of its own.
     """
-    # The first optimizer of a process imports this, and with it PyTorch registers operators in
-    # tables that other threads read without a lock. So it is here before there are any.
-    importlib.import_module("torch._dynamo")
     exchange = Exchange(size, timeout)
     results: dict[int, T] = {}
     failures: list[BaseException] = []
