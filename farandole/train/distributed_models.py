@@ -11,7 +11,7 @@ from farandole.comm import Group
 from farandole.data import BatchInfo
 from farandole.errors import UserError
 from farandole.sync import Synchronizer
-from farandole.sync.common.alignment import require_in_step
+from farandole.sync.common.alignment import buffers_apart, require_in_step
 from farandole.sync.common.finite_models import require_finite
 from farandole.train.checkpoint.other_optimizers import OtherOptimizers
 from farandole.train.checkpoint.saver import Saver
@@ -95,6 +95,13 @@ class DistributedModels:
                 if synchronizer.in_step_after_pass:
                     when = f"after {self._steps()} steps"
                     require_in_step(synchronizer.model, replicas, when)
+
+    def buffers_apart(self, replicas: Group) -> list[str]:
+        """*Together.* Names of buffers of which each replica has its own by now."""
+        if not self._checks_in_step or replicas.size == 1:
+            return []
+        found = (buffers_apart(known.model, replicas) for known in self.synchronizers)
+        return [name for names in found for name in names]
 
     def observe_loss(self, loss: float | torch.Tensor) -> None:
         for synchronizer in self.synchronizers:

@@ -19,6 +19,7 @@ from farandole.sync import AllReduce
 from farandole.train.checkpoint.automatic.saves import AutomaticSaves
 from farandole.train.elastic.support import refuse, require_elastic_loader
 from farandole.train.elastic.training import ElasticTraining
+from farandole.train.hints import Hints
 from farandole.train.run_metrics import RunMetrics
 from farandole.train.session import Session
 from farandole.train.stopping.preemption import Preemption
@@ -41,6 +42,7 @@ class Passes:
         self._reads_shared = False  # the batch under way has samples that other ranks read too
         self.skipped = SkippedSamples()
         self._has_warned = False  # of samples that several ranks read
+        self._hints = Hints(session)
         self.waits: list[Callable[[], None]] = []
         """Called before the ranks meet: for what other frameworks compute in the background."""
 
@@ -48,6 +50,8 @@ class Passes:
         self.settle()
         if loader.is_training and fresh:
             self._session.models.begin_pass()
+        if not loader.is_training:
+            self._hints.evaluations += 1
 
     def pause(self, loader: Loader, *, within: bool) -> None:
         """Between two steps, or before the first of a pass: here a run can be saved and stopped.
@@ -177,6 +181,7 @@ class Passes:
         if self.skipped.may_happen:
             self._report_skipped()
         session.models.check_after_pass(session.group, session.replicas)
+        self._hints.after_pass()
         peaks = gather_peaks(session.group, session.device)
         if peaks is not None:
             self._metrics.gpu_peaks = peaks

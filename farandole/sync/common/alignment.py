@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from farandole.comm import Group
 from farandole.errors import ModelMismatchError, UserError
+from farandole.sync.common.flat import statistics_of
 
 _DIGEST_BYTES = 16
 _ROUNDING = 1e-3  # of the largest number in a tensor; far more than rounding does, less than a step
@@ -156,6 +157,20 @@ def tensors_in_step(tensors: Mapping[str, torch.Tensor], group: Group) -> InStep
             if not same[:, index].all()
         )
     )
+
+
+def buffers_apart(model: nn.Module, group: Group) -> list[str]:
+    """*Together.* The buffers that differ between ranks and that most strategies leave alone: all
+    numbers but the statistics of normalising layers. Ranks may have different ones."""
+    averaged = statistics_of(model)
+    mine = {
+        name: _digest(buffer).hex()
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point() and name not in averaged and buffer.layout == torch.strided
+    }
+    everyone = group.gather_json(mine)
+    names = dict.fromkeys(name for theirs in everyone for name in theirs)
+    return [name for name in names if len({theirs.get(name) for theirs in everyone}) > 1]
 
 
 def require_in_step(model: nn.Module, group: Group, when: str) -> None:
