@@ -33,6 +33,7 @@ from farandole.comm.transports.by_device import ByDevice
 from farandole.comm.transports.torch_errors import raise_lost
 from farandole.comm.units import Units
 from farandole.errors import UserError
+from farandole.system.activity import NO_ACTIVITY
 from farandole.topology import Topology
 from farandole.trace.spans import NO_TRACE, Trace
 
@@ -176,16 +177,20 @@ class Group:
             try:
                 work = self.process_group.allreduce([tensor], options)
             except RuntimeError as error:
-                fail(error)
+                self._raise_lost(carrier.averages_by_itself, error)
         self.meter.add_bytes(ring_bytes(tensor.nbytes, self.size))
         begun = DeviceAverage(work, fail)
-        self.meter.activity.needs_others(begun.done)
+        if self.meter.activity is not NO_ACTIVITY:
+            self.meter.activity.needs_others(begun.seen_from_outside(tensor))
         return begun
 
     def _device_failed(self, by_nccl: bool, error: RuntimeError) -> NoReturn:
-        others = [rank for rank in range(self.size) if rank != self.rank]
         with self._scopes.enter("all_reduce", 0, traced=False):
-            raise_lost(others, error, self.timeout, nccl=by_nccl)
+            self._raise_lost(by_nccl, error)
+
+    def _raise_lost(self, by_nccl: bool, error: RuntimeError) -> NoReturn:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        raise_lost(others, error, self.timeout, nccl=by_nccl)
 
     def register(self, tensor: torch.Tensor) -> AbstractContextManager[object]:
         """Moves the memory of a CPU tensor to where all ranks of this host can reach it.

@@ -73,6 +73,9 @@ class _Done(dist.Work):
         self._future: Future[list[Any]] = Future()
         self._future.set_result(result)
 
+    def is_completed(self) -> bool:
+        return True
+
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
 

@@ -61,9 +61,18 @@ class Handle(Generic[T]):
             placed()
         except BaseException as error:
             if not self.future.done():
-                self.future.set_exception(error)  # type: ignore[arg-type]
+                self.future.set_exception(_as_exception(error))  # type: ignore[arg-type]
         finally:
             self._ended.set()
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """A future takes no other kind, such as what ends a thread."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = RuntimeError(f"a collective in the background was ended by {error!r}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 class _Row:

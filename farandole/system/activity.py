@@ -50,7 +50,8 @@ class Activity:
 
     def needs_others(self, is_over: Callable[[], bool]) -> None:
         """A GPU waits for other ranks in the background until `is_over`, and so does whoever waits
-        for that GPU, without a word to us. What was told before is over when this is."""
+        for that GPU, without a word to us. What was told before is over when this is. It is asked
+        again and again, by another thread."""
 
 
 NO_ACTIVITY = Activity()
@@ -95,10 +96,7 @@ class SharedActivity(Activity):
         waits = False
         while True:
             waited = waits
-            try:
-                waits = not self._is_over()
-            except RuntimeError:  # of a collective that was aborted
-                waits = False
+            waits = not self._is_over()
             self._count_waits(int(waits) - int(waited))
             time.sleep(_LOOK_SECONDS)
 

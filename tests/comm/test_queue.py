@@ -170,3 +170,14 @@ def test_a_queue_can_be_waited_for_but_not_for_ever() -> None:
     go.set()
     queue.settle(60)
     assert handle.done()
+
+
+def test_what_would_end_a_thread_is_raised_where_it_is_waited_for() -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    queue = Queue(Meter())
+    handle = queue.start(leave)
+    with pytest.raises(RuntimeError, match=r"was ended by SystemExit\(3\)"):
+        handle.wait()
+    assert queue.start(lambda: 5).wait() == 5, "the thread goes on"

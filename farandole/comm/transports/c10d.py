@@ -116,20 +116,29 @@ class C10d(Network):
         finish()
 
     def _exchange_on_gpu(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        self.queue_on_gpu(sends, receives).wait()
+        work = self.queue_on_gpu(sends, receives)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self._raise_lost(_peers(sends, receives), error, (sends or receives)[0][1])
         for _, data in [*sends, *receives]:
             _use_here(data)
 
     def queue_on_gpu(self, sends: Sequence[Message], receives: Sequence[Message]) -> dist.Work:
         """See `GpuWire`. NCCL carries out what it is given in order, so all of it is given as one:
         two ranks that both send first would otherwise wait for each other."""
-        device = (sends or receives)[0][1].device
-        self._process_group._start_coalescing(device)
+        tensor = (sends or receives)[0][1]
+        self._process_group._start_coalescing(tensor.device)
         try:
             self.begin(sends, receives)
-        finally:
-            work = self._process_group._end_coalescing(device)
-        return work
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # which the first has led to
+                self._process_group._end_coalescing(tensor.device)
+            raise
+        try:
+            return self._process_group._end_coalescing(tensor.device)
+        except RuntimeError as error:  # they connect here, when they first meet
+            self._raise_lost(_peers(sends, receives), error, tensor)
 
     def begin(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         group = self._process_group
@@ -295,6 +304,10 @@ class C10d(Network):
         self, ranks: Sequence[int], error: RuntimeError, tensor: torch.Tensor
     ) -> NoReturn:
         raise_lost(ranks, error, self.timeout, nccl=self._nccl and tensor.is_cuda)
+
+
+def _peers(*messages: Sequence[Message]) -> list[int]:
+    return sorted({peer for part in messages for peer, _ in part})
 
 
 def _nccl_of(process_group: dist.ProcessGroup) -> Any:

@@ -17,6 +17,9 @@ import torch.distributed as dist
 
 from farandole.comm.transports.messages import PeerLost
 
+# Of what NCCL reports: it takes memory when ranks first meet, and checks what it is asked for.
+_OWN_FAULTS = ("out of memory", "ncclInvalidUsage", "ncclInvalidArgument")
+
 
 def raise_lost(
     ranks: Sequence[int], error: RuntimeError, timeout: timedelta, *, nccl: bool
@@ -37,5 +40,9 @@ def raise_lost(
 
 def _is_own(error: RuntimeError, *, nccl: bool) -> bool:
     # Another rank would be blamed for a GPU that is out of memory here.
-    of_the_gpu = isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError))
-    return of_the_gpu or (nccl and not isinstance(error, dist.DistError))
+    if isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)):
+        return True
+    if isinstance(error, dist.DistBackendError):
+        # The class is the same for whatever NCCL reports, and so its words tell.
+        return any(words in str(error) for words in _OWN_FAULTS)
+    return nccl and not isinstance(error, dist.DistError)

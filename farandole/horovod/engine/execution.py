@@ -62,6 +62,8 @@ class Executor:
         self._choose_transport(response.items[0].like.device)
         if self._transport.size == 1 and kind != ALLTOALL:
             _alone(response, works)
+            if response.items[0].like.device == "cuda":
+                torch.cuda.current_stream().synchronize()
             return
         does: dict[str, Callable[[Response, Sequence[Work | None]], None]] = {
             ALLREDUCE: self._allreduce,
@@ -342,6 +344,8 @@ def _alone(response: Response, works: Sequence[Work | None]) -> None:
     for item, work in zip(response.items, works, strict=True):
         if work is None:
             continue
+        if work.ready is not None:
+            work.ready.synchronize()  # what the script computes may be on another stream
         like = item.like
         makes_outputs = like.kind in (ALLGATHER, REDUCESCATTER)
         for index, mine in enumerate(tensor.detach() for tensor in work.inputs):

@@ -42,6 +42,9 @@ def test_ranks_that_are_lost(error: RuntimeError, nccl: bool, said: str) -> None
     ("error", "nccl"),
     [
         (torch.OutOfMemoryError("no room"), False),
+        (dist.DistBackendError("unhandled cuda error, Cuda failure 2 'out of memory'"), True),
+        (dist.DistBackendError("unhandled cuda error, Cuda failure 2 'out of memory'"), False),
+        (dist.DistBackendError("ncclInvalidUsage: Duplicate GPU detected"), True),
         (torch.AcceleratorError("device-side assert triggered"), True),
         (RuntimeError("all_reduce does not support PRODUCT on complex tensors"), True),
     ],
@@ -75,3 +78,49 @@ def test_what_a_backend_can_reduce(
     for wire._nccl, expected in ((True, by_nccl), (False, by_gloo)):
         assert wire.reduces_natively(tensor.as_subclass(OnGpu), op) is expected  # type: ignore[arg-type]
         assert wire.reduces_natively(tensor, op) is by_gloo  # type: ignore[arg-type]
+
+
+class Coalescing:
+    """A process group of NCCL that fails where it is told to."""
+
+    def __init__(self, *, at_once: bool, together: bool, later: bool = False) -> None:
+        self._at_once, self._together, self._later = at_once, together, later
+        self.is_open = False
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self.is_open = True
+
+    def _end_coalescing(self, device: torch.device) -> Coalescing:
+        self.is_open = False
+        if self._together:
+            raise dist.DistBackendError("ncclRemoteError: connection closed by the other side")
+        return self
+
+    def send(self, tensors: object, peer: int, tag: int) -> None:
+        if self._at_once:
+            raise dist.DistBackendError("the store was closed")
+
+    recv = send
+
+    def wait(self) -> None:
+        if self._later:
+            raise dist.DistBackendError("communicator was aborted")
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [
+        ({"at_once": False, "together": True}, r"rank 1, 2 hung up \(ncclRemoteError"),
+        # What comes at the end of a group that has failed is not what has happened.
+        ({"at_once": True, "together": True}, r"rank 1 hung up \(the store was closed"),
+        ({"at_once": False, "together": False, "later": True}, r"hung up \(communicator was abo"),
+    ],
+)
+def test_messages_between_gpus(fails: dict[str, bool], said: str) -> None:
+    wire = C10d.__new__(C10d)
+    wire._process_group = group = Coalescing(**fails)  # type: ignore[assignment]
+    wire._nccl, wire._tag, wire.timeout = True, 0, LIMIT
+    there = torch.zeros(3, dtype=torch.uint8).as_subclass(OnGpu)
+    with pytest.raises(PeerLost, match=said.replace("rank 1, 2", "ranks? 1.*2")):
+        wire._exchange_on_gpu([(2, there)], [(1, there)])
+    assert not group.is_open

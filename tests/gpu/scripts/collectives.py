@@ -6,6 +6,8 @@ Numbers are whole, so that both must agree to the bit. CARRIER: what must carry 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable
 
 import torch
@@ -13,6 +15,7 @@ import torch
 import farandole as fd
 from farandole.comm import Group
 from farandole.comm.arithmetic import Op
+from farandole.comm.gpu.device_average import DeviceAverage
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
 ODD: tuple[tuple[torch.dtype, Op], ...] = (
@@ -132,6 +135,40 @@ def background(group: Group) -> None:
     same(group, gathered, "all_gather in the background")
 
 
+def averages(group: Group) -> None:
+    """Of gradients. Another thread sees when they are over, also while a graph is captured."""
+    for count in SIZES:
+        mine = numbers(group, count, torch.float32).to(DEVICE)
+        average = group.average_future(mine, last=True)
+        if not isinstance(average, DeviceAverage):  # by another way than NCCL
+            average.wait()
+            continue
+        is_over = average.seen_from_outside(mine)
+        average.wait()
+        looks = threading.Event()
+        looker = threading.Thread(target=_look, args=(is_over, looks))
+        looker.start()
+        graph, still = torch.cuda.CUDAGraph(), torch.ones(100, device=DEVICE)
+        with torch.cuda.graph(graph):
+            looks.wait(60)
+            still.add_(1)
+        looker.join(60)
+        assert is_over()
+        expected = torch.zeros(count)
+        for rank in range(group.size):
+            generator = torch.Generator().manual_seed(rank)
+            expected += torch.randint(-3, 4, (count,), generator=generator)
+        torch.testing.assert_close(mine.cpu(), expected / group.size)
+
+
+def _look(is_over: Callable[[], bool], looks: threading.Event) -> None:
+    for _ in range(100):
+        is_over()
+    looks.set()
+    while not is_over():
+        time.sleep(0.001)
+
+
 def first_message(group: Group) -> None:
     """Between two of more than two ranks, before these have done anything else together."""
     some = group.subgroup(range(group.size))
@@ -155,6 +192,7 @@ def main() -> None:
         assert carrier.name == sys.argv[1], carrier.name
     first_message(group)
     half = [rank for rank in range(group.size) if rank % 2 == group.rank % 2]
+    averages(group)
     groups = [group]
     if len(half) > 1:
         groups.append(group.subgroup(half))

@@ -11,6 +11,9 @@ import torch
 
 from farandole.comm import Group
 from farandole.horovod.engine.execution import Executor
+from farandole.horovod.engine.requests import ALLREDUCE, Request
+from farandole.horovod.engine.table import Item, Response
+from farandole.horovod.engine.work import Work
 from farandole.testing import run_world
 from farandole.train import Run
 
@@ -52,3 +55,32 @@ def test_the_gpu_of_this_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         return chosen(run.group, monkeypatch)
 
     assert run_world(1, body, folder=tmp_path) == [[None, None, 3, None, 2, 2]]
+
+
+class Noted:
+    """A moment on a GPU, or its stream: notes who waits for it, and what `output` was then."""
+
+    def __init__(self, what: str, order: list[tuple[str, float]], output: torch.Tensor) -> None:
+        self._what, self._order, self._output = what, order, output
+
+    def synchronize(self) -> None:
+        self._order.append((self._what, self._output[0].item()))
+
+
+def test_alone_on_a_gpu_other_streams_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The script may compute on one of its own, before and after."""
+    order: list[tuple[str, float]] = []
+    output = torch.zeros(3)
+    request = Request("x", ALLREDUCE, ("float32",), ((3,),), "sum", device="cuda")
+    work = Work(request, [torch.ones(3)], [output])
+    work.ready = Noted("the inputs", order, output)  # type: ignore[assignment]
+    stream = Noted("the outputs", order, output)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+
+    def body(run: Run) -> None:
+        Executor(run.group).carry_out(Response((Item((request,)),)), [work])
+
+    run_world(1, body, folder=tmp_path)
+    assert order == [("the inputs", 0.0), ("the outputs", 1.0)]
