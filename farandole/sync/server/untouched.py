@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from farandole.errors import UserError
+from farandole.sync.common.frozen import can_be_trained
 
 _FIRST_STEPS, _EVERY_STEPS = 4, 64
 _INSTEAD = (
@@ -37,7 +38,8 @@ class Untouched:
     def __init__(self, model: nn.Module, held: Mapping[str, nn.Parameter]) -> None:
         self._held = held
         known = set(held.values())
-        self._others = {n: p for n, p in model.named_parameters() if p not in known}
+        others = ((n, p) for n, p in model.named_parameters() if p not in known)
+        self._others = {name: p for name, p in others if can_be_trained(p)}
         self._counts: list[int] = []
         self._other_counts: list[int] = []
         self._values: Sequence[torch.Tensor] | None = None

@@ -398,3 +398,70 @@ def test_time_that_is_waited_for_a_codec_counts_once(tmp_path: Path) -> None:
 
     for waited, passed in run_world(2, body, folder=tmp_path, sync=AllReduce(codec="int8")):
         assert waited <= passed
+
+
+# Gradients that are thrown away
+
+
+def gan(run: Run, *, freezes: bool) -> torch.Tensor:
+    """The generator's pass leaves gradients in the discriminator, unless that is frozen."""
+    generator, discriminator = drawn(nn.Linear(40, 50)), drawn(nn.Linear(50, 30))
+    of_generator = torch.optim.SGD(generator.parameters(), 0.05)
+    of_discriminator = torch.optim.SGD(discriminator.parameters(), 0.05)
+    run.distribute(generator, of_generator)
+    run.distribute(discriminator, of_discriminator)
+    for step in range(6):
+        x = torch.full((2, 40), float(run.rank + step + 1)).double() / 7
+        fake = generator(x)
+        discriminator.zero_grad()
+        discriminator(fake.detach()).square().mean().backward()
+        of_discriminator.step()
+        generator.zero_grad()
+        discriminator.requires_grad_(not freezes)
+        discriminator(fake).sin().mean().backward()
+        discriminator.requires_grad_(True)
+        of_generator.step()
+    return torch.cat([p.detach().flatten() for p in discriminator.parameters()])
+
+
+def drawn(model: nn.Linear) -> nn.Linear:
+    generator = torch.Generator().manual_seed(4)
+    model.double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize("codec", [*CODECS, "powersgd:warm_steps=0"])
+def test_what_is_left_of_thrown_away_gradients_is_thrown_away(codec: str, tmp_path: Path) -> None:
+    sync = parse(f"allreduce:codec={codec.replace(',', '/')}")
+    frozen = run_world(2, lambda run: gan(run, freezes=True), folder=tmp_path, sync=sync)
+    free = run_world(2, lambda run: gan(run, freezes=False), folder=tmp_path, sync=sync)
+    assert torch.equal(frozen[0], frozen[1])
+    assert torch.equal(frozen[0], free[0])
+    assert torch.equal(frozen[0], free[1])
+
+
+def unseen(run: Run, *, given: bool) -> torch.Tensor:
+    """Steps by hand, of which no optimizer knows."""
+    model = drawn(nn.Linear(40, 50))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    if given:
+        run.distribute(model, optimizer)
+    else:
+        run.distribute(model)
+    for step in range(6):
+        model.zero_grad()
+        model(torch.full((2, 40), float(run.rank + step)).double() / 7).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=0.05)
+    return model.weight.detach()
+
+
+def test_steps_that_nobody_tells_of(tmp_path: Path) -> None:
+    sync = parse("allreduce:codec=topk:ratio=0.05")
+    told = run_world(2, lambda run: unseen(run, given=True), folder=tmp_path, sync=sync)
+    untold = run_world(2, lambda run: unseen(run, given=False), folder=tmp_path, sync=sync)
+    assert torch.equal(told[0], untold[0])
