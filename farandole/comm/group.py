@@ -33,7 +33,6 @@ from farandole.comm.transports.by_device import ByDevice
 from farandole.comm.transports.torch_errors import raise_lost
 from farandole.comm.units import Units
 from farandole.errors import UserError
-from farandole.system.activity import NO_ACTIVITY
 from farandole.topology import Topology
 from farandole.trace.spans import NO_TRACE, Trace
 
@@ -179,10 +178,7 @@ class Group:
             except RuntimeError as error:
                 self._raise_lost(carrier.averages_by_itself, error)
         self.meter.add_bytes(ring_bytes(tensor.nbytes, self.size))
-        begun = DeviceAverage(work, fail)
-        if self.meter.activity is not NO_ACTIVITY:
-            self.meter.activity.needs_others(begun.seen_from_outside(tensor))
-        return begun
+        return DeviceAverage(work, tensor.device, fail, self.meter.activity)
 
     def _device_failed(self, by_nccl: bool, error: RuntimeError) -> NoReturn:
         with self._scopes.enter("all_reduce", 0, traced=False):

@@ -57,6 +57,8 @@ def distribute_whole(
     synchronizer = strategy.build(model, optimizer, session.group)
     saver = WholeSaver(synchronizer, optimizer, session.group)
     session.models.add(synchronizer, saver)
+    if strategy.needs_servers:
+        session.models.other_optimizers.refuse_for(synchronizer.model)
     if session.size > 1:
         refuse_wrapper_around(synchronizer.model)
         # Servers keep whatever the optimizer has. Other strategies may say more of it themselves:

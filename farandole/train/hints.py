@@ -13,7 +13,7 @@ class Hints:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.evaluations = 0  # passes over test data that this rank has begun
+        self.evaluations = 0  # passes over test data that this rank has read to the end
         self._told: set[str] = set()
 
     def after_pass(self) -> None:

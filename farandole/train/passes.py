@@ -50,8 +50,6 @@ class Passes:
         self.settle()
         if loader.is_training and fresh:
             self._session.models.begin_pass()
-        if not loader.is_training:
-            self._hints.evaluations += 1
 
     def pause(self, loader: Loader, *, within: bool) -> None:
         """Between two steps, or before the first of a pass: here a run can be saved and stopped.
@@ -155,6 +153,8 @@ class Passes:
     def end(self, loader: Loader, *, finished: bool) -> None:
         if self._leading is loader:
             self._leading = None
+        if finished and not loader.is_training:
+            self._hints.evaluations += 1
         # Evaluation in the middle of a training pass must not change that pass's weights.
         if loader.is_training:
             if self._trial is not None:

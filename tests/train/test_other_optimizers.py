@@ -117,10 +117,44 @@ def test_one_that_is_given_with_another_model(
     assert TOLD not in capsys.readouterr().out
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    before = len(_global_optimizer_post_hooks)
-    run_world(2, lambda run: saved(run, adam), folder=tmp_path)
-    assert len(_global_optimizer_post_hooks) == before
+class Lookahead(torch.optim.Optimizer):
+    """As in timm: shares what the inner optimizer has."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self._inner = inner
+        self._share()
+
+    def _share(self) -> None:
+        self.state, self.param_groups = self._inner.state, self._inner.param_groups
+
+    def load_state_dict(self, state: Any) -> None:
+        self._inner.load_state_dict(state)
+        self._share()
+
+    def step(self, closure: Any = None) -> Any:
+        return self._inner.step(closure)
+
+
+def test_one_inside_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def body(run: Run) -> None:
+        model = nn.Linear(3, 1)
+        optimizer = Lookahead(adam(model))
+        run.distribute(model, optimizer)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        run.save()
+
+    run_world(2, body, folder=tmp_path)
+    assert TOLD not in capsys.readouterr().out
+
+
+def test_one_hook_serves_all_runs(tmp_path: Path) -> None:
+    """To add hooks while another thread takes a step would break that step."""
+    run_world(2, lambda run: saved(run, adam), folder=tmp_path / "first")
+    before = dict(_global_optimizer_post_hooks)
+    run_world(3, lambda run: saved(run, adam), folder=tmp_path / "second")
+    assert dict(_global_optimizer_post_hooks) == before
 
 
 def test_a_compiled_step(sandbox: Sandbox) -> None:

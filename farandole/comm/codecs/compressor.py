@@ -107,17 +107,6 @@ class Compressor(ABC):
                 self._memories[name] = outcome.memory
             tensors[name].detach().copy_(outcome.total.view(tensors[name].shape))
 
-    def memories_of(self, names: Sequence[str]) -> dict[str, Memory | None]:
-        """What is remembered of these tensors: for `put_back`, which undoes what comes after."""
-        return {name: self._memories.get(name) for name in names}
-
-    def put_back(self, memories: Mapping[str, Memory | None]) -> None:
-        for name, memory in memories.items():
-            if memory is None:
-                self._memories.pop(name, None)
-            else:
-                self._memories[name] = memory
-
     @abstractmethod
     def _sum(
         self, parts: Mapping[str, Contribution], raw: Sequence[torch.Tensor], group: Group

@@ -15,10 +15,9 @@ from farandole.comm.codecs import Codec, Compressor
 from farandole.comm.transports.base import NATIVE
 from farandole.errors import UserError, nearest
 from farandole.schedule import ALGORITHMS
-from farandole.sync.allreduce.compressed import Compressed
 from farandole.sync.allreduce.kept_gradients import KeptGradients
 from farandole.sync.allreduce.reducer import GradientReducer
-from farandole.sync.allreduce.reductions import Average, Reduction, may_be_trained
+from farandole.sync.allreduce.reductions import Average, Compressed, Reduction, may_be_trained
 from farandole.sync.base import Strategy, Synchronizer, require_choices
 from farandole.sync.common.alignment import check_same_model, spread_from_first
 from farandole.sync.common.batchnorm import synchronise_batchnorm
@@ -88,7 +87,7 @@ class _AllReduceAtWork(Synchronizer):
         reduction: Reduction = Average(group, config.algorithm)
         if isinstance(config.codec, Codec):
             self._compressor = config.codec.build(config.algorithm)
-            reduction = Compressed(group, self._compressor, optimizer)
+            reduction = Compressed(group, self._compressor)
         elif group.units is not None:
             reduction = KeptGradients(group, Average(group, config.algorithm), group.units)
         self._kept = reduction if isinstance(reduction, KeptGradients) else None

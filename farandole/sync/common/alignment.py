@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.optim import Optimizer
 
 from farandole.comm import Group
@@ -160,17 +162,31 @@ def tensors_in_step(tensors: Mapping[str, torch.Tensor], group: Group) -> InStep
 
 
 def buffers_apart(model: nn.Module, group: Group) -> list[str]:
-    """*Together.* The buffers that differ between ranks and that most strategies leave alone: all
-    numbers but the statistics of normalising layers. Ranks may have different ones."""
-    averaged = statistics_of(model)
-    mine = {
-        name: _digest(buffer).hex()
-        for name, buffer in model.named_buffers()
-        if buffer.is_floating_point() and name not in averaged and buffer.layout == torch.strided
-    }
+    """*Together.* The buffers that differ between ranks, are saved, and that most strategies leave
+    alone: all numbers but the statistics of normalising layers. Ranks may have different ones."""
+    mine = {name: _digest(buffer).hex() for name, buffer in _own_buffers(model)}
     everyone = group.gather_json(mine)
     names = dict.fromkeys(name for theirs in everyone for name in theirs)
     return [name for name in names if len({theirs.get(name) for theirs in everyone}) > 1]
+
+
+def _own_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    averaged = statistics_of(model)
+    for prefix, module in model.named_modules():
+        # Vectors of spectral norms follow the weights by themselves.
+        norms = [h.name for h in module._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
+        vectors = {f"{name}_{which}" for name in norms for which in "uv"}
+        for name, buffer in module.named_buffers(recurse=False):
+            whole = f"{prefix}.{name}" if prefix else name
+            is_plain = buffer.layout == torch.strided and not buffer.is_meta
+            if (
+                buffer.is_floating_point()
+                and is_plain
+                and whole not in averaged
+                and name not in module._non_persistent_buffers_set | vectors
+                and not isinstance(module, _SpectralNorm)
+            ):
+                yield whole, buffer
 
 
 def require_in_step(model: nn.Module, group: Group, when: str) -> None:

@@ -25,7 +25,7 @@ from farandole.sync.common.guard import GradientGuard, diverged
 from farandole.sync.common.hooks import ForwardHook
 from farandole.sync.common.weighing import Weighing
 from farandole.sync.server.table import Connection, OptimizerState, ParameterTable, parts_of
-from farandole.sync.server.untouched import Untouched
+from farandole.sync.server.untouched import Untouched, limited_weights
 
 
 class ServerSynchronizer(Synchronizer):
@@ -53,12 +53,12 @@ class ServerSynchronizer(Synchronizer):
         self._waited = 0.0
         self._parts = parts_of(model, optimizer, self._store)
         held = {name: p for part in self._parts for name, p in part.parameters.items()}
-        self._untouched = Untouched(model, held)
+        self._limited = limited_weights(model)  # which change in a forward pass, and may
+        self._untouched = Untouched({n: p for n, p in held.items() if p not in self._limited})
         for part in self._parts:
             self._create(part)
         self._offer()
         self._held = set(held.values())
-        self._untouched.note_others()
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._after_step())
 
@@ -69,6 +69,11 @@ class ServerSynchronizer(Synchronizer):
     @abstractmethod
     def _arrive(self) -> None:
         """Before each forward pass: takes in what was read."""
+
+    @property
+    def _pushes_changes(self) -> bool:
+        """Whether what has happened to the parameters before a step is pushed with it."""
+        return False
 
     @abstractmethod
     def _about_to_step(self) -> None: ...
@@ -81,9 +86,10 @@ class ServerSynchronizer(Synchronizer):
         self._arrive()
 
     def _after_step(self) -> None:
-        self._untouched.note_step(self._steps)
+        self._untouched.note(None, self._steps)
         self._stepped()
-        if self._reads:  # where they arrive was what the parameters are compared with
+        # A read that is under way writes where the values of the one before were.
+        if self._reads or not self._untouched.has_values:
             self._untouched.note_step(self._steps)
         # A script that calls methods of its model, and never the model, has no forward hooks.
         if not self._saw_forward:
@@ -103,7 +109,12 @@ class ServerSynchronizer(Synchronizer):
 
     def _note_read(self) -> None:
         """The parameters are what was read last, and nothing is under way there."""
-        values = [value for part in self._parts for value in part.read_values()]
+        values = [
+            value
+            for part in self._parts
+            for parameter, value in zip(part.parameters.values(), part.read_values(), strict=True)
+            if parameter not in self._limited
+        ]
         self._untouched.note(values, self._steps)
 
     def _have_arrived(self) -> bool:
@@ -144,7 +155,6 @@ class ServerSynchronizer(Synchronizer):
             self._begun = True
             self._offer_what_was_loaded()
             self._note_read()
-            self._untouched.note_others()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         first = True
@@ -156,9 +166,9 @@ class ServerSynchronizer(Synchronizer):
             if first:
                 first = False
                 self._require_held()
-                if self._begun:  # else what was loaded before is not on the servers so far
+                # Before they begin, what was loaded is not on the servers so far.
+                if self._begun and not self._pushes_changes:
                     self._untouched.require()
-                    self._untouched.require_one_optimizer()
                 self._about_to_step()
 
         return with_gradients(args, kwargs, act)
@@ -268,7 +278,6 @@ class ServerSynchronizer(Synchronizer):
         for part in self._parts:
             part.count_as_read()
         self._note_read()
-        self._untouched.note_others()
         return state
 
     def state_dict(self) -> dict[str, Any]:
@@ -287,7 +296,7 @@ class ServerSynchronizer(Synchronizer):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._note_read()  # the common model was loaded, and replaces what is there
+        self._untouched.note(None, self._steps)  # the common model was loaded
         self._settle()
         self._group.barrier()
         servers = OptimizerState(self._store, self._parts)
@@ -309,7 +318,6 @@ class ServerSynchronizer(Synchronizer):
         self._steps = state["steps"]
         self._begun = True
         self._note_read()
-        self._untouched.note_others()
 
     def close(self) -> None:
         self._count()

@@ -68,6 +68,10 @@ class StalenessSynchronizer(ServerSynchronizer):
 
     # A step
 
+    @property
+    def _pushes_changes(self) -> bool:
+        return self._config.update == "worker"
+
     def _about_to_step(self) -> None:
         self._steps += 1
         self._settle()  # `outgoing` is about to be written, and `incoming` read into, again

@@ -94,7 +94,10 @@ class Server(Strategy):
             )
         from farandole.server.rules import rule_of
         from farandole.sync.server.staleness import StalenessSynchronizer
+        from farandole.sync.server.untouched import refuse_limited_weights
 
+        if self.update == "server":
+            refuse_limited_weights(model, "update=worker")
         for settings in given.param_groups if self.update == "server" else ():
             rule_of(settings, given)  # refused before anything is connected
         _prepare(model, given, group)
@@ -124,7 +127,9 @@ class Downpour(Strategy):
     def build(self, model: nn.Module, optimizer: Optimizer | None, group: Group) -> Synchronizer:
         from farandole.sync.server.downpour import DownpourSynchronizer
         from farandole.sync.server.downpour_rule import server_step
+        from farandole.sync.server.untouched import refuse_limited_weights
 
+        refuse_limited_weights(model, "--sync server:async,update=worker")
         given = require_optimizer(self, optimizer)
         for settings in given.param_groups:
             server_step(settings, given, push=self.push, workers=group.size, gain=self.gain)

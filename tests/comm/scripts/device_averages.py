@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -16,10 +17,25 @@ from worlds import run_world
 from farandole.comm import Group
 from farandole.comm.gpu.device_average import DeviceAverage
 from farandole.errors import CommError
+from farandole.system.activity import NO_ACTIVITY, Activity
 
 
 class OnGpu(torch.Tensor):
     is_cuda = True
+
+
+class Noted(Activity):
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def begin_wait(self) -> None:
+        self.heard.append("begin")
+
+    def end_wait(self) -> None:
+        self.heard.append("end")
+
+    def needs_others(self, is_over: Callable[[], bool]) -> None:
+        self.heard.append(is_over())
 
 
 def on_gpu(value: float) -> torch.Tensor:
@@ -45,12 +61,13 @@ def body(group: Group) -> None:
     assert isinstance(average, DeviceAverage)
     average.wait()
     assert average.done()
+    group.meter.activity = noted = Noted()
     of_the_rest = group.average_future(on_gpu(1.0))
     assert isinstance(of_the_rest, DeviceAverage)
-    is_over = of_the_rest.seen_from_outside(on_gpu(1.0))
-    assert not is_over()
+    assert not noted.heard, "the others are needed by whoever waits"
     of_the_rest.wait()
-    assert is_over()
+    assert noted.heard == ["begin", "end", True]
+    group.meter.activity = NO_ACTIVITY
     handle.wait()
     assert (metric[0], gradient[0]) == (2, 50), (metric[0], gradient[0])
     group.barrier()

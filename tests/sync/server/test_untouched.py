@@ -54,8 +54,19 @@ def trained(run: Run, touch: Callable[[nn.Linear], None], at: int) -> nn.Linear:
     return model
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("touch", "at"), [(clips, 2), (loads, 6), (loads, STEPS - 1)])
+PUSHES_CHANGES = "server:update=worker"
+"""What happens between two steps is a part of what this one pushes, if nothing else comes first."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "touch", "at"),
+    [
+        (strategy, touch, at)
+        for touch, at in [(clips, 2), (loads, 6), (loads, STEPS - 1)]
+        for strategy in STRATEGIES
+        if strategy != PUSHES_CHANGES or at == STEPS - 1
+    ],
+)
 def test_it_is_refused(
     tmp_path: Path, strategy: str, touch: Callable[[nn.Linear], None], at: int
 ) -> None:
@@ -82,7 +93,7 @@ def test_before_the_first_step_weights_can_be_loaded(tmp_path: Path, strategy: s
     assert run_world(2, body, folder=tmp_path, sync=parse(strategy)) == [7.0, 7.0]
 
 
-def perturbed_and_put_back(run: Run) -> nn.Linear:
+def perturbed_and_put_back(run: Run, *, takes_away: bool) -> nn.Linear:
     """Sharpness-aware minimization: the gradient is that of a place near by."""
     model = nn.Linear(3, 1)
     with torch.no_grad():
@@ -94,23 +105,36 @@ def perturbed_and_put_back(run: Run) -> nn.Linear:
         model(x).square().mean().backward()
         before = [parameter.data.clone() for parameter in model.parameters()]
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.1 * parameter.grad / parameter.grad.norm())
+            moves = [0.1 * p.grad / p.grad.norm() for p in model.parameters()]
+            for parameter, move in zip(model.parameters(), moves, strict=True):
+                parameter.add_(move)
         optimizer.zero_grad()
         model(x).square().mean().backward()
-        for parameter, value in zip(model.parameters(), before, strict=True):
-            parameter.data = value
+        with torch.no_grad():
+            pairs = zip(model.parameters(), before, moves, strict=True)
+            for parameter, value, move in pairs:
+                if takes_away:
+                    parameter.sub_(move)
+                else:
+                    parameter.data = value
         optimizer.step()
         optimizer.zero_grad()
     return model
 
 
+@pytest.mark.parametrize("takes_away", [False, True])
 @pytest.mark.parametrize("strategy", ["server", "server:update=worker"])
-def test_what_is_put_back_before_the_step_harms_nothing(tmp_path: Path, strategy: str) -> None:
+def test_what_is_put_back_before_the_step_harms_nothing(
+    tmp_path: Path, strategy: str, takes_away: bool
+) -> None:
     """All samples are alike, so that any number of workers takes the same steps."""
-    (alone,) = run_world(1, perturbed_and_put_back, folder=tmp_path / "alone")
+
+    def body(run: Run) -> nn.Linear:
+        return perturbed_and_put_back(run, takes_away=takes_away)
+
+    (alone,) = run_world(1, body, folder=tmp_path / "alone")
     assert not torch.equal(alone.weight, torch.full((1, 3), 0.5))
-    for model in run_world(2, perturbed_and_put_back, folder=tmp_path, sync=parse(strategy)):
+    for model in run_world(2, body, folder=tmp_path, sync=parse(strategy)):
         torch.testing.assert_close(model.weight, alone.weight)
 
 
@@ -151,5 +175,101 @@ def test_a_second_optimizer_is_refused(tmp_path: Path, strategy: str) -> None:
             first.zero_grad()
             second.zero_grad(set_to_none=False)
 
-    with pytest.raises(UserError, match=r"'1\.weight' is trained, and not by the optimizer"):
+    said = r"'1\.weight' is trained by SGD, which run\.distribute was not given"
+    with pytest.raises(UserError, match=said):
         run_world(2, body, folder=tmp_path, sync=parse(strategy))
+
+
+@pytest.mark.parametrize("touch", [clips, loads])
+def test_changes_that_are_pushed_are_right(
+    tmp_path: Path, touch: Callable[[nn.Linear], None]
+) -> None:
+    found, expected = (
+        run_world(
+            2,
+            lambda run: trained(run, touch, 5).weight.detach(),
+            folder=tmp_path / sync.partition(":")[0],
+            sync=parse(sync),
+        )
+        for sync in (PUSHES_CHANGES, "allreduce")
+    )
+    for weight in found:
+        torch.testing.assert_close(weight, expected[0])
+
+
+def limited(run: Run, *, saves: bool = False) -> torch.Tensor:
+    model = nn.Sequential(nn.Embedding(4, 3, max_norm=0.5), nn.Linear(3, 1)).double()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run.distribute(model, optimizer)
+    for _ in run.epochs(2):
+        for (x,) in run.loader(TensorDataset(torch.arange(48) % 4), batch_size=4, shuffle=False):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            model(torch.arange(4))
+        if saves:
+            run.save()
+    return model[0].weight.detach()
+
+
+def test_embeddings_that_limit_their_weights(tmp_path: Path) -> None:
+    """They do so in the forward pass, of the rows that they are asked for: here of all."""
+    found, expected = (
+        run_world(2, limited, folder=tmp_path / sync.partition(":")[0], sync=parse(sync))
+        for sync in (PUSHES_CHANGES, "allreduce")
+    )
+    torch.testing.assert_close(found[0], expected[0])
+    run_world(2, lambda run: limited(run, saves=True), folder=tmp_path, sync=parse(PUSHES_CHANGES))
+    for strategy in ("server", "downpour"):
+        with pytest.raises(UserError, match=r"'0\.weight' belongs to an embedding with a max_norm"):
+            run_world(2, limited, folder=tmp_path, sync=parse(strategy))
+
+
+@pytest.mark.parametrize("strategy", ["server", "server:staleness=1", "downpour"])
+def test_a_checkpoint_is_loaded_in_the_middle_of_training(tmp_path: Path, strategy: str) -> None:
+    def body(run: Run) -> float:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        run.distribute(model, optimizer)
+        for step in range(6):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).mean().backward()
+            optimizer.step()
+            if step == 1:
+                run.save()
+            if step == 3:
+                run.load()
+        return model.weight.sum().item()
+
+    first, second = run_world(2, body, folder=tmp_path, sync=parse(strategy))
+    assert abs(first - second) < 0.2  # in step up to a few steps of 0.03
+
+
+def test_parts_that_the_optimizer_does_not_train(tmp_path: Path) -> None:
+    """They have gradients, and are swapped and put back, or held by another table."""
+
+    def body(run: Run) -> None:
+        shared, actor, critic = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
+        first = nn.Sequential(shared, actor)
+        second = nn.Sequential(shared, critic)
+        of_all = torch.optim.SGD(first.parameters(), 0.01)
+        of_critic = torch.optim.SGD(critic.parameters(), 0.01)
+        run.distribute(first, of_all)
+        run.distribute(second, of_critic)
+        for _ in run.epochs(2):
+            for (x,) in run.loader(TensorDataset(torch.ones(12, 3)), batch_size=2):
+                of_all.zero_grad()
+                of_critic.zero_grad()
+                (first(x) + second(x)).mean().backward()
+                of_all.step()
+                of_critic.step()
+            own = copy.deepcopy(second.state_dict())
+            second.load_state_dict({name: value * 0 for name, value in own.items()})
+            second.load_state_dict(own)
+
+    run_world(2, body, folder=tmp_path, sync=parse("server"))
