@@ -19,8 +19,8 @@ from farandole.sync import AllReduce
 from farandole.train.checkpoint.automatic.saves import AutomaticSaves
 from farandole.train.elastic.support import refuse, require_elastic_loader
 from farandole.train.elastic.training import ElasticTraining
-from farandole.train.hints import Hints
 from farandole.train.run_metrics import RunMetrics
+from farandole.train.run_parts.hints import Hints
 from farandole.train.session import Session
 from farandole.train.stopping.preemption import Preemption
 from farandole.worker.gpu_memory import gather_peaks

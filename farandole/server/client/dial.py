@@ -27,15 +27,16 @@ class Dial:
         self.address = address
         self.socket = open_socket(context, zmq.DEALER)
         self.socket.plain_username, self.socket.plain_password = credentials(key, address)
+        # Before it connects: the other end may refuse at once, and says so once.
+        self._monitor = self.socket.get_monitor_socket(_REFUSALS)
         try:
             self.socket.connect(address)
         except zmq.ZMQError as error:
-            self.socket.close()
+            self.close()
             raise UserError(
                 f"cannot connect to {address}: {error.strerror}. Addresses look like "
                 "tcp://127.0.0.1:43210."
             ) from None
-        self._monitor = self.socket.get_monitor_socket(_REFUSALS)
 
     def refusal(self) -> str | None:
         """Why the other end has refused the connection since the last call, if it has.

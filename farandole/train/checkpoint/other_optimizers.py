@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from farandole.errors import UserError
 
 _PARTS = {"state", "param_groups"}  # of every optimizer's `state_dict`
+_DEPTH = 5
 
 
 class OtherOptimizers:
@@ -126,8 +127,12 @@ def _are_one(optimizer: Optimizer, known: Optimizer) -> bool:
     return optimizer is known or optimizer.state is known.state or shares_groups
 
 
-def _count_states(value: Any) -> int:
-    """Of optimizers, however deep."""
+def _count_states(value: Any, depth: int = 0) -> int:
+    """Of optimizers, `_DEPTH` containers deep: what holds itself is refused later, with words."""
+    if not isinstance(value, (Mapping, list, tuple)) or depth > _DEPTH:
+        return 0
     if isinstance(value, Mapping):
-        return 1 if set(value) >= _PARTS else sum(map(_count_states, value.values()))
-    return sum(map(_count_states, value)) if isinstance(value, (list, tuple)) else 0
+        if set(value) >= _PARTS:
+            return 1
+        value = list(value.values())
+    return sum(_count_states(each, depth + 1) for each in value)

@@ -157,6 +157,23 @@ def test_one_without_the_key_is_told_so_and_counted(world, context, tmp_path):
     world.goes_on()
 
 
+def test_who_is_refused_at_once_hears_of_it(world, context, tmp_path, monkeypatch):
+    """ZeroMQ says it once, and gives up: here before the client's thread has its next turn."""
+    connect = zmq.Socket.connect
+
+    def connect_and_sleep(socket: zmq.Socket[bytes], address: str) -> None:
+        connect(socket, address)
+        if address.startswith("tcp"):
+            wait_until(lambda: world.drops("another key") > 0, "the refusal")
+            time.sleep(0.2)
+
+    monkeypatch.setattr(zmq.Socket, "connect", connect_and_sleep)
+    line = Line(context, make_key(tmp_path / "key"), world.address)
+    line.receive()
+    line.close()
+    assert "another job's key" in str(line.refused)
+
+
 def test_nonsense_from_one_who_has_the_key_is_refused(world, context):
     table = Table.dense("t", ROWS, ranges=32, dtype="int64")
     (home,) = table.used_ranges
