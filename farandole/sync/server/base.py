@@ -107,6 +107,12 @@ class ServerSynchronizer(Synchronizer):
         self._reads = []
         self._note_read()
 
+    def _require_untouched(self) -> None:
+        # Before the first step a script may load weights, which then become the servers', or which
+        # a rank that has joined late drops for theirs.
+        if self._begun and not self._must_catch_up:
+            self._untouched.require()
+
     def _note_read(self) -> None:
         """The parameters are what was read last, and nothing is under way there."""
         values = [
@@ -166,9 +172,8 @@ class ServerSynchronizer(Synchronizer):
             if first:
                 first = False
                 self._require_held()
-                # Before they begin, what was loaded is not on the servers so far.
-                if self._begun and not self._pushes_changes:
-                    self._untouched.require()
+                if not self._pushes_changes:
+                    self._require_untouched()
                 self._about_to_step()
 
         return with_gradients(args, kwargs, act)
@@ -251,12 +256,10 @@ class ServerSynchronizer(Synchronizer):
 
     def end_pass(self) -> None:
         super().end_pass()
-        if self._begun:
-            self._untouched.require()
+        self._require_untouched()
 
     def whole_model(self) -> dict[str, Any]:
-        if self._begun:
-            self._untouched.require()
+        self._require_untouched()
         # The model as a whole is the servers', and reading it overwrites this rank's parameters,
         # which may be ahead of it or behind. So they are copied and put back: saving must not
         # change how training goes on.
