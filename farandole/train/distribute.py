@@ -57,7 +57,7 @@ def distribute_whole(
     synchronizer = strategy.build(model, optimizer, session.group)
     saver = WholeSaver(synchronizer, optimizer, session.group)
     session.models.add(synchronizer, saver)
-    if strategy.needs_servers:
+    if strategy.needs_servers and session.size > 1:
         session.models.other_optimizers.refuse_for(synchronizer.model)
     if session.size > 1:
         refuse_wrapper_around(synchronizer.model)

@@ -41,7 +41,6 @@ class Passes:
         self._unsettled = False  # the last training pass was left, and the ranks have not met
         self._reads_shared = False  # the batch under way has samples that other ranks read too
         self.skipped = SkippedSamples()
-        self._has_warned = False  # of samples that several ranks read
         self._hints = Hints(session)
         self.waits: list[Callable[[], None]] = []
         """Called before the ranks meet: for what other frameworks compute in the background."""
@@ -202,11 +201,5 @@ class Passes:
 
     def warn_of_shared_samples(self) -> None:
         """Warns once, where a script evaluates and counts samples that several ranks have read."""
-        if self._reads_shared and not self._has_warned:
-            self._has_warned = True
-            self._session.print(
-                "note: a pass that is read with gradients enabled counts as training, and several "
-                "workers read the same samples in its last step: a script that counts them here "
-                "counts them several times. To evaluate, put the loop over the loader under "
-                "torch.no_grad(), or pass training=False to run.loader."
-            )
+        if self._reads_shared:
+            self._hints.tell_of_shared_samples()

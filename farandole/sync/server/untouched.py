@@ -23,7 +23,7 @@ _FIRST_STEPS, _EVERY_STEPS = 4, 64
 _ROUNDINGS = 16  # by which what was added and taken away again may be apart
 
 
-def keeps_values(step: int) -> bool:
+def _keeps_values(step: int) -> bool:
     """Whether values are kept behind this step: that takes memory, and a pass over it."""
     return step < _FIRST_STEPS or step % _EVERY_STEPS == 0
 
@@ -45,7 +45,7 @@ class Untouched:
         """An optimizer has moved them, and nobody keeps their values."""
         self._values = None  # the last copies make room
         copies = None
-        if keeps_values(step):
+        if _keeps_values(step):
             copies = [parameter.detach().clone() for parameter in self._held.values()]
         self.note(copies, step)
 
@@ -53,7 +53,7 @@ class Untouched:
         """What is there now is as it should be. `values`: the same, where somebody keeps it."""
         self._counts = self._count()
         self._values = values
-        self._is_thorough = values is not None and keeps_values(step)
+        self._is_thorough = values is not None and _keeps_values(step)
 
     def require(self) -> None:
         """Raises `UserError` if a parameter is another than when it was noted."""

@@ -1,6 +1,6 @@
 """What a script does that is right on one worker and hardly what it wants on several: a note, once.
 
-Ranks compare at the end of a training pass, where they meet anyway.
+What takes a comparison of ranks comes at the end of a training pass, where they meet anyway.
 """
 
 from __future__ import annotations
@@ -20,6 +20,15 @@ class Hints:
         """*Together.*"""
         self._compare_buffers()
         self._compare_evaluations()
+
+    def tell_of_shared_samples(self) -> None:
+        self._tell(
+            "samples",
+            "a pass that is read with gradients enabled counts as training, and several workers "
+            "read the same samples in its last step: a script that counts them here counts them "
+            "several times. To evaluate, put the loop over the loader under torch.no_grad(), or "
+            "pass training=False to run.loader.",
+        )
 
     def _compare_buffers(self) -> None:
         apart = self._session.models.buffers_apart(self._session.replicas)

@@ -253,7 +253,7 @@ def test_a_checkpoint_is_loaded_in_the_middle_of_training(tmp_path: Path, strate
 def test_parts_that_the_optimizer_does_not_train(tmp_path: Path) -> None:
     """They have gradients, and are swapped and put back, or held by another table."""
 
-    def body(run: Run) -> None:
+    def body(run: Run) -> list[torch.Tensor]:
         shared, actor, critic = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
         first = nn.Sequential(shared, actor)
         second = nn.Sequential(shared, critic)
@@ -271,5 +271,28 @@ def test_parts_that_the_optimizer_does_not_train(tmp_path: Path) -> None:
             own = copy.deepcopy(second.state_dict())
             second.load_state_dict({name: value * 0 for name, value in own.items()})
             second.load_state_dict(own)
+        return [layer.bias.detach() for layer in (shared, actor, critic)]
 
-    run_world(2, body, folder=tmp_path, sync=parse("server"))
+    first, second = run_world(2, body, folder=tmp_path, sync=parse("server"))
+    assert all(map(torch.equal, first, second))
+
+
+def test_one_worker_may_have_two_optimizers(tmp_path: Path) -> None:
+    """With nobody to be apart from, what the servers do not hold is trained all the same."""
+
+    def body(run: Run) -> torch.Tensor:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+        before = model[1].bias.detach().clone()
+        first = torch.optim.SGD(model[0].parameters(), 0.01)
+        second = torch.optim.SGD(model[1].parameters(), 0.01)
+        run.distribute(model, first)
+        for (x,) in run.loader(TensorDataset(torch.ones(12, 3)), batch_size=2):
+            first.zero_grad()
+            second.zero_grad()
+            model(x).mean().backward()
+            first.step()
+            second.step()
+        return before - model[1].bias.detach()
+
+    (moved,) = run_world(1, body, folder=tmp_path, sync=parse("server"))
+    torch.testing.assert_close(moved, torch.tensor([0.06]))
