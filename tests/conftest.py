@@ -121,6 +121,8 @@ PROGRAMS = {  # the same, on the PATH or in root's folders
 # They need TensorFlow and JAX, which have an environment of their own: `make test-frontends`.
 collect_ignore = [] if find_spec("tensorflow") else ["frontends"]
 PATIENCE_SECONDS = 400.0  # a machine that many share may stand still for minutes
+# Whoever has heard that its parent is gone (ssh, and what it started) needs a moment to end.
+ENDING_SECONDS = 10.0
 
 
 def clean_environment(mark: str) -> dict[str, str]:
@@ -138,6 +140,15 @@ def mark_of(process: psutil.Process) -> str | None:
         return process.environ().get(MARK)
     except (psutil.Error, OSError):  # ended meanwhile, or not ours to look at
         return None
+
+
+def described(process: psutil.Process) -> str:
+    try:
+        with process.oneshot():
+            words = shlex.join(process.cmdline())
+            return f"{process.pid}, {process.status()}, started by {process.ppid()}: {words}"
+    except psutil.Error as error:  # ended meanwhile
+        return str(error)
 
 
 def has_ended(process: subprocess.Popen[str], deadline: float) -> bool:
@@ -409,11 +420,16 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
     place = Sandbox(tmp_path, temporary)
     yield place
     left = place.processes()
+    deadline = time.monotonic() + ENDING_SECONDS
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = place.processes()
+    what = [described(process) for process in left]
     for process in left:
         process.kill()
     psutil.wait_procs(left, timeout=10)
     shutil.rmtree(temporary, ignore_errors=True)
-    assert not left, f"the test left processes behind: {left}"
+    assert not left, f"the test left processes behind: {what}"
 
 
 @pytest.fixture

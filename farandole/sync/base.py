@@ -59,6 +59,9 @@ class Synchronizer:
         if self._reducer is not None:
             self._reducer.notes_culprits = on
 
+    def work_beside(self, other: Optimizer) -> None:
+        """Another model of this run is trained by `other`. Told once, before its first step."""
+
     def share_samples(self, readers: int) -> None:
         """Called before `begin_step`: so many ranks read each sample of the batch, which counts
         once."""

@@ -42,6 +42,11 @@ class DistributedModels:
         synchronizer.check_finite(self._checks_finite)
         if synchronizer.guard is not None:
             synchronizer.guard.count = synchronizer.guard.count or self._steps
+        for known, its_saver in zip(self.synchronizers, self.savers, strict=True):
+            if saver.optimizer is not None:
+                known.work_beside(saver.optimizer)
+            if its_saver.optimizer is not None:
+                synchronizer.work_beside(its_saver.optimizer)
         self.synchronizers.append(synchronizer)
         self.savers.append(saver)
         self.other_optimizers.look_again()

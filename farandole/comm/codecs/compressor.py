@@ -107,6 +107,16 @@ class Compressor(ABC):
                 self._memories[name] = outcome.memory
             tensors[name].detach().copy_(outcome.total.view(tensors[name].shape))
 
+    def memory_of(self, name: str) -> Memory | None:
+        """What is remembered of this tensor: for `put_back`, which undoes what comes after."""
+        return self._memories.get(name)
+
+    def put_back(self, name: str, memory: Memory | None) -> None:
+        if memory is None:
+            self._memories.pop(name, None)
+        else:
+            self._memories[name] = memory
+
     @abstractmethod
     def _sum(
         self, parts: Mapping[str, Contribution], raw: Sequence[torch.Tensor], group: Group

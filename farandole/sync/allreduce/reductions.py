@@ -16,7 +16,6 @@ from torch import nn
 from torch.futures import Future
 
 from farandole.comm import Group
-from farandole.comm.codecs import Compressor
 from farandole.comm.gpu.device_average import DeviceAverage
 from farandole.comm.meter import GradientWait
 from farandole.sync.allreduce.buckets import Bucket
@@ -76,7 +75,7 @@ class Average(Reduction):
         begun = self._group.average_future(buffer, algorithm=self._algorithm, last=last)
         if isinstance(begun, DeviceAverage):
             return Then(begun, self._wait.end)
-        return _ending(self._wait, begun)
+        return ending(self._wait, begun)
 
     def restart(self) -> None:
         """Forgets what was begun over connections that are broken."""
@@ -93,40 +92,6 @@ class Average(Reduction):
         if self._register and bucket.is_final and not known and not bucket.buffer.is_cuda:
             self._known[bucket.index] = bucket
             self._registered.enter_context(self._group.register(bucket.buffer))
-
-
-class Compressed(Reduction):
-    """Averages with a codec, which compresses each gradient by itself and knows it by its name.
-
-    It does not compress whole buckets: buckets are packed anew after the first pass, and a resumed
-    run must go on, to the bit, with the residual of each gradient.
-    """
-
-    def __init__(self, group: Group, compressor: Compressor) -> None:
-        self._group = group
-        self._compressor = compressor
-        self._wait = GradientWait(group.meter, group.trace)
-
-    def reduce(self, bucket: Bucket) -> Pending:
-        buffer = bucket.buffer
-        gradients = dict(zip(bucket.names, bucket.gradients, strict=True))  # views of the buffer
-        self._wait.begin(buffer, bucket.is_last)
-
-        def average() -> torch.Tensor:
-            # The flags are averaged first, and a gradient that no rank has is not sent. Compressing
-            # its zeros would use up the residual that the codec keeps for it.
-            self._group.all_reduce(bucket.trailer, "average")
-            present = zip(gradients.items(), bucket.has_gradient.tolist(), strict=True)
-            self._compressor.average({n: g for (n, g), flag in present if flag > 0}, self._group)
-            return buffer
-
-        if not bucket.is_last and not buffer.is_cuda:
-            return _ending(self._wait, self._group.start(average).future)
-        # After the last bucket there is nothing left to overlap with, and an error is raised here
-        # directly. On a GPU the work is asynchronous anyway, and must stay in its stream's order.
-        with self._group.meter.counted_elsewhere():  # by `_wait`
-            average()
-        return _ending(self._wait, settled(buffer))
 
 
 class Then:
@@ -153,7 +118,9 @@ def settled(buffer: torch.Tensor) -> Future[torch.Tensor]:
     return future
 
 
-def _ending(wait: GradientWait, future: Future[torch.Tensor]) -> Future[torch.Tensor]:
+def ending(wait: GradientWait, future: Future[torch.Tensor]) -> Future[torch.Tensor]:
+    """`future`, with which the wait for gradients ends."""
+
     def arrived(done: Future[torch.Tensor]) -> torch.Tensor:
         wait.end()
         return done.value()

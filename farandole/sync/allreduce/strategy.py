@@ -11,13 +11,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from farandole.comm import Group
-from farandole.comm.codecs import Codec, Compressor
+from farandole.comm.codecs import Codec
 from farandole.comm.transports.base import NATIVE
 from farandole.errors import UserError, nearest
 from farandole.schedule import ALGORITHMS
+from farandole.sync.allreduce.compressed import Compressed
 from farandole.sync.allreduce.kept_gradients import KeptGradients
 from farandole.sync.allreduce.reducer import GradientReducer
-from farandole.sync.allreduce.reductions import Average, Compressed, Reduction, may_be_trained
+from farandole.sync.allreduce.reductions import Average, Reduction, may_be_trained
 from farandole.sync.base import Strategy, Synchronizer, require_choices
 from farandole.sync.common.alignment import check_same_model, spread_from_first
 from farandole.sync.common.batchnorm import synchronise_batchnorm
@@ -83,13 +84,13 @@ class _AllReduceAtWork(Synchronizer):
         weighing: Weighing,
     ) -> None:
         self._group = group
-        self._compressor: Compressor | None = None
+        self._optimizer = optimizer
         reduction: Reduction = Average(group, config.algorithm)
         if isinstance(config.codec, Codec):
-            self._compressor = config.codec.build(config.algorithm)
-            reduction = Compressed(group, self._compressor)
+            reduction = Compressed(group, config.codec.build(config.algorithm))
         elif group.units is not None:
             reduction = KeptGradients(group, Average(group, config.algorithm), group.units)
+        self._compressed = reduction if isinstance(reduction, Compressed) else None
         self._kept = reduction if isinstance(reduction, KeptGradients) else None
         reducer = GradientReducer(
             model, group, reduction, optimizer=optimizer, bucket_mib=config.bucket_mib
@@ -110,8 +111,12 @@ class _AllReduceAtWork(Synchronizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Without a codec, all-reduce remembers nothing between steps."""
-        return {} if self._compressor is None else {"codec": self._compressor.state_dict()}
+        return {} if self._compressed is None else {"codec": self._compressed.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._compressor is not None:
-            self._compressor.load_state_dict(state["codec"])
+        if self._compressed is not None:
+            self._compressed.load_state_dict(state["codec"])
+
+    def work_beside(self, other: Optimizer) -> None:
+        if self._compressed is not None:
+            self._compressed.work_beside(self._optimizer, other)

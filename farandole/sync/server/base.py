@@ -107,11 +107,11 @@ class ServerSynchronizer(Synchronizer):
         self._reads = []
         self._note_read()
 
-    def _require_untouched(self) -> None:
+    def _require_untouched(self, *, by_value: bool = False) -> None:
         # Before the first step a script may load weights, which then become the servers', or which
         # a rank that has joined late drops for theirs.
         if self._begun and not self._must_catch_up:
-            self._untouched.require()
+            self._untouched.require(by_value=by_value)
 
     def _note_read(self) -> None:
         """The parameters are what was read last, and nothing is under way there."""
@@ -256,10 +256,10 @@ class ServerSynchronizer(Synchronizer):
 
     def end_pass(self) -> None:
         super().end_pass()
-        self._require_untouched()
+        self._require_untouched(by_value=True)
 
     def whole_model(self) -> dict[str, Any]:
-        self._require_untouched()
+        self._require_untouched(by_value=True)
         # The model as a whole is the servers', and reading it overwrites this rank's parameters,
         # which may be ahead of it or behind. So they are copied and put back: saving must not
         # change how training goes on.

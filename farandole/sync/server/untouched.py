@@ -55,9 +55,10 @@ class Untouched:
         self._values = values
         self._is_thorough = values is not None and _keeps_values(step)
 
-    def require(self) -> None:
-        """Raises `UserError` if a parameter is another than when it was noted."""
-        if not self._is_thorough and self._count() == self._counts:
+    def require(self, *, by_value: bool = False) -> None:
+        """Raises `UserError` if a parameter is another than when it was noted. `by_value`: compares
+        values wherever there are any, also where counts say that nothing has changed."""
+        if not (by_value or self._is_thorough) and self._count() == self._counts:
             return
         changed = self._first_changed()
         if changed is not None:

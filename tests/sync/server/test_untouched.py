@@ -76,6 +76,23 @@ def test_it_is_refused(
         run_world(2, lambda run: trained(run, touch, at), folder=tmp_path, sync=parse(strategy))
 
 
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("strategy", ["server", PUSHES_CHANGES])
+def test_behind_a_step_it_is_found_by_value(tmp_path: Path, strategy: str, saves: bool) -> None:
+    """Where a pass ends and where a model is saved, also a change that PyTorch does not count."""
+
+    def body(run: Run) -> None:
+        def touch(model: nn.Linear) -> None:
+            clips(model)
+            if saves:
+                run.save()
+
+        trained(run, touch, STEPS - 1 if not saves else STEPS - 2)
+
+    with pytest.raises(UserError, match="'weight' has been changed outside"):
+        run_world(2, body, folder=tmp_path, sync=parse(strategy))
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_before_the_first_step_weights_can_be_loaded(tmp_path: Path, strategy: str) -> None:
     def body(run: Run) -> float:
