@@ -70,11 +70,12 @@ def test_no_step_is_repeated_wherever_in_a_step_a_worker_is_killed(sandbox: Sand
 def test_a_part_without_a_survivor_means_the_last_checkpoint(sandbox: Sandbox) -> None:
     words = ["-n", "4", "--layout", "stages=2,microbatches=2,balance=2+2", "--name", "struck"]
     policy = ["--checkpoint", "every=4steps", "--restarts", "2"]
-    doomed = ["1:7:kill:0", "3:7:kill:0"]  # both replicas of the second stage
+    doomed = ["1:11:kill:0", "3:11:kill:0"]  # both replicas of the second stage
     done = sandbox.farandole("run", *words, *policy, SCRIPT, *doomed)
     assert done.returncode == 0, done.stderr
     made = steps_made(sandbox, "struck")
-    assert min(made[1, 0]) == 5
+    # That of step 4 was finished when the next one began. That may still be under way.
+    assert min(made[1, 0]) in (5, 9)
 
 
 # Without processes
