@@ -189,6 +189,14 @@ def pair(run: Run, kind: Kind) -> list[tuple[nn.Linear, torch.optim.Optimizer]]:
     return made
 
 
+def require_same_without_steps_between(body: Callable[..., Weights], folder: Path) -> None:
+    with_steps, without = (
+        run_world(2, partial(body, steps_between=between), folder=folder, sync=codec(ROUGH))
+        for between in (True, False)
+    )
+    assert same_weights(with_steps, without)
+
+
 def test_gradients_that_stay_and_add_up_count(tmp_path: Path) -> None:
     """Although another model's optimizer steps between two passes."""
 
@@ -206,12 +214,7 @@ def test_gradients_that_stay_and_add_up_count(tmp_path: Path) -> None:
                 of_model.step()
         return weights_of(model)
 
-    sync = codec(ROUGH)
-    with_steps, without = (
-        run_world(2, partial(body, steps_between=between), folder=tmp_path, sync=sync)
-        for between in (True, False)
-    )
-    assert same_weights(with_steps, without)
+    require_same_without_steps_between(body, tmp_path)
 
 
 class Silent(torch.optim.Optimizer):
@@ -252,9 +255,4 @@ def test_gradients_that_were_used_count(
             other.zero_grad()
         return weights_of(model)
 
-    sync = codec(ROUGH)
-    with_steps, without = (
-        run_world(2, partial(body, steps_between=between), folder=tmp_path, sync=sync)
-        for between in (True, False)
-    )
-    assert same_weights(with_steps, without)
+    require_same_without_steps_between(body, tmp_path)
